@@ -1,0 +1,62 @@
+// The codec interface of the Torch-free core: rows of floats <-> rows of wire bytes.
+// Called by ops_cpu.cpp, collectives/ and the C++ tests; cuda.h is its twin for CUDA streams.
+//
+// A matrix of `rows` rows with `row_numel` elements each, `numel` elements in all, lies contiguously
+// in memory. numel may be smaller than rows * row_numel: the last rows are then short or empty
+// (row r holds clamp(numel - r * row_numel, 0, row_numel) elements). Every row, short or not,
+// takes row_bytes(spec, row_numel) wire bytes; bytes that carry no element are written as zero,
+// so equal input gives equal bytes on every device and instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace gossamer::codec {
+
+// One line per codec in codec_list.h gives the names and the arithmetic.
+enum class Kind : int { identity = 0, bf16 = 1, fp16 = 2, int8 = 3, minmax_u8 = 4 };
+
+struct Spec {
+  Kind kind;
+  Dtype dtype;    // of the tensor that is encoded and decoded
+  int64_t block;  // elements that share one set of statistics; 1 where there are none
+};
+
+struct Rows {
+  int64_t rows;
+  int64_t row_numel;
+  int64_t numel;  // <= rows * row_numel
+};
+
+// Wire bytes of one row. A multiple of 16, so that rows stay aligned; 0 for an empty row.
+int64_t row_bytes(const Spec& spec, int64_t row_numel);
+
+struct Kernels {
+  const char* name;  // "scalar", "avx2", "avx512"
+
+  // x[numel] of dtype `source` (spec.dtype, or accumulate_dtype(spec.dtype)) -> wire[rows * row_bytes].
+  void (*encode)(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire);
+
+  // wire -> out[numel] of spec.dtype.
+  void (*decode)(const Spec& spec, const uint8_t* wire, const Rows& rows, void* out);
+
+  // acc[row_numel] (accumulate_dtype) += the rows of `wire`, added in row order 0, 1, ...
+  // Here the rows are the same chunk as seen by every rank: only the first `valid` elements of each row hold data.
+  void (*decode_add)(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+                     void* acc);
+
+  // The fused middle of the two-shot: sum the rows as decode_add does (starting from zero), multiply by
+  // `scale`, encode as one row into out[row_bytes]. `scratch` holds row_numel elements of accumulate_dtype
+  // for codecs whose statistics span the row, else it may be null.
+  void (*reduce_encode)(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+                        double scale, uint8_t* out, void* scratch);
+};
+
+// The kernels for this machine, chosen once; `select_kernels` picks by name (tests, benchmarks) and
+// returns false if this CPU or build lacks them.
+const Kernels& kernels();
+bool select_kernels(const char* name);
+const Kernels* kernels_by_name(const char* name);  // nullptr if this CPU or build lacks them
+
+}  // namespace gossamer::codec

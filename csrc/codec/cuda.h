@@ -1,0 +1,18 @@
+// codec.h on a CUDA stream: the same functions, the same arithmetic headers, the same bytes.
+// Every call is one kernel launch (or none for empty input); nothing synchronises with the host.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "codec/codec.h"
+
+namespace gossamer::codec::cuda {
+
+void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire, cudaStream_t stream);
+void decode(const Spec& spec, const uint8_t* wire, const Rows& rows, void* out, cudaStream_t stream);
+void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid, void* acc,
+                cudaStream_t stream);
+void reduce_encode(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+                   double scale, uint8_t* out, void* scratch, cudaStream_t stream);
+
+}  // namespace gossamer::codec::cuda

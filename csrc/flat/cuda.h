@@ -1,0 +1,16 @@
+// flat.h on a CUDA stream: one launch per call, whatever the number of segments up to the table's
+// size (then one launch per table). Nothing synchronises with the host.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "flat/flat.h"
+
+namespace gossamer::flat::cuda {
+
+void gather(Dtype dtype, const Segment* segments, int64_t count, void* flat, double scale, cudaStream_t stream);
+void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* flat, double scale,
+             cudaStream_t stream);
+void scale(Dtype dtype, void* flat, int64_t numel, double scale, cudaStream_t stream);
+
+}  // namespace gossamer::flat::cuda

@@ -1,0 +1,27 @@
+// Multi-tensor moves between dense tensors and one flat buffer: gather, scatter, scale. Torch-free.
+// Called by engine/ (gradients into their bucket) and by ops_cpu.cpp; cuda.h is the twin.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace gossamer::flat {
+
+struct Segment {
+  void* tensor;    // dense memory of `numel` elements, any alignment
+  int64_t offset;  // where it lies in the flat buffer, in elements
+  int64_t numel;
+};
+
+// flat[offset + i] = tensor[i] * scale (computed in accumulate_dtype). A segment whose tensor already is
+// its place in the flat buffer is scaled in place, and left alone when scale is 1. tensor == nullptr: zeros.
+void gather(Dtype dtype, const Segment* segments, int64_t count, void* flat, double scale);
+
+// tensor[i] = flat[offset + i] * scale.
+void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* flat, double scale);
+
+// flat[i] *= scale.
+void scale(Dtype dtype, void* flat, int64_t numel, double scale);
+
+}  // namespace gossamer::flat
