@@ -1,5 +1,6 @@
 // codec.h on a CUDA stream: the same functions, the same arithmetic headers, the same bytes.
-// Every call is one kernel launch (or none for empty input); nothing synchronises with the host.
+// Every call is one kernel launch, three where statistics span a row of more than 32768 elements (minmax_u8),
+// none for empty input. Wire memory is 16-byte aligned. Nothing synchronises with the host.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,0 +1,138 @@
+# The commands of the project; `make help` lists them. Needs Linux, Python >= 3.10, make and g++.
+# Everything is installed into .venv. Stamp files in .venv/stamps keep a repeated run to what changed.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+CUDA_TORCH ?= torch==2.11.0
+CUDA_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gossamer
+WORKERS ?= 2
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench build cuda-build gpu-check clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+NATIVE := $(shell find csrc $(wildcard tests/cpp) -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' \
+  -o -name '*.inl')
+CSRC := $(filter csrc/%,$(NATIVE))
+stamp_name = $(subst =,-,$(subst /,-,$(1)))
+
+# ninja prints whole command lines; keep "[done/all] file" and everything else (warnings, errors).
+SHORTEN := sed -uE 's@^(\[[0-9]+/[0-9]+\]) .* -c ([^ ]*/)?(csrc/[^ ]+) .*@\1 \3@'
+
+# $(call make_venv,PYTHON,FOLDER)
+define make_venv
+	@$(1) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "make: $(1) must be Python 3.10 or newer; set PYTHON=..." >&2; exit 1; }
+	@$(1) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "make: $(1) cannot create environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@test -x $(2)/bin/python || { echo "creating $(2)"; $(1) -m venv $(2); }
+endef
+
+help:
+	@echo "make demo        train a small GPT with 4 workers and 8-bit gradients; about 2 minutes"
+	@echo "make test        the tests"
+	@echo "make lint        ruff, mypy, clang-format"
+	@echo "make bench       the benchmarks; one JSON line per result"
+	@echo "make build       only .venv and the extension"
+	@echo "make cuda-build  build and import the CUDA extension; needs nvcc, no GPU"
+	@echo "make gpu-check   GPU tests and kernel benchmarks, with this machine's own python3 and torch"
+	@echo "make clean       remove what was built (.venv too)"
+
+demo: build
+	$(BIN)/gossamer demo
+
+test: build
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not gpu"
+
+bench: build
+	$(BIN)/python benchmarks/run_all.py
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+
+# ---- .venv and the extension in place
+
+build: $(STAMPS)/tools $(STAMPS)/extension
+
+$(STAMPS)/venv:
+	$(call make_venv,$(PYTHON),$(VENV))
+	@mkdir -p $(STAMPS) && touch $@
+
+# The stamp carries the version: another TORCH is installed, and everything after it follows.
+TORCH_STAMP := $(STAMPS)/$(call stamp_name,$(TORCH))
+$(TORCH_STAMP): $(STAMPS)/venv
+	@rm -f $(STAMPS)/torch*
+	$(BIN)/python -m pip install --quiet '$(TORCH)' 'setuptools>=77' wheel ninja
+	@touch $@
+
+$(STAMPS)/extension: $(TORCH_STAMP) setup.py $(CSRC)
+	@echo "building the extension (minutes the first time; afterwards only what changed)"
+	@$(BIN)/python setup.py --quiet build_ext --inplace 2>&1 | $(SHORTEN)
+	@touch $@
+
+# Editable, so a change to Python needs no step. Its own run of setup.py finds everything built.
+$(STAMPS)/tools: $(TORCH_STAMP) pyproject.toml | $(STAMPS)/extension
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev,plots]'
+	@touch $@
+
+# ---- CUDA without a GPU: a cached environment outside the checkout, because CUDA torch is 4.7 GB
+
+CUDA_VENV := $(CUDA_CACHE)/cuda-venv
+CUDA_TREE := $(CUDA_CACHE)/cuda-build
+CUDA_STAMP := $(CUDA_VENV)/$(call stamp_name,$(CUDA_TORCH))
+
+$(CUDA_STAMP):
+	@mkdir -p $(CUDA_CACHE)
+	$(call make_venv,$(PYTHON),$(CUDA_VENV))
+	@rm -f $(CUDA_VENV)/torch*
+	$(CUDA_VENV)/bin/python -m pip install --quiet '$(CUDA_TORCH)' 'setuptools>=77' wheel ninja numpy rich
+	@touch $@
+
+# A finding removes the tree, so that the next run compiles, and reports, again.
+cuda-build: $(CUDA_STAMP)
+	@command -v nvcc >/dev/null || \
+	  { echo "make: cuda-build needs nvcc on PATH (CUDA toolkit of the major version of $(CUDA_TORCH))" >&2; exit 1; }
+	@mkdir -p $(CUDA_TREE) && rm -rf $(CUDA_TREE)/csrc $(CUDA_TREE)/python
+	@cp -a csrc python setup.py pyproject.toml $(CUDA_TREE)/ && touch $(CUDA_TREE)/README.md
+	@rm -f $(CUDA_TREE)/python/gossamer/_C*.so
+	@echo "building the CUDA extension for sm_80 and sm_90"
+	@cd $(CUDA_TREE) && \
+	  GOSSAMER_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0;9.0" NVCC_APPEND_FLAGS=-Xptxas=-v \
+	  $(CUDA_VENV)/bin/python setup.py --quiet build_ext --inplace 2>&1 | $(SHORTEN) | tee build.log | \
+	  { grep -vE 'ptxas info|bytes (stack frame|gmem)|^ *$$' || true; }
+	@if grep -nE '(^|[ :/])warning( #| ?:)' $(CUDA_TREE)/build.log; then \
+	  rm -rf $(CUDA_TREE); echo "make: cuda-build: the warnings above must go" >&2; exit 1; fi
+	@if grep -nE -B2 '[1-9][0-9]* bytes spill' $(CUDA_TREE)/build.log; then \
+	  rm -rf $(CUDA_TREE); echo "make: cuda-build: the kernels above spill registers" >&2; exit 1; fi
+	@cd $(CUDA_TREE) && PYTHONPATH=python $(CUDA_VENV)/bin/python -c \
+	  'import gossamer, torch; assert gossamer._C.with_cuda is True, gossamer._C.with_cuda; \
+	  print("cuda-build: gossamer", gossamer.__version__, "imports with torch", torch.__version__)'
+
+# ---- A machine with a GPU, torch and nvcc; no network, nothing installed
+
+GPU_TREE := build/gpu-check
+gpu-check:
+	@command -v nvcc >/dev/null || { echo "make: gpu-check needs nvcc on PATH" >&2; exit 1; }
+	@$(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' || \
+	  { echo "make: gpu-check needs a CUDA GPU and a torch that sees it ($(PYTHON))" >&2; exit 1; }
+	@mkdir -p $(GPU_TREE) && rm -rf $(GPU_TREE)/{csrc,python,tests,benchmarks}
+	@cp -a csrc python tests benchmarks setup.py pyproject.toml $(GPU_TREE)/ && touch $(GPU_TREE)/README.md
+	@rm -f $(GPU_TREE)/python/gossamer/_C*.so
+	@cd $(GPU_TREE) && \
+	  arch=$$($(PYTHON) -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())') && \
+	  echo "gpu-check: building for sm_$${arch/./}" && \
+	  GOSSAMER_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="$$arch" \
+	  $(PYTHON) setup.py --quiet build_ext --inplace 2>&1 | $(SHORTEN)
+	cd $(GPU_TREE) && PYTHONPATH=python $(PYTHON) -m pytest -m gpu tests
+	cd $(GPU_TREE) && PYTHONPATH=python $(PYTHON) benchmarks/run_all.py --gpu
+
+clean:
+	rm -rf $(VENV) build dist python/*.egg-info python/gossamer/_C*.so demo-output \
+	  .pytest_cache .mypy_cache .ruff_cache .hypothesis

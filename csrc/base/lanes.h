@@ -1,0 +1,163 @@
+// Lane types: `width` floats that an arithmetic header handles as one value. Scalar is one float, on the
+// host and on a CUDA thread; Avx2 and Avx512 hold 32. All share one interface and give equal bits:
+// nothing here contracts, reorders or approximates. Not a maths library: only what the codecs need.
+// Included by codec/*.h, flat/ and the drivers of codec/.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "base/host_device.h"
+
+namespace gossamer::GOSSAMER_ISA {
+
+// 16-bit elements as they lie in memory.
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
+
+constexpr uint32_t kInfinityBits = 0x7f800000;
+constexpr uint32_t kNanBits = 0x7fc00000;  // the one NaN that reaches the wire
+
+template <class To, class From>
+HD To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs equal sizes");
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// Round to nearest even; `x` is not a NaN other than kNanBits.
+HD uint16_t half_from_float(float x) {
+#if defined(__CUDA_ARCH__)
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return x == x ? bits : uint16_t{0x7e00};
+#else
+  const uint32_t sign = bit_cast<uint32_t>(x) & 0x80000000u;
+  uint32_t bits = bit_cast<uint32_t>(x) ^ sign;
+  if (bits >= (143u << 23)) {  // 2^16 and above, Inf, NaN
+    bits = bits > kInfinityBits ? 0x7e00 : 0x7c00;
+  } else if (bits < (113u << 23)) {  // a half denormal: let the float adder round it into place
+    constexpr uint32_t magic = 126u << 23;
+    bits = bit_cast<uint32_t>(bit_cast<float>(bits) + bit_cast<float>(magic)) - magic;
+  } else {
+    bits = (bits - (112u << 23) + 0xfff + ((bits >> 13) & 1)) >> 13;
+  }
+  return static_cast<uint16_t>(bits | sign >> 16);
+#endif
+}
+
+HD float float_from_half(uint16_t half) {
+#if defined(__CUDA_ARCH__)
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
+  return x;
+#else
+  constexpr uint32_t exponent = 0x7c00u << 13;
+  uint32_t bits = (half & 0x7fffu) << 13;
+  const uint32_t found = bits & exponent;
+  bits += 112u << 23;
+  if (found == exponent) {
+    bits += 112u << 23;
+  } else if (found == 0) {
+    bits = bit_cast<uint32_t>(bit_cast<float>(bits + (1u << 23)) - bit_cast<float>(113u << 23));
+  }
+  return bit_cast<float>(bits | (half & 0x8000u) << 16);
+#endif
+}
+
+// Round to nearest even; NaN must be kNanBits, whose low half is zero.
+HD uint32_t bfloat_from_bits(uint32_t bits) { return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; }
+
+// A double in float lanes is rounded to float first: +-1e39 becomes Inf.
+struct Scalar {
+  static constexpr int width = 1;
+  using F = float;
+  using I = int32_t;
+  using Tail = Scalar;  // takes the elements that do not fill a lane
+
+  static HD F load(const float* p) { return *p; }
+  static HD F load(const double* p) { return static_cast<float>(*p); }
+  static HD F load(const Half* p) { return float_from_half(p->bits); }
+  static HD F load(const Bfloat* p) { return bit_cast<float>(uint32_t{p->bits} << 16); }
+  static HD I load(const int8_t* p) { return *p; }
+  static HD I load(const uint8_t* p) { return *p; }
+
+  static HD void store(float* p, F x) { *p = x; }
+  static HD void store(double* p, F x) { *p = x; }
+  static HD void store(Half* p, F x) { p->bits = half_from_float(quiet(x)); }
+  static HD void store(Bfloat* p, F x) {
+    p->bits = static_cast<uint16_t>(bfloat_from_bits(bit_cast<uint32_t>(quiet(x))));
+  }
+  static HD void store(int8_t* p, I x) { *p = static_cast<int8_t>(x); }
+  static HD void store(uint8_t* p, I x) { *p = static_cast<uint8_t>(x); }
+  static HD void add_to(float* p, F x) { *p = *p + x; }
+  static HD void add_to(double* p, F x) { *p = *p + static_cast<double>(x); }
+
+  // The value that `store` would leave in memory of the tag's type.
+  static HD F rounded(F x, float) { return x; }
+  static HD F rounded(F x, double) { return x; }
+  static HD F rounded(F x, Half) { return float_from_half(half_from_float(quiet(x))); }
+  static HD F rounded(F x, Bfloat) {
+    return bit_cast<float>(bfloat_from_bits(bit_cast<uint32_t>(quiet(x))) << 16);
+  }
+
+  static HD F add(F x, float y) { return x + y; }
+  static HD F sub(F x, float y) { return x - y; }
+  static HD F mul(F x, float y) { return x * y; }
+  static HD F div(F x, float y) { return x / y; }
+  static HD F min(F x, float y) { return x < y ? x : y; }  // y where either is NaN, as minps does
+  static HD F max(F x, float y) { return x > y ? x : y; }
+  static HD F quiet(F x) { return x == x ? x : bit_cast<float>(kNanBits); }
+
+  static HD F rint(F x) {
+#if defined(__CUDA_ARCH__)
+    return rintf(x);
+#else  // by hand: rintf is a library call without SSE4.1
+    const uint32_t sign = bit_cast<uint32_t>(x) & 0x80000000u;
+    const float magnitude = bit_cast<float>(bit_cast<uint32_t>(x) ^ sign);
+    const float whole = (magnitude + 8388608.0f) - 8388608.0f;
+    return magnitude < 8388608.0f ? bit_cast<float>(bit_cast<uint32_t>(whole) | sign) : x;
+#endif
+  }
+
+  // Round half to even; |x| < 2^22.
+  static HD I to_int(F x) { return bit_cast<int32_t>(x + 12582912.0f) - bit_cast<int32_t>(12582912.0f); }
+  static HD F to_float(I x) { return static_cast<float>(x); }
+
+  static HD I set(int32_t x) { return x; }
+  static HD I min_int(I x, I y) { return x < y ? x : y; }
+  static HD I max_int(I x, I y) { return x > y ? x : y; }
+  static HD int32_t reduce_min(I x) { return x; }
+  static HD int32_t reduce_max(I x) { return x; }
+
+  // Bits of |x|: ordered as |x| is, Inf and then NaN on top.
+  static HD I magnitude(F x) { return bit_cast<int32_t>(x) & 0x7fffffff; }
+  // An integer ordered as x is: -NaN, -Inf, ..., -0, +0, ..., Inf, NaN. Its own inverse.
+  static HD I ordered(F x) { return bit_cast<int32_t>(x) ^ ((bit_cast<int32_t>(x) >> 31) & 0x7fffffff); }
+};
+
+// Values that must stay float64 (the identity codec on double tensors).
+struct Double {
+  static constexpr int width = 1;
+  using F = double;
+  using Tail = Double;
+
+  static HD F load(const double* p) { return *p; }
+  static HD void store(double* p, F x) { *p = x; }
+  static HD void add_to(double* p, F x) { *p = *p + x; }
+  static HD F mul(F x, double y) { return x * y; }
+  static HD F quiet(F x) { return x == x ? x : bit_cast<double>(uint64_t{0x7ff8000000000000}); }
+};
+
+}  // namespace gossamer::GOSSAMER_ISA
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#include "base/lanes_avx512.h"
+#elif defined(__AVX2__) && defined(__F16C__)
+#include "base/lanes_avx2.h"
+#endif

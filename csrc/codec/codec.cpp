@@ -1,0 +1,89 @@
+// Row sizes, and the choice among the CPU kernels. The kernels themselves are compiled once per instruction
+// set in cpu_*.cpp. Called by everyone who holds wire memory; the only place where a Spec is checked.
+#define GOSSAMER_ISA layout
+#include "codec/codec.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "base/check.h"
+#include "codec/codec_list.h"
+
+namespace gossamer::codec {
+
+extern const Kernels scalar_kernels;
+extern const Kernels* const avx2_kernels;
+extern const Kernels* const avx512_kernels;
+
+}  // namespace gossamer::codec
+
+namespace gossamer::layout {
+
+int64_t row_bytes(const codec::Spec& spec, int64_t row_numel) {
+  const auto body = [&](auto codec) {
+    using Codec = decltype(codec);
+    if (Codec::kStatistics == Statistics::block)
+      GOSSAMER_CHECK(spec.block >= 32 && spec.block % 32 == 0, ErrorKind::codec,
+                     "row_bytes: block must be a positive multiple of 32, got ", spec.block);
+    return bytes_of_row<Codec>(row_numel, spec.block);
+  };
+  switch (spec.kind) { GOSSAMER_CODECS(GOSSAMER_CASE_CODEC) }
+  raise(ErrorKind::codec, "row_bytes: unknown codec kind ", static_cast<int>(spec.kind), " or dtype ",
+        static_cast<int>(spec.dtype));
+}
+
+}  // namespace gossamer::layout
+
+namespace gossamer::codec {
+namespace {
+
+const Kernels* if_supported(const Kernels* table, bool supported) { return supported ? table : nullptr; }
+
+#if defined(__x86_64__) || defined(__i386__)
+const Kernels* usable_avx2() {
+  return if_supported(avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"));
+}
+const Kernels* usable_avx512() {
+  return if_supported(avx512_kernels,
+                      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
+}
+#else
+const Kernels* usable_avx2() { return if_supported(avx2_kernels, false); }
+const Kernels* usable_avx512() { return if_supported(avx512_kernels, false); }
+#endif
+
+const Kernels* widest() {
+  if (const Kernels* table = usable_avx512()) return table;
+  if (const Kernels* table = usable_avx2()) return table;
+  return &scalar_kernels;
+}
+
+std::atomic<const Kernels*>& selected() {
+  static std::atomic<const Kernels*> table{widest()};
+  return table;
+}
+
+}  // namespace
+
+int64_t row_bytes(const Spec& spec, int64_t row_numel) {
+  GOSSAMER_CHECK(row_numel >= 0, ErrorKind::codec, "row_bytes: row_numel must not be negative, got ", row_numel);
+  return layout::row_bytes(spec, row_numel);
+}
+
+const Kernels& kernels() { return *selected().load(std::memory_order_acquire); }
+
+const Kernels* kernels_by_name(const char* name) {
+  if (strcmp(name, "scalar") == 0) return &scalar_kernels;
+  if (strcmp(name, "avx2") == 0) return usable_avx2();
+  if (strcmp(name, "avx512") == 0) return usable_avx512();
+  return nullptr;
+}
+
+bool select_kernels(const char* name) {
+  const Kernels* table = kernels_by_name(name);
+  if (table != nullptr) selected().store(table, std::memory_order_release);
+  return table != nullptr;
+}
+
+}  // namespace gossamer::codec

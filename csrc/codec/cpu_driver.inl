@@ -1,0 +1,247 @@
+// The loops that run a codec's arithmetic over memory, on the CPU. No arithmetic of its own beyond sums.
+// Included once by each cpu_*.cpp, which names the namespace (GOSSAMER_ISA) and the lane type (VectorLane).
+// Free of std:: code: what is compiled here carries that file's instruction-set flags.
+
+#include <cstdlib>
+#include <cstring>
+
+#include "codec/codec.h"
+#include "codec/codec_list.h"
+
+namespace gossamer::GOSSAMER_ISA {
+namespace {
+
+using codec::Rows;
+using codec::Spec;
+
+constexpr int64_t kTile = 2048;  // elements that are summed at a time: 8 KiB of float32 stay in L1
+
+template <class Codec>
+using LaneOf = std::conditional_t<std::is_same_v<typename Codec::Value, double>, Double, VectorLane>;
+
+template <class Body>
+void dispatch(const Spec& spec, Body body) {
+  switch (spec.kind) { GOSSAMER_CODECS(GOSSAMER_CASE_CODEC) }
+}
+
+// Where the parts of a wire row lie.
+template <class Codec>
+struct Layout {
+  int64_t row_numel, group, header_bytes, row_bytes;
+
+  Layout(const Spec& spec, int64_t row_numel)
+      : row_numel(row_numel),
+        group(group_numel<Codec>(row_numel, spec.block)),
+        header_bytes(Codec::header_bytes(row_numel, spec.block)),
+        row_bytes(codec::row_bytes(spec, row_numel)) {}
+
+  template <class Byte>
+  auto codes(Byte* row) const {
+    using Code = std::conditional_t<std::is_const_v<Byte>, const typename Codec::Code, typename Codec::Code>;
+    return reinterpret_cast<Code*>(row + header_bytes);
+  }
+};
+
+template <class Codec, class Lane, class Source>
+HD typename Lane::F load_value(const Source* x) {
+  const auto value = Lane::load(x);
+  if constexpr (Codec::kRoundsFirst && !std::is_same_v<Source, typename Codec::Tensor>)
+    return Lane::rounded(value, typename Codec::Tensor{});
+  else
+    return value;
+}
+
+template <class Codec, class Source>
+auto observe(const Source* x, int64_t count) {
+  using Lane = LaneOf<Codec>;
+  auto wide = Codec::template nothing<Lane>();
+  int64_t i = 0;
+  for (; i + Lane::width <= count; i += Lane::width)
+    wide = Codec::template observe<Lane>(wide, load_value<Codec, Lane>(x + i));
+  auto stats = Codec::template collapse<Lane>(wide);
+  for (; i < count; ++i)
+    stats = Codec::template observe<Scalar>(stats, load_value<Codec, Scalar>(x + i));
+  return stats;
+}
+
+template <class Codec, class Source>
+void quantise(typename Codec::Params params, const Source* x, int64_t count, typename Codec::Code* codes) {
+  using Lane = LaneOf<Codec>;
+  using Tail = typename Lane::Tail;
+  int64_t i = 0;
+  for (; i + Lane::width <= count; i += Lane::width)
+    Lane::store(codes + i, Codec::template quantise<Lane>(params, load_value<Codec, Lane>(x + i)));
+  for (; i < count; ++i)
+    Tail::store(codes + i, Codec::template quantise<Tail>(params, load_value<Codec, Tail>(x + i)));
+}
+
+// Elements [begin, begin + count) of one row; begin lies on a group.
+template <class Codec, class Source>
+void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, int64_t count, uint8_t* row) {
+  auto* codes = layout.codes(row) + begin;
+  if constexpr (Codec::kRaw && std::is_same_v<Source, typename Codec::Tensor>) {
+    memcpy(codes, x, count * sizeof(*x));
+  } else if constexpr (Codec::kStatistics == Statistics::none) {
+    quantise<Codec>({}, x, count, codes);
+  } else {
+    for (int64_t done = 0; done < count; done += layout.group) {
+      const int64_t n = count - done < layout.group ? count - done : layout.group;
+      const auto params = Codec::finish(observe<Codec>(x + done, n));
+      Codec::write(params, row, (begin + done) / layout.group);
+      if (Codec::is_blank(params))
+        memset(codes + done, 0, n * sizeof(*codes));
+      else
+        quantise<Codec>(params, x + done, n, codes + done);
+    }
+  }
+}
+
+// Zeroes what a row of `valid` elements leaves unwritten. Runs before the header is written.
+template <class Codec>
+void clear_unused(const Layout<Codec>& layout, int64_t valid, uint8_t* row) {
+  memset(row, 0, layout.header_bytes);
+  uint8_t* end = reinterpret_cast<uint8_t*>(layout.codes(row) + valid);
+  memset(end, 0, row + layout.row_bytes - end);
+}
+
+template <class Codec, bool kAdd, class Out>
+void dequantise(typename Codec::Params params, const typename Codec::Code* codes, int64_t count, Out* out) {
+  using Lane = LaneOf<Codec>;
+  using Tail = typename Lane::Tail;
+  const auto put = [&](auto lane, int64_t i) {
+    using L = decltype(lane);
+    const auto x = Codec::template dequantise<L>(params, L::load(codes + i));
+    if constexpr (kAdd)
+      L::add_to(out + i, x);
+    else
+      L::store(out + i, x);
+  };
+  int64_t i = 0;
+  for (; i + Lane::width <= count; i += Lane::width) put(Lane{}, i);
+  for (; i < count; ++i) put(Tail{}, i);
+}
+
+// Elements [begin, begin + count) of one row into out[0, count), stored or added.
+template <class Codec, bool kAdd, class Out>
+void decode_range(const Layout<Codec>& layout, const uint8_t* row, int64_t begin, int64_t count, Out* out) {
+  const auto* codes = layout.codes(row) + begin;
+  if constexpr (Codec::kRaw && !kAdd) {
+    memcpy(out, codes, count * sizeof(*out));
+  } else {
+    int64_t group = begin / layout.group;
+    for (int64_t done = 0; done < count; ++group) {
+      const int64_t end = (group + 1) * layout.group - begin;
+      const int64_t n = (end < count ? end : count) - done;
+      dequantise<Codec, kAdd>(Codec::read(row, group), codes + done, n, out + done);
+      done += n;
+    }
+  }
+}
+
+// sums[0, count) += elements [begin, begin + count) of every row, in row order.
+template <class Codec>
+void add_rows(const Layout<Codec>& layout, const uint8_t* wire, int64_t rows, int64_t begin, int64_t count,
+              Accumulate<typename Codec::Tensor>* sums) {
+  for (int64_t done = 0; done < count; done += kTile) {
+    const int64_t n = count - done < kTile ? count - done : kTile;
+    for (int64_t r = 0; r < rows; ++r)
+      decode_range<Codec, true>(layout, wire + r * layout.row_bytes, begin + done, n, sums + done);
+  }
+}
+
+// One NaN for all: which of two NaNs a sum keeps differs between devices.
+template <class Lane, class Sum>
+void scale_sums(Sum* sums, int64_t count, Sum scale) {
+  using Tail = typename Lane::Tail;
+  int64_t i = 0;
+  for (; i + Lane::width <= count; i += Lane::width)
+    Lane::store(sums + i, Lane::quiet(Lane::mul(Lane::load(sums + i), scale)));
+  for (; i < count; ++i) Tail::store(sums + i, Tail::quiet(Tail::mul(Tail::load(sums + i), scale)));
+}
+
+// The kernels of codec.h.
+
+int64_t elements_of_row(const Rows& rows, int64_t r) {
+  const int64_t left = rows.numel - r * rows.row_numel;
+  return left < 0 ? 0 : left < rows.row_numel ? left : rows.row_numel;
+}
+
+void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire) {
+  dispatch(spec, [&](auto codec) {
+    using Codec = decltype(codec);
+    const Layout<Codec> layout(spec, rows.row_numel);
+    if (layout.row_bytes == 0) return;
+    const auto run = [&](auto* from) {
+      for (int64_t r = 0; r < rows.rows; ++r) {
+        const int64_t valid = elements_of_row(rows, r);
+        uint8_t* row = wire + r * layout.row_bytes;
+        clear_unused(layout, valid, row);
+        if (valid > 0) encode_range(layout, from + r * rows.row_numel, 0, valid, row);
+      }
+    };
+    using T = typename Codec::Tensor;
+    if (source == spec.dtype)
+      run(static_cast<const T*>(x));
+    else
+      run(static_cast<const Accumulate<T>*>(x));
+  });
+}
+
+void decode(const Spec& spec, const uint8_t* wire, const Rows& rows, void* out) {
+  dispatch(spec, [&](auto codec) {
+    using Codec = decltype(codec);
+    const Layout<Codec> layout(spec, rows.row_numel);
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      const int64_t valid = elements_of_row(rows, r);
+      auto* to = static_cast<typename Codec::Tensor*>(out) + r * rows.row_numel;
+      if (valid > 0) decode_range<Codec, false>(layout, wire + r * layout.row_bytes, 0, valid, to);
+    }
+  });
+}
+
+void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+                void* acc) {
+  dispatch(spec, [&](auto codec) {
+    using Codec = decltype(codec);
+    using Sum = Accumulate<typename Codec::Tensor>;
+    const Layout<Codec> layout(spec, row_numel);
+    if (valid > 0) add_rows(layout, wire, rows, 0, valid, static_cast<Sum*>(acc));
+  });
+}
+
+template <class Codec>
+void reduce_encode_as(const Layout<Codec>& layout, const uint8_t* wire, int64_t rows, int64_t valid,
+                      double scale, uint8_t* out, void* scratch) {
+  using Sum = Accumulate<typename Codec::Tensor>;
+  using Lane = std::conditional_t<std::is_same_v<Sum, double>, Double, VectorLane>;
+  int64_t tile = kTile;
+  if (Codec::kStatistics != Statistics::none)
+    tile = layout.group > kTile ? layout.group : kTile / layout.group * layout.group;
+  Sum stack[kTile];
+  void* heap = nullptr;  // only for blocks larger than a tile
+  Sum* sums = stack;
+  if (tile > kTile && Codec::kStatistics == Statistics::row) sums = static_cast<Sum*>(scratch);
+  if (tile > kTile && Codec::kStatistics == Statistics::block)
+    sums = static_cast<Sum*>(heap = malloc(tile * sizeof(Sum)));
+
+  clear_unused(layout, valid, out);
+  for (int64_t begin = 0; begin < valid; begin += tile) {
+    const int64_t count = valid - begin < tile ? valid - begin : tile;
+    memset(sums, 0, count * sizeof(Sum));
+    add_rows(layout, wire, rows, begin, count, sums);
+    scale_sums<Lane>(sums, count, static_cast<Sum>(scale));
+    encode_range(layout, sums, begin, count, out);
+  }
+  free(heap);
+}
+
+void reduce_encode(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+                   double scale, uint8_t* out, void* scratch) {
+  dispatch(spec, [&](auto codec) {
+    const Layout<decltype(codec)> layout(spec, row_numel);
+    if (layout.row_bytes > 0) reduce_encode_as(layout, wire, rows, valid, scale, out, scratch);
+  });
+}
+
+}  // namespace
+}  // namespace gossamer::GOSSAMER_ISA

@@ -1,0 +1,314 @@
+// The loops that run a codec's arithmetic over device memory: the twin of cpu_driver.inl, with the same
+// headers and the scalar lane. A team of threads (a warp or a whole thread block) handles one group, four
+// elements a thread at a time. Included by codec_cuda.cu only, which launches these kernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "codec/codec_list.h"
+
+namespace gossamer::device {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kPack = 4;
+constexpr int64_t kChunk = 1024;  // elements of a team's piece where the codec sets no group
+
+template <class Codec>
+using LaneOf = std::conditional_t<std::is_same_v<typename Codec::Value, double>, Double, Scalar>;
+template <class Codec>
+using SumOf = Accumulate<typename Codec::Tensor>;
+
+template <class T>
+struct alignas(kPack * sizeof(T) < 16 ? kPack * sizeof(T) : 16) Pack {
+  T v[kPack];
+};
+
+// p[0, left) up to a pack; zeros beyond.
+template <class T>
+__device__ Pack<T> load_pack(const T* p, int64_t left, bool aligned) {
+  if (left >= kPack && aligned) return *reinterpret_cast<const Pack<T>*>(p);
+  Pack<T> pack{};
+#pragma unroll
+  for (int k = 0; k < kPack; ++k)
+    if (k < left) pack.v[k] = p[k];
+  return pack;
+}
+
+template <class T>
+__device__ void store_pack(T* p, const Pack<T>& pack, int64_t left, bool aligned) {
+  if (left >= kPack && aligned) {
+    *reinterpret_cast<Pack<T>*>(p) = pack;
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < kPack; ++k)
+    if (k < left) p[k] = pack.v[k];
+}
+
+template <class T>
+__device__ bool is_aligned(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % alignof(Pack<T>) == 0;
+}
+
+// Where the parts of a wire row lie; computed on the host.
+struct Layout {
+  int64_t row_numel, group, groups, header_bytes, row_bytes;
+};
+
+template <class Codec>
+__device__ const typename Codec::Code* codes_of(const Layout& layout, const uint8_t* row) {
+  return reinterpret_cast<const typename Codec::Code*>(row + layout.header_bytes);
+}
+
+// sums += elements i, i+1, ... of every row, in row order.
+template <class Codec>
+__device__ void add_rows(const Layout& layout, const uint8_t* wire, int64_t rows, int64_t group, int64_t i,
+                         int64_t left, Pack<SumOf<Codec>>& sums) {
+  using Lane = LaneOf<Codec>;
+  for (int64_t r = 0; r < rows; ++r) {
+    const uint8_t* row = wire + r * layout.row_bytes;
+    const auto params = Codec::read(row, group);
+    const auto codes = load_pack(codes_of<Codec>(layout, row) + i, left, true);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k)
+      Lane::add_to(&sums.v[k], Codec::template dequantise<Lane>(params, Lane::load(&codes.v[k])));
+  }
+}
+
+// What is encoded: rows of a tensor ...
+template <class Codec_, class T>
+struct TensorRows {
+  using Codec = Codec_;
+  using Element = T;
+  const T* x;
+  int64_t row_numel, numel;
+
+  __device__ int64_t valid(int64_t row) const {
+    const int64_t left = numel - row * row_numel;
+    return left < 0 ? 0 : left < row_numel ? left : row_numel;
+  }
+  __device__ Pack<T> load(int64_t row, int64_t, int64_t i, int64_t left) const {
+    const T* p = x + row * row_numel + i;
+    return load_pack(p, left, is_aligned(p));
+  }
+};
+
+// ... or the scaled sum of wire rows, computed anew at each look: cheaper than storing it.
+template <class Codec_>
+struct SumOfRows {
+  using Codec = Codec_;
+  using Element = SumOf<Codec>;
+  Layout layout;
+  const uint8_t* wire;
+  int64_t rows, valid_numel;
+  Element scale;
+
+  __device__ int64_t valid(int64_t) const { return valid_numel; }
+  __device__ Pack<Element> load(int64_t, int64_t group, int64_t i, int64_t left) const {
+    using Lane = std::conditional_t<std::is_same_v<Element, double>, Double, Scalar>;
+    Pack<Element> sums{};
+    add_rows<Codec>(layout, wire, rows, group, i, left, sums);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) sums.v[k] = Lane::quiet(Lane::mul(sums.v[k], scale));
+    return sums;
+  }
+};
+
+template <class Source>
+__device__ auto value_of(const typename Source::Element& x) {
+  using Codec = typename Source::Codec;
+  using Lane = LaneOf<Codec>;
+  const auto value = Lane::load(&x);
+  if constexpr (Codec::kRoundsFirst && !std::is_same_v<typename Source::Element, typename Codec::Tensor>)
+    return Lane::rounded(value, typename Codec::Tensor{});
+  else
+    return value;
+}
+
+// The statistics of elements [begin, end) of a row, known to every thread of the team.
+template <int kTeam, class Source>
+__device__ auto observe(const Source& source, int64_t row, int64_t group, int64_t begin, int64_t end) {
+  using Codec = typename Source::Codec;
+  using Stats = typename Codec::template Stats<Scalar>;
+  const int rank = threadIdx.x % kTeam;
+  Stats stats = Codec::template nothing<Scalar>();
+#pragma unroll 4
+  for (int64_t i = begin + rank * kPack; i < end; i += kTeam * kPack) {
+    const auto pack = source.load(row, group, i, end - i);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k)
+      if (i + k < end) stats = Codec::template observe<Scalar>(stats, value_of<Source>(pack.v[k]));
+  }
+
+  constexpr int kWords = sizeof(Stats) / sizeof(int);
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    int words[kWords];
+    memcpy(words, &stats, sizeof(stats));
+    for (int w = 0; w < kWords; ++w) words[w] = __shfl_xor_sync(0xffffffffu, words[w], offset);
+    Stats other;
+    memcpy(&other, words, sizeof(other));
+    stats = Codec::merge(stats, other);
+  }
+  if constexpr (kTeam > kWarp) {  // the team is the thread block
+    __shared__ Stats of_warps[kTeam / kWarp];
+    __syncthreads();  // the previous group's readers are done
+    if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = stats;
+    __syncthreads();
+    for (int w = 0; w < kTeam / kWarp; ++w) stats = Codec::merge(stats, of_warps[w]);
+  }
+  return stats;
+}
+
+// Codes of elements [begin, end) of a row, zeros from `end` up to `slots`.
+template <int kTeam, class Source>
+__device__ void quantise(const Source& source, typename Source::Codec::Params params, int64_t row,
+                         int64_t group, int64_t begin, int64_t end, int64_t slots,
+                         typename Source::Codec::Code* codes) {
+  using Codec = typename Source::Codec;
+  using Code = typename Codec::Code;
+  using Lane = LaneOf<Codec>;
+  const bool blank = Codec::is_blank(params);
+#pragma unroll 2
+  for (int64_t i = begin + threadIdx.x % kTeam * kPack; i < slots; i += kTeam * kPack) {
+    Pack<Code> out{};
+    if (i < end && !blank) {
+      const auto pack = source.load(row, group, i, end - i);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        if (i + k >= end) continue;
+        if constexpr (Codec::kRaw && std::is_same_v<typename Source::Element, Code>)
+          out.v[k] = pack.v[k];
+        else
+          Lane::store(&out.v[k], Codec::template quantise<Lane>(params, value_of<Source>(pack.v[k])));
+      }
+    }
+    store_pack(codes + i, out, slots - i, true);
+  }
+}
+
+// A team's piece of a row, and the slots of code it owns: the last piece owns the padding.
+struct Piece {
+  int64_t row, index, begin, end, slots;
+};
+template <class Source>
+__device__ Piece piece_of(const Source& source, const Layout& layout, int64_t item, int64_t pieces,
+                          int64_t piece_numel) {
+  const int64_t row = item / pieces, index = item % pieces, begin = index * piece_numel;
+  const int64_t valid = source.valid(row), after = begin + piece_numel;
+  const int64_t all_slots =
+      (layout.row_bytes - layout.header_bytes) / static_cast<int64_t>(sizeof(typename Source::Codec::Code));
+  return {row, index, begin, after < valid ? after : valid, index + 1 == pieces ? all_slots : after};
+}
+
+__device__ void clear_header_padding(const Layout& layout, int64_t entry_bytes, int rank, int team, uint8_t* row) {
+  for (int64_t i = layout.groups * entry_bytes + rank; i < layout.header_bytes; i += team) row[i] = 0;
+}
+
+// One group: statistics, header, codes.
+template <int kTeam, class Source>
+__global__ void encode_groups(Source source, Layout layout, int64_t items, uint8_t* wire) {
+  using Codec = typename Source::Codec;
+  using Code = typename Codec::Code;
+  const int rank = threadIdx.x % kTeam;
+  const int64_t teams = blockDim.x / kTeam;
+  for (int64_t item = blockIdx.x * teams + threadIdx.x / kTeam; item < items; item += gridDim.x * teams) {
+    const Piece piece = piece_of(source, layout, item, layout.groups, layout.group);
+    uint8_t* row = wire + piece.row * layout.row_bytes;
+    typename Codec::Params params{};
+    if constexpr (Codec::kStatistics != Statistics::none) {
+      if (piece.begin < piece.end)
+        params = Codec::finish(observe<kTeam>(source, piece.row, piece.index, piece.begin, piece.end));
+      if (rank == 0) Codec::write(params, row, piece.index);
+      if (piece.index == 0) clear_header_padding(layout, Codec::kEntryBytes, rank, kTeam, row);
+    }
+    quantise<kTeam>(source, params, piece.row, piece.index, piece.begin, piece.end, piece.slots,
+                    reinterpret_cast<Code*>(row + layout.header_bytes));
+  }
+}
+
+// The same for statistics that span a long row, in three launches: `parts` partial statistics a row, left
+// where its codes will be; the header; the codes.
+template <int kTeam, class Source>
+__global__ void observe_parts(Source source, Layout layout, int64_t part_numel, uint8_t* wire) {
+  using Stats = typename Source::Codec::template Stats<Scalar>;
+  const int64_t row = blockIdx.y, begin = blockIdx.x * part_numel, valid = source.valid(row);
+  const int64_t end = begin + part_numel < valid ? begin + part_numel : valid;
+  const Stats stats = observe<kTeam>(source, row, 0, begin, end);
+  if (threadIdx.x == 0)
+    reinterpret_cast<Stats*>(wire + row * layout.row_bytes + layout.header_bytes)[blockIdx.x] = stats;
+}
+
+template <class Source>
+__global__ void write_headers(Source source, Layout layout, int64_t parts, uint8_t* wire) {
+  using Codec = typename Source::Codec;
+  using Stats = typename Codec::template Stats<Scalar>;
+  uint8_t* row = wire + blockIdx.x * layout.row_bytes;
+  if (threadIdx.x == 0) {
+    const Stats* partial = reinterpret_cast<const Stats*>(row + layout.header_bytes);
+    Stats stats = Codec::template nothing<Scalar>();
+    for (int64_t p = 0; p < parts; ++p) stats = Codec::merge(stats, partial[p]);
+    const bool empty = source.valid(blockIdx.x) == 0;
+    Codec::write(empty ? typename Codec::Params{} : Codec::finish(stats), row, 0);
+  }
+  clear_header_padding(layout, Codec::kEntryBytes, threadIdx.x, kWarp, row);
+}
+
+template <class Source>
+__global__ void quantise_chunks(Source source, Layout layout, int64_t chunks, int64_t items, uint8_t* wire) {
+  using Codec = typename Source::Codec;
+  const int64_t teams = blockDim.x / kWarp;
+  for (int64_t item = blockIdx.x * teams + threadIdx.x / kWarp; item < items; item += gridDim.x * teams) {
+    const Piece piece = piece_of(source, layout, item, chunks, kChunk);
+    uint8_t* row = wire + piece.row * layout.row_bytes;
+    quantise<kWarp>(source, Codec::read(row, 0), piece.row, 0, piece.begin, piece.end, piece.slots,
+                    reinterpret_cast<typename Codec::Code*>(row + layout.header_bytes));
+  }
+}
+
+// A chunk never straddles two groups.
+template <class Codec>
+__global__ void decode_chunks(Layout layout, int64_t chunk, int64_t chunks, int64_t items, const uint8_t* wire,
+                              int64_t numel, typename Codec::Tensor* out) {
+  using T = typename Codec::Tensor;
+  using Lane = LaneOf<Codec>;
+  const TensorRows<Codec, T> to{out, layout.row_numel, numel};
+  const int64_t teams = blockDim.x / kWarp;
+  for (int64_t item = blockIdx.x * teams + threadIdx.x / kWarp; item < items; item += gridDim.x * teams) {
+    const Piece piece = piece_of(to, layout, item, chunks, chunk);
+    const uint8_t* row = wire + piece.row * layout.row_bytes;
+    if (piece.begin >= piece.end) continue;
+    const auto params = Codec::read(row, piece.begin / layout.group);
+    for (int64_t i = piece.begin + threadIdx.x % kWarp * kPack; i < piece.end; i += kWarp * kPack) {
+      const auto codes = load_pack(codes_of<Codec>(layout, row) + i, piece.end - i, true);
+      Pack<T> x;
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        if constexpr (Codec::kRaw)
+          x.v[k] = codes.v[k];
+        else
+          Lane::store(&x.v[k], Codec::template dequantise<Lane>(params, Lane::load(&codes.v[k])));
+      }
+      T* p = out + piece.row * layout.row_numel + i;
+      store_pack(p, x, piece.end - i, is_aligned(p));
+    }
+  }
+}
+
+template <class Codec>
+__global__ void decode_add_chunks(Layout layout, int64_t chunk, int64_t chunks, const uint8_t* wire,
+                                  int64_t rows, int64_t valid, SumOf<Codec>* acc) {
+  const int64_t teams = blockDim.x / kWarp;
+  for (int64_t c = blockIdx.x * teams + threadIdx.x / kWarp; c < chunks; c += gridDim.x * teams) {
+    const int64_t begin = c * chunk, end = begin + chunk < valid ? begin + chunk : valid;
+    const int64_t group = begin / layout.group;
+    for (int64_t i = begin + threadIdx.x % kWarp * kPack; i < end; i += kWarp * kPack) {
+      auto sums = load_pack(acc + i, end - i, is_aligned(acc + i));
+      add_rows<Codec>(layout, wire, rows, group, i, end - i, sums);
+      store_pack(acc + i, sums, end - i, is_aligned(acc + i));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gossamer::device

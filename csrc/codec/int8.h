@@ -1,0 +1,77 @@
+// Symmetric int8 with one float32 scale a block: x ~ code * scale, scale = absmax / 127, |error| <= scale / 2.
+// Row: [scales, padded to 16 bytes][codes, padded to 16 bytes]. A block that holds Inf or NaN decodes to
+// NaN in all its elements and touches no other block. Listed in codec_list.h; the contract is in layout.h.
+#pragma once
+
+#include "codec/layout.h"
+
+namespace gossamer::GOSSAMER_ISA {
+
+template <class T>
+struct Int8 {
+  using Tensor = T;
+  using Value = float;
+  using Code = int8_t;
+  static constexpr Statistics kStatistics = Statistics::block;
+  static constexpr bool kRoundsFirst = false;
+  static constexpr bool kRaw = false;
+  static constexpr int64_t kAlign = 16;
+  static constexpr int64_t kEntryBytes = sizeof(float);
+
+  static HD int64_t header_bytes(int64_t row_numel, int64_t block) {
+    return round_up(ceil_div(row_numel, block) * kEntryBytes, 16);
+  }
+
+  // Magnitudes as integers: their order is that of |x|, and Inf and NaN come out on top.
+  template <class Lane>
+  struct Stats {
+    typename Lane::I absmax;
+  };
+  template <class Lane>
+  static HD Stats<Lane> nothing() {
+    return {Lane::set(0)};
+  }
+  template <class Lane>
+  static HD Stats<Lane> observe(Stats<Lane> stats, typename Lane::F x) {
+    return {Lane::max_int(stats.absmax, Lane::magnitude(x))};
+  }
+  template <class Lane>
+  static HD Stats<Scalar> collapse(Stats<Lane> stats) {
+    return {Lane::reduce_max(stats.absmax)};
+  }
+  static HD Stats<Scalar> merge(Stats<Scalar> x, Stats<Scalar> y) {
+    return {Scalar::max_int(x.absmax, y.absmax)};
+  }
+
+  // code = rint((x * lift) * inverse). lift is a power of two that keeps 127 / absmax finite and normal
+  // for blocks of tiny values, denormals included; both products of an ordinary block are the plain ones.
+  struct Params {
+    float scale, lift, inverse;
+  };
+  static HD Params finish(Stats<Scalar> stats) {
+    constexpr float two_to_100 = 1267650600228229401496703205376.0f;
+    if (stats.absmax >= static_cast<int32_t>(kInfinityBits)) return {bit_cast<float>(kNanBits), 1.0f, 0.0f};
+    if (stats.absmax == 0) return {0.0f, 1.0f, 0.0f};
+    const float absmax = bit_cast<float>(stats.absmax);
+    const float lift = absmax < 1.0f / two_to_100 ? two_to_100 : 1.0f;
+    return {absmax / 127.0f, lift, 127.0f / (absmax * lift)};
+  }
+  static HD void write(Params params, uint8_t* row, int64_t group) {
+    reinterpret_cast<float*>(row)[group] = params.scale;
+  }
+  static HD Params read(const uint8_t* row, int64_t group) {
+    return {reinterpret_cast<const float*>(row)[group], 0.0f, 0.0f};
+  }
+  static HD bool is_blank(Params params) { return params.inverse == 0.0f; }
+
+  template <class Lane>
+  static HD typename Lane::I quantise(Params params, typename Lane::F x) {
+    return Lane::to_int(Lane::mul(Lane::mul(x, params.lift), params.inverse));
+  }
+  template <class Lane>
+  static HD typename Lane::F dequantise(Params params, typename Lane::I code) {
+    return Lane::mul(Lane::to_float(code), params.scale);
+  }
+};
+
+}  // namespace gossamer::GOSSAMER_ISA

@@ -1,0 +1,85 @@
+// What the codec headers share: a row is [header][codes][padding], and what a codec must provide.
+// Included by the codec headers only; the drivers (cpu_driver.inl, codec_cuda.cu) know nothing else.
+//
+// A codec is a struct template over the tensor's element type T with
+//   Tensor, Value      T, and the type its values pass through (float; double keeps float64)
+//   Code, kAlign       one element on the wire; the row's codes are padded to kAlign bytes
+//   kEntryBytes        what `write` fills for each group, from the start of the header
+//   kStatistics        what one set of Params covers: nothing, a block, a row
+//   kRoundsFirst       values are rounded to T before anything else looks at them
+//   kRaw               codes are the bytes of T: equal types are copied
+//   header_bytes       of one row
+//   Stats, observe, collapse, merge, finish    values -> Params, in any order, with one result
+//   write, read        Params <-> header
+//   is_blank           every code of the group is zero, whatever quantise would say
+//   quantise, dequantise
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "base/lanes.h"
+
+namespace gossamer::GOSSAMER_ISA {
+
+enum class Statistics { none, block, row };
+
+template <class T>
+using Accumulate = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+HD int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+HD int64_t round_up(int64_t x, int64_t multiple) { return ceil_div(x, multiple) * multiple; }
+
+// Elements that share one set of Params. Without statistics the row is one group.
+template <class Codec>
+HD int64_t group_numel(int64_t row_numel, int64_t block) {
+  return Codec::kStatistics == Statistics::block && block < row_numel ? block : row_numel;
+}
+
+template <class Codec>
+HD int64_t bytes_of_row(int64_t row_numel, int64_t block) {
+  if (row_numel == 0) return 0;
+  const int64_t code_bytes = row_numel * static_cast<int64_t>(sizeof(typename Codec::Code));
+  return Codec::header_bytes(row_numel, block) + round_up(code_bytes, Codec::kAlign);
+}
+
+// The part of a codec that keeps no statistics.
+struct Stateless {
+  static constexpr Statistics kStatistics = Statistics::none;
+  static constexpr bool kRoundsFirst = false;
+  static constexpr int64_t kAlign = 16;
+  static constexpr int64_t kEntryBytes = 0;
+
+  template <class Lane>
+  struct Stats {};
+  struct Params {};
+
+  static HD int64_t header_bytes(int64_t, int64_t) { return 0; }
+  template <class Lane>
+  static HD Stats<Lane> nothing() {
+    return {};
+  }
+  template <class Lane>
+  static HD Stats<Lane> observe(Stats<Lane>, typename Lane::F) {
+    return {};
+  }
+  template <class Lane>
+  static HD Stats<Scalar> collapse(Stats<Lane>) {
+    return {};
+  }
+  static HD Stats<Scalar> merge(Stats<Scalar>, Stats<Scalar>) { return {}; }
+  static HD Params finish(Stats<Scalar>) { return {}; }
+  static HD void write(Params, uint8_t*, int64_t) {}
+  static HD Params read(const uint8_t*, int64_t) { return {}; }
+  static HD bool is_blank(Params) { return false; }
+  template <class Lane>
+  static HD typename Lane::F quantise(Params, typename Lane::F x) {
+    return x;
+  }
+  template <class Lane>
+  static HD typename Lane::F dequantise(Params, typename Lane::F x) {
+    return x;
+  }
+};
+
+}  // namespace gossamer::GOSSAMER_ISA

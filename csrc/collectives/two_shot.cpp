@@ -1,0 +1,136 @@
+// See two_shot.h. One all-to-all and one all-gather of wire bytes, with the codec's fused middle between them.
+#include "collectives/two_shot.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "device_kernels.h"
+#include "errors.h"
+
+namespace gossamer {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+uint8_t* bytes_of(const at::Tensor& x) { return static_cast<uint8_t*>(x.data_ptr()); }
+
+at::Tensor as_bytes(const at::Tensor& x) { return x.view({x.numel()}).view(at::kByte); }
+
+// Codecs whose statistics span the whole row cannot be tiled and need the row's sum in memory.
+bool needs_sum(const codec::Spec& spec) { return spec.kind == codec::Kind::minmax_u8; }
+
+void check_parts(const char* where, const at::Tensor& whole, const at::Tensor& part, int size) {
+  if (whole.numel() != part.numel() * size || whole.scalar_type() != part.scalar_type()) {
+    std::ostringstream message;
+    message << where << ": the large tensor must hold " << size << " times the small one's elements in the same "
+            << "dtype, got " << whole.numel() << " " << whole.scalar_type() << " and " << part.numel() << " "
+            << part.scalar_type();
+    throw PythonError(ErrorKind::config, message.str());
+  }
+}
+
+}  // namespace
+
+Dtype to_dtype(at::ScalarType type, const char* where) {
+  switch (type) {
+    case at::kFloat:
+      return Dtype::f32;
+    case at::kDouble:
+      return Dtype::f64;
+    case at::kHalf:
+      return Dtype::f16;
+    case at::kBFloat16:
+      return Dtype::bf16;
+    default: {
+      std::ostringstream message;
+      message << where << ": dtype must be float32, float64, float16 or bfloat16, got " << type;
+      throw PythonError(ErrorKind::codec, message.str());
+    }
+  }
+}
+
+codec::Spec CodecChoice::spec(at::ScalarType type) const { return {kind, to_dtype(type, "codec"), block}; }
+
+at::Tensor Scratch::take(at::Tensor& slot, int64_t bytes, at::Device device) {
+  if (!slot.defined() || slot.device() != device || slot.numel() < bytes) {
+    slot = at::Tensor();  // free the old memory before asking for the new
+    slot = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  }
+  return slot.narrow(0, 0, bytes);
+}
+
+namespace two_shot {
+
+void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch) {
+  const auto spec = codec.spec(x.scalar_type());
+  const auto& kernels = device_kernels(x.device().type());
+  const int64_t n = comm.size();
+  const int64_t numel = x.numel();
+  if (numel == 0) return;
+  if (n == 1) return kernels.scale(spec.dtype, x.data_ptr(), numel, scale);
+
+  const int64_t chunk = ceil_div(ceil_div(numel, n), spec.block) * spec.block;
+  const int64_t row_bytes = codec::row_bytes(spec, chunk);
+  const int64_t valid = std::clamp<int64_t>(numel - comm.rank() * chunk, 0, chunk);
+  const codec::Rows rows{n, chunk, numel};
+  // Uncoded chunks that fill whole rows are sent from, and gathered into, the tensor itself.
+  const bool in_place = spec.kind == codec::Kind::identity && n * row_bytes == static_cast<int64_t>(x.nbytes());
+
+  const at::Tensor send = in_place ? as_bytes(x) : scratch.send(n * row_bytes, x.device());
+  const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
+  const at::Tensor own = scratch.own(row_bytes, x.device());
+  void* sum = needs_sum(spec)
+                  ? scratch.sum(chunk * element_size(accumulate_dtype(spec.dtype)), x.device()).data_ptr()
+                  : nullptr;
+
+  if (!in_place) kernels.encode(spec, spec.dtype, x.data_ptr(), rows, bytes_of(send));
+  comm.all_to_all(receive, send)->wait();
+  kernels.reduce_encode(spec, bytes_of(receive), n, chunk, valid, scale, bytes_of(own), sum);
+  comm.all_gather(send, own)->wait();
+  if (!in_place) kernels.decode(spec, bytes_of(send), rows, x.data_ptr());
+}
+
+void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x, double scale,
+                    Scratch& scratch) {
+  const auto spec = codec.spec(x.scalar_type());
+  const auto& kernels = device_kernels(x.device().type());
+  const int64_t n = comm.size();
+  const int64_t chunk = out.numel();
+  check_parts("reduce_scatter", x, out, comm.size());
+  if (chunk == 0) return;
+
+  const int64_t row_bytes = codec::row_bytes(spec, chunk);
+  const at::Tensor send = scratch.send(n * row_bytes, x.device());
+  const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
+  kernels.encode(spec, spec.dtype, x.data_ptr(), {n, chunk, x.numel()}, bytes_of(send));
+  comm.all_to_all(receive, send)->wait();
+
+  const auto wide = accumulate_dtype(spec.dtype);
+  at::Tensor sum = scratch.sum(chunk * element_size(wide), x.device())
+                       .view(wide == Dtype::f64 ? at::kDouble : at::kFloat)
+                       .zero_();
+  kernels.decode_add(spec, bytes_of(receive), n, chunk, chunk, sum.data_ptr());
+  kernels.scale(wide, sum.data_ptr(), chunk, scale);
+  out.copy_(sum.view(out.sizes()));
+}
+
+void all_gather(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x, Scratch& scratch) {
+  const auto spec = codec.spec(x.scalar_type());
+  const auto& kernels = device_kernels(x.device().type());
+  const int64_t n = comm.size();
+  const int64_t chunk = x.numel();
+  check_parts("all_gather", out, x, comm.size());
+  if (chunk == 0) return;
+
+  const int64_t row_bytes = codec::row_bytes(spec, chunk);
+  const at::Tensor own = scratch.own(row_bytes, x.device());
+  const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
+  kernels.encode(spec, spec.dtype, x.data_ptr(), {1, chunk, chunk}, bytes_of(own));
+  comm.all_gather(receive, own)->wait();
+  kernels.decode(spec, bytes_of(receive), {n, chunk, out.numel()}, out.data_ptr());
+}
+
+}  // namespace two_shot
+}  // namespace gossamer

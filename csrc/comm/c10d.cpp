@@ -1,0 +1,191 @@
+// Calls into c10d::Backend; see c10d.h. Byte counts are what this rank's own algorithm-independent share is:
+// every byte that leaves this rank for another, as the backend's operation is defined (a ring for all-reduce).
+#include "comm/c10d.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+#include <sstream>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "errors.h"
+
+namespace gossamer {
+namespace {
+
+constexpr auto kRollCallTimeout = std::chrono::milliseconds(3000);
+constexpr auto kRollCallPoll = std::chrono::milliseconds(20);
+
+class C10dPending : public Pending {
+ public:
+  C10dPending(std::vector<c10::intrusive_ptr<c10d::Work>> works, const char* operation, int64_t bytes,
+              C10dCommunicator* owner)
+      : works_(std::move(works)), operation_(operation), bytes_(bytes), owner_(owner) {}
+
+  void wait() override {
+    for (auto& work : works_) {
+      try {
+        work->wait();
+      } catch (const std::exception& error) {
+        owner_->fail(operation_, bytes_, error);
+      }
+    }
+  }
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  const char* operation_;
+  int64_t bytes_;
+  C10dCommunicator* owner_;
+};
+
+c10d::ReduceOp to_c10d(ReduceOp op) {
+  return op == ReduceOp::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
+}
+
+// c10d errors carry a C++ backtrace after the first line; the first line is what a user can act on.
+std::string first_line(const char* text) {
+  const std::string whole(text);
+  return whole.substr(0, whole.find('\n'));
+}
+
+}  // namespace
+
+at::Tensor Communicator::allocate(int64_t bytes) {
+  return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device()));
+}
+
+C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
+                                   c10::intrusive_ptr<c10d::Store> store, std::string name)
+    : backend_(std::move(backend)), device_(device), store_(std::move(store)), name_(std::move(name)) {}
+
+template <class Start>
+PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t bytes_to_peers, Start&& start) {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  try {
+    start(works);
+  } catch (const PythonError&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail(operation, bytes, error);
+  }
+  count_sent(bytes_to_peers);
+  return std::make_unique<C10dPending>(std::move(works), operation, bytes, this);
+}
+
+void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
+  std::ostringstream message;
+  message << operation << " of " << megabytes(bytes) << " failed on rank " << rank() << "/" << size() << ": "
+          << first_line(error.what()) << "; " << roll_call();
+  throw PythonError(ErrorKind::comm, message.str());
+}
+
+void C10dCommunicator::require(const at::Tensor& x, const char* operation) const {
+  if (x.device().type() != device_.type() || !x.is_contiguous()) {
+    std::ostringstream message;
+    message << operation << ": tensors must be contiguous and on " << device_ << ", got "
+            << (x.is_contiguous() ? "contiguous" : "strided") << " on " << x.device();
+    throw PythonError(ErrorKind::config, message.str());
+  }
+}
+
+PendingPtr C10dCommunicator::all_reduce(at::Tensor x, ReduceOp op) {
+  require(x, "all_reduce");
+  const int64_t bytes = static_cast<int64_t>(x.nbytes());
+  return start("all_reduce", bytes, 2 * bytes * (size() - 1) / size(), [&](auto& works) {
+    std::vector<at::Tensor> tensors{x};
+    c10d::AllreduceOptions options;
+    options.reduceOp = to_c10d(op);
+    works.push_back(backend_->allreduce(tensors, options));
+  });
+}
+
+PendingPtr C10dCommunicator::reduce_scatter(at::Tensor out, at::Tensor x) {
+  require(x, "reduce_scatter");
+  require(out, "reduce_scatter");
+  const int64_t bytes = static_cast<int64_t>(x.nbytes());
+  return start("reduce_scatter", bytes, bytes * (size() - 1) / size(),
+               [&](auto& works) { works.push_back(backend_->_reduce_scatter_base(out, x)); });
+}
+
+PendingPtr C10dCommunicator::all_gather(at::Tensor out, at::Tensor x) {
+  require(x, "all_gather");
+  require(out, "all_gather");
+  const int64_t bytes = static_cast<int64_t>(out.nbytes());
+  return start("all_gather", bytes, bytes * (size() - 1) / size(),
+               [&](auto& works) { works.push_back(backend_->_allgather_base(out, x)); });
+}
+
+PendingPtr C10dCommunicator::all_to_all(at::Tensor out, at::Tensor x) {
+  require(x, "all_to_all");
+  require(out, "all_to_all");
+  const int64_t bytes = static_cast<int64_t>(x.nbytes());
+  return start("all_to_all", bytes, bytes * (size() - 1) / size(), [&](auto& works) {
+    std::vector<int64_t> equal;
+    std::vector<int64_t> equal_too;
+    works.push_back(backend_->alltoall_base(out, x, equal, equal_too));
+  });
+}
+
+PendingPtr C10dCommunicator::broadcast(at::Tensor x, int source) {
+  require(x, "broadcast");
+  const int64_t bytes = static_cast<int64_t>(x.nbytes());
+  // A chain or a tree: every rank but the last forwards the tensor about once.
+  return start("broadcast", bytes, rank() == source ? bytes : 0, [&](auto& works) {
+    std::vector<at::Tensor> tensors{x};
+    c10d::BroadcastOptions options;
+    options.rootRank = source;
+    works.push_back(backend_->broadcast(tensors, options));
+  });
+}
+
+PendingPtr C10dCommunicator::exchange(at::Tensor out, at::Tensor x, int to, int source) {
+  require(x, "exchange");
+  require(out, "exchange");
+  const int64_t bytes = static_cast<int64_t>(x.nbytes());
+  if (to == rank() && source == rank()) {
+    out.copy_(x);
+    return start("exchange", bytes, 0, [](auto&) {});
+  }
+  return start("exchange", bytes, bytes, [&](auto& works) {
+    std::vector<at::Tensor> outgoing{x};
+    std::vector<at::Tensor> incoming{out};
+    const bool grouped = backend_->supportsCoalescing();  // NCCL deadlocks unless the two are one group
+    if (grouped) backend_->startCoalescing();
+    auto sent = backend_->send(outgoing, to, 0);
+    auto received = backend_->recv(incoming, source, 0);
+    if (grouped) {
+      works.push_back(backend_->endCoalescing());
+    } else {
+      works.push_back(std::move(sent));
+      works.push_back(std::move(received));
+    }
+  });
+}
+
+std::string C10dCommunicator::roll_call() {
+  if (!store_) return "no store to ask which ranks are silent";
+  std::ostringstream silent;
+  try {
+    const auto key = [&](int rank) { return "gossamer/roll/" + name_ + "/" + std::to_string(rank); };
+    store_->set(key(rank()), std::vector<uint8_t>{1});
+    const auto deadline = std::chrono::steady_clock::now() + kRollCallTimeout;
+    std::vector<int> missing;
+    do {
+      missing.clear();
+      for (int peer = 0; peer < size(); ++peer) {
+        if (!store_->check({key(peer)})) missing.push_back(peer);
+      }
+      if (missing.empty()) return "every rank answers the roll call";
+      std::this_thread::sleep_for(kRollCallPoll);
+    } while (std::chrono::steady_clock::now() < deadline);
+    for (size_t i = 0; i < missing.size(); ++i) silent << (i ? ", " : "silent: rank ") << missing[i];
+  } catch (const std::exception&) {
+    return "the store that rank 0 or the launcher hosts does not answer either";
+  }
+  return silent.str();
+}
+
+}  // namespace gossamer

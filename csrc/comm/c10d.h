@@ -1,0 +1,46 @@
+// The communicator over any c10d backend (Gloo, NCCL, ...). Not a transport: each call is one call of the
+// backend's own operation, with the bytes counted and failures turned into errors that name the silent ranks.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "comm/communicator.h"
+
+namespace gossamer {
+
+class C10dCommunicator : public Communicator {
+ public:
+  // `store` (may be null) serves the roll call after a failure; `name` keys it and is equal on all ranks.
+  C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
+                   c10::intrusive_ptr<c10d::Store> store, std::string name);
+
+  int rank() const override { return backend_->getRank(); }
+  int size() const override { return backend_->getSize(); }
+  at::Device device() const override { return device_; }
+
+  PendingPtr all_reduce(at::Tensor x, ReduceOp op) override;
+  PendingPtr reduce_scatter(at::Tensor out, at::Tensor x) override;
+  PendingPtr all_gather(at::Tensor out, at::Tensor x) override;
+  PendingPtr all_to_all(at::Tensor out, at::Tensor x) override;
+  PendingPtr broadcast(at::Tensor x, int source) override;
+  PendingPtr exchange(at::Tensor out, at::Tensor x, int to, int source) override;
+
+  // Throws PythonError(comm) for an operation that the backend refused or lost.
+  [[noreturn]] void fail(const char* operation, int64_t bytes, const std::exception& error);
+
+ private:
+  // Says which ranks do not answer, by the store and not by the broken backend. Waits a few seconds at most.
+  std::string roll_call();
+
+  template <class Start>
+  PendingPtr start(const char* operation, int64_t bytes, int64_t bytes_to_peers, Start&& start);
+  void require(const at::Tensor& x, const char* operation) const;
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  at::Device device_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string name_;
+};
+
+}  // namespace gossamer

@@ -1,0 +1,31 @@
+// One table of codec and flat kernels per device type, with the signatures of codec.h and flat.h. The CUDA
+// table adds the current stream. Used by ops.cpp, collectives/ and engine/, so that none of them asks which
+// device it is on.
+#pragma once
+
+#include <c10/core/DeviceType.h>
+
+#include "codec/codec.h"
+#include "flat/flat.h"
+
+namespace gossamer {
+
+struct DeviceKernels {
+  void (*encode)(const codec::Spec&, Dtype source, const void* x, const codec::Rows&, uint8_t* wire);
+  void (*decode)(const codec::Spec&, const uint8_t* wire, const codec::Rows&, void* out);
+  void (*decode_add)(const codec::Spec&, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+                     void* acc);
+  void (*reduce_encode)(const codec::Spec&, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+                        double scale, uint8_t* out, void* scratch);
+  void (*gather)(Dtype, const flat::Segment*, int64_t count, void* flat, double scale);
+  void (*scatter)(Dtype, const flat::Segment*, int64_t count, const void* flat, double scale);
+  void (*scale)(Dtype, void* flat, int64_t numel, double scale);
+};
+
+// Throws PythonError(config) for a device type that this build has no kernels for.
+const DeviceKernels& device_kernels(c10::DeviceType type);
+
+// Called by a static object in ops_cuda.cu; returns true so that it can initialise one.
+bool register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels);
+
+}  // namespace gossamer

@@ -1,0 +1,102 @@
+// Flat memory and its views; see bucket.h.
+#include "engine/bucket.h"
+
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <numeric>
+#include <sstream>
+#include <utility>
+
+#include "collectives/two_shot.h"
+#include "device_kernels.h"
+#include "errors.h"
+
+namespace gossamer {
+namespace {
+
+constexpr int64_t kViewAlignmentBytes = 64;
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Gradients keep their parameter's strides where the parameter is dense, as autograd lays them out.
+at::Tensor view_like(const at::Tensor& flat, int64_t offset, const at::Tensor& param) {
+  const auto part = flat.narrow(0, offset, param.numel());
+  if (param.is_non_overlapping_and_dense()) {
+    return part.as_strided(param.sizes(), param.strides(), part.storage_offset());
+  }
+  return part.view(param.sizes());
+}
+
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+}  // namespace
+
+Bucket::Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params, int64_t alignment,
+               Communicator& comm)
+    : index_(index), indices_(std::move(indices)), params_(std::move(params)) {
+  const auto type = params_.at(0).scalar_type();
+  const int64_t element = params_[0].element_size();
+  const int64_t step = kViewAlignmentBytes / element;
+  for (const auto& param : params_) {
+    offsets_.push_back(numel_);
+    numel_ += round_up(param.numel(), step);
+  }
+  numel_ = round_up(std::max<int64_t>(numel_, 1), std::lcm(alignment, step));
+  grad_ = comm.allocate(numel_ * element).view(type);
+  for (size_t i = 0; i < params_.size(); ++i) views_.push_back(view_like(grad_, offsets_[i], params_[i]));
+}
+
+at::Tensor Bucket::flat(const std::string& field) const {
+  if (field != "grad") {
+    throw PythonError(ErrorKind::config,
+                      "Bucket.flat: this bucket holds the field 'grad' only, got '" + field + "'");
+  }
+  return grad_;
+}
+
+std::vector<at::Tensor> Bucket::views(const std::string& field) const {
+  flat(field);
+  return views_;
+}
+
+void Bucket::gather(double scale) {
+  std::vector<flat::Segment> segments;
+  std::vector<at::Tensor> keep_alive;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const at::Tensor& grad = params_[i].grad();
+    const int64_t numel = params_[i].numel();
+    if (!grad.defined()) {
+      segments.push_back({nullptr, offsets_[i], numel});
+      continue;
+    }
+    const bool fresh = grad.data_ptr() != views_[i].data_ptr();
+    if (fresh && !same_layout(grad, views_[i])) {
+      views_[i].copy_(grad);
+      segments.push_back({views_[i].data_ptr(), offsets_[i], numel});
+    } else {
+      segments.push_back({grad.data_ptr(), offsets_[i], numel});
+      if (fresh && grad.is_cuda()) {
+        const c10::impl::VirtualGuardImpl device(grad.device().type());
+        grad.record_stream(device.getStream(grad.device()));
+      }
+    }
+    if (fresh) {
+      keep_alive.push_back(grad);  // until the copy below has read it
+      params_[i].mutable_grad() = views_[i];
+    }
+  }
+  const auto dtype = to_dtype(grad_.scalar_type(), "Bucket.gather");
+  device_kernels(grad_.device().type())
+      .gather(dtype, segments.data(), static_cast<int64_t>(segments.size()), grad_.data_ptr(), scale);
+}
+
+std::string Bucket::describe() const {
+  std::ostringstream text;
+  text << "bucket " << index_ << " (grad, " << megabytes(bytes()) << ")";
+  return text.str();
+}
+
+}  // namespace gossamer

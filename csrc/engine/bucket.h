@@ -1,0 +1,48 @@
+// A bucket: parameters that travel together, one dtype, one device, and the flat memory of their gradients.
+// Knows nothing of hooks or of when it is sent; see engine.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace gossamer {
+
+class Bucket {
+ public:
+  // `indices` name the parameters in the engine's list. Views start at multiples of 64 bytes; the total is
+  // padded with zeros to a multiple of `alignment` elements and of 64 bytes.
+  Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params, int64_t alignment,
+         Communicator& comm);
+
+  int64_t index() const { return index_; }
+  int64_t numel() const { return numel_; }
+  int64_t bytes() const { return numel_ * static_cast<int64_t>(grad_.element_size()); }
+  const std::vector<int64_t>& indices() const { return indices_; }
+  const std::vector<at::Tensor>& params() const { return params_; }
+  at::Device device() const { return grad_.device(); }
+
+  at::Tensor flat(const std::string& field) const;  // "grad"; [numel]
+  std::vector<at::Tensor> views(const std::string& field) const;
+  const at::Tensor& grad_view(size_t position) const { return views_[position]; }
+
+  // Brings every fresh gradient into the flat memory (times scale) and makes it a view of it. A parameter
+  // without a gradient contributes zeros and stays without one.
+  void gather(double scale);
+
+  std::string describe() const;  // "bucket 2 (grad, 6.3 MB)"
+
+ private:
+  int64_t index_;
+  int64_t numel_ = 0;
+  std::vector<int64_t> indices_;
+  std::vector<at::Tensor> params_;
+  std::vector<int64_t> offsets_;
+  at::Tensor grad_;
+  std::vector<at::Tensor> views_;
+};
+
+}  // namespace gossamer

@@ -1,0 +1,261 @@
+// The moments of a step: a gradient arrives, a bucket fires, the backward ends. See engine.h; the hooks
+// themselves are in ready.cpp.
+#include "engine/engine.h"
+
+#include <ATen/ops/empty.h>
+#include <pybind11/pybind11.h>
+
+#include <sstream>
+#include <utility>
+
+namespace gossamer {
+
+Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
+               std::vector<std::string> names, std::shared_ptr<BucketWork> work, std::function<void()> on_late)
+    : comm_(std::move(comm)),
+      control_(std::move(control)),
+      params_(std::move(params)),
+      names_(std::move(names)),
+      work_(std::move(work)),
+      on_late_(std::move(on_late)),
+      slots_(params_.size()),
+      executor_(std::make_unique<Executor>(comm_->device())) {}
+
+Engine::~Engine() { close(); }
+
+void Engine::close() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    for (auto& slot : slots_) {
+      if (slot.remove_hook) slot.remove_hook();
+      slot = Slot{};
+    }
+  }
+  // A Python task on the worker may need the GIL that this thread holds.
+  std::optional<pybind11::gil_scoped_release> release;
+  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
+  executor_.reset();
+}
+
+void Engine::check_alive() const {
+  if (closed_) throw PythonError(ErrorKind::config, "this engine is closed; wrap the model again");
+  if (broken_) throw PythonError(ErrorKind::comm, "this engine stopped: " + *broken_);
+}
+
+std::string Engine::place() const {
+  std::ostringstream text;
+  text << "rank " << comm_->rank() << "/" << comm_->size() << " step " << step_.load();
+  return text.str();
+}
+
+void Engine::set_buckets(std::vector<std::shared_ptr<Bucket>> buckets) {
+  check_alive();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  buckets_.clear();
+  for (auto& slot : slots_) slot.bucket = -1;
+  install_views(buckets);
+}
+
+void Engine::append_buckets(const std::vector<std::shared_ptr<Bucket>>& buckets) {
+  check_alive();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  install_views(buckets);
+}
+
+void Engine::install_views(const std::vector<std::shared_ptr<Bucket>>& buckets) {
+  for (const auto& bucket : buckets) {
+    for (size_t position = 0; position < bucket->indices().size(); ++position) {
+      const int64_t index = bucket->indices()[position];
+      slots_.at(static_cast<size_t>(index)).bucket = static_cast<int64_t>(buckets_.size());
+      add_hook(index);
+      const at::Tensor& param = params_[static_cast<size_t>(index)];
+      if (param.grad().defined() && param.grad().layout() == at::kStrided) {
+        const at::Tensor& view = bucket->grad_view(position);
+        view.copy_(param.grad().detach());
+        param.mutable_grad() = view;
+      }
+    }
+    buckets_.push_back(bucket);
+  }
+  reset_locked();
+}
+
+void Engine::reset_locked() {
+  progress_.clear();
+  progress_.resize(buckets_.size());
+  for (auto& slot : slots_) {
+    slot.ready = false;
+    if (slot.bucket >= 0) ++progress_[static_cast<size_t>(slot.bucket)].pending;
+  }
+  next_ = 0;
+  round_.reset();
+  failure_.reset();
+  in_backward_ = false;
+}
+
+// Submits buckets in plan order: those that are complete, or every one that is left.
+void Engine::fire_locked(bool everything) {
+  while (next_ < buckets_.size() && (everything || progress_[next_].pending == 0)) submit_bucket_locked(next_++);
+}
+
+std::vector<bool> Engine::used_locked() const {
+  std::vector<bool> used;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    // Only buckets that have not been submitted are looked into: the worker owns the others' gradients, and
+    // all of their parameters are ready or were counted here.
+    used.push_back(slots_[i].bucket >= 0 && (slots_[i].ready || params_[i].grad().defined()));
+  }
+  return used;
+}
+
+void Engine::submit_bucket_locked(size_t index) {
+  // All gradients are accounted for when the last bucket goes, and its flight hides the agreement's.
+  if (index + 1 == buckets_.size()) {
+    round_ = std::make_shared<AgreementRound>(*control_, step_, failure_.has_value(), late_, used_locked());
+    executor_->submit([round = round_] { round->start(); });
+  }
+  executor_->submit([this, bucket = buckets_[index],
+                     events = std::make_shared<std::vector<std::pair<c10::Stream, c10::Event>>>(
+                         std::move(progress_[index].events))] { run_bucket(bucket, *events); });
+}
+
+void Engine::run_bucket(const std::shared_ptr<Bucket>& bucket,
+                        std::vector<std::pair<c10::Stream, c10::Event>>& events) {
+  try {
+    if (const auto side = executor_->side_stream()) {
+      for (auto& [stream, event] : events) event.block(*side);
+    }
+    bucket->gather(work_->gather_scale(*comm_));
+    work_->run(*comm_, bucket);
+  } catch (...) {
+    rethrow_with_context(place() + " " + bucket->describe() + ": ");
+  }
+}
+
+void Engine::rethrow_with_context(const std::string& context) {
+  try {
+    throw;
+  } catch (const PythonError& error) {
+    throw PythonError(error.kind, context + error.what());
+  } catch (const Error& error) {
+    throw PythonError(error.kind, context + error.what());
+  } catch (const torch::PyTorchError&) {
+    throw;
+  } catch (const python_error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PythonError(ErrorKind::comm, context + error.what());
+  }
+}
+
+void Engine::abandon() {
+  bool unfinished = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    unfinished = in_backward_;
+    if (unfinished) remember_failure(ErrorKind::comm, "its backward raised before it ended");
+  }
+  if (unfinished) finish(/*abandoned=*/true);
+}
+
+void Engine::finish(bool abandoned) {
+  struct Reset {
+    Engine& engine;
+    ~Reset() {
+      const std::lock_guard<std::mutex> lock(engine.mutex_);
+      engine.reset_locked();
+    }
+  } reset{*this};
+
+  size_t first_bucket = 0;
+  while (true) {
+    const Agreement agreement = complete();
+    if (first_bucket == 0) ++step_;
+    if (!agreement.same_step || agreement.failed) return raise_disagreement(agreement, abandoned);
+    adopt_used(agreement, first_bucket);
+    if (!agreement.late) break;
+    // Some rank trains parameters that no bucket holds: plan them now and send them in this same step.
+    first_bucket = buckets_.size();
+    late_ = false;
+    on_late_();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    next_ = first_bucket;
+  }
+  share_arrival_order();
+}
+
+// Sends what is left of this backward and waits for all of it.
+Agreement Engine::complete() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fire_locked(/*everything=*/true);
+  }
+  try {
+    executor_->wait();
+    return round_->wait();
+  } catch (const std::exception& error) {
+    broken_ = error.what();
+    throw;
+  }
+}
+
+// A parameter without a gradient here takes the reduced one if any rank had one; if none had, it keeps none.
+void Engine::adopt_used(const Agreement& agreement, size_t first_bucket) {
+  for (size_t b = first_bucket; b < buckets_.size(); ++b) {
+    const auto& bucket = *buckets_[b];
+    for (size_t position = 0; position < bucket.indices().size(); ++position) {
+      const at::Tensor& param = bucket.params()[position];
+      if (!param.grad().defined() && agreement.used[static_cast<size_t>(bucket.indices()[position])]) {
+        param.mutable_grad() = bucket.grad_view(position);
+      }
+    }
+  }
+}
+
+void Engine::raise_disagreement(const Agreement& agreement, bool abandoned) {
+  std::string mine = "backward passes ended: " + std::to_string(step_.load());
+  auto kind = ErrorKind::comm;
+  if (failure_) {
+    kind = failure_->first;
+    mine = failure_->second;
+  } else if (agreement.same_step) {
+    mine.clear();
+  }
+  const auto texts = gather_texts(*control_, mine);
+  std::ostringstream message;
+  message << place() << ": ";
+  message << (agreement.same_step ? "the gradients of this step are lost"
+                                  : "the ranks have run different numbers of backward passes");
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty()) message << "; rank " << rank << ": " << texts[rank];
+  }
+  if (!agreement.same_step) broken_ = message.str();
+  // The rank whose backward raised has had its error already, and its training may go on.
+  if (!abandoned || !agreement.same_step) throw PythonError(kind, message.str());
+}
+
+void Engine::share_arrival_order() {
+  if (order_shared_) return;
+  order_shared_ = true;
+  std::vector<bool> seen(params_.size());
+  std::vector<int64_t> order = arrival_;
+  for (const int64_t index : order) seen[static_cast<size_t>(index)] = true;
+  for (const auto& bucket : buckets_) {
+    for (const int64_t index : bucket->indices()) {
+      if (!seen[static_cast<size_t>(index)]) order.push_back(index);
+    }
+  }
+  if (control_->size() > 1) {
+    auto tensor = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
+    std::copy(order.begin(), order.end(), tensor.data_ptr<int64_t>());
+    control_->broadcast(tensor, 0)->wait();
+    order.assign(tensor.data_ptr<int64_t>(), tensor.data_ptr<int64_t>() + tensor.numel());
+  }
+  order_ = std::move(order);
+}
+
+std::optional<std::vector<int64_t>> Engine::take_arrival_order() { return std::exchange(order_, std::nullopt); }
+
+}  // namespace gossamer

@@ -1,0 +1,114 @@
+// The engine of one model: counts gradients as autograd produces them, fires buckets in plan order onto the
+// executor, and at the end of backward waits, agrees with the other ranks and hands the gradients over.
+// It decides when; a BucketWork decides what. Python's gossamer.engine plans the buckets.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/agreement.h"
+#include "engine/bucket.h"
+#include "engine/executor.h"
+#include "engine/work.h"
+#include "errors.h"
+
+namespace gossamer {
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  // `params` are all parameters of the model, trainable or not, the same on every rank; `control` is a CPU
+  // group of the same ranks (the same object where `comm` is one). `on_late` is called, without the GIL, when
+  // some rank has trainable parameters outside the plan; it must append_buckets() the same on every rank.
+  Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
+         std::vector<std::string> names, std::shared_ptr<BucketWork> work, std::function<void()> on_late);
+  ~Engine();
+
+  // Between backwards. Gradients that exist move into the new buckets' memory.
+  void set_buckets(std::vector<std::shared_ptr<Bucket>> buckets);
+  void append_buckets(const std::vector<std::shared_ptr<Bucket>>& buckets);
+
+  void set_sync(bool sync) { sync_ = sync; }
+  bool sync() const { return sync_; }
+
+  // Inside a backward: makes finish() run at the end of the outermost one. Idempotent.
+  void begin_backward();
+
+  // If the last backward raised before its end, completes its communication so that no rank waits for this one.
+  void abandon();
+
+  // This rank has trainable parameters outside the plan; the next backward's agreement says so to all.
+  void flag_late() { late_ = true; }
+
+  // Rank 0's order of arrival in the first synchronised backward, once; every rank gets the same list.
+  std::optional<std::vector<int64_t>> take_arrival_order();
+
+  int64_t step() const { return step_; }  // synchronised backwards that have ended
+  void check_alive() const;               // throws the error that ended this engine, if one did
+  void close();                           // idempotent
+
+ private:
+  struct Slot {  // where a parameter lives in the plan, and its hook
+    int64_t bucket = -1;
+    bool ready = false;
+    std::shared_ptr<void> accumulator;  // keeps the AccumulateGrad node, and so the hook, alive
+    std::function<void()> remove_hook;
+  };
+  struct Progress {  // of one bucket, in this backward
+    int64_t pending = 0;
+    std::vector<std::pair<c10::Stream, c10::Event>> events;
+  };
+
+  void add_hook(int64_t index);
+  void on_gradient(int64_t index);
+  void check_gradient(int64_t index);
+  void record_event(Progress& progress);
+  void remember_failure(ErrorKind kind, const std::string& text);
+  void fire_locked(bool everything);
+  void submit_bucket_locked(size_t index);
+  std::vector<bool> used_locked() const;
+  void install_views(const std::vector<std::shared_ptr<Bucket>>& buckets);
+  void reset_locked();
+
+  void finish(bool abandoned);
+  Agreement complete();
+  void run_bucket(const std::shared_ptr<Bucket>& bucket, std::vector<std::pair<c10::Stream, c10::Event>>& events);
+  void adopt_used(const Agreement& agreement, size_t first_bucket);
+  void raise_disagreement(const Agreement& agreement, bool abandoned);
+  void share_arrival_order();
+  [[noreturn]] void rethrow_with_context(const std::string& context);
+  std::string place() const;  // "rank 3/8 step 120"
+
+  CommunicatorPtr comm_;
+  CommunicatorPtr control_;
+  std::vector<at::Tensor> params_;
+  std::vector<std::string> names_;
+  std::shared_ptr<BucketWork> work_;
+  std::function<void()> on_late_;
+
+  std::mutex mutex_;  // guards what autograd's threads and the caller share: everything below but the executor
+  std::vector<std::shared_ptr<Bucket>> buckets_;
+  std::vector<Slot> slots_;
+  std::vector<Progress> progress_;
+  std::vector<int64_t> arrival_;
+  std::shared_ptr<AgreementRound> round_;
+  size_t next_ = 0;
+  bool in_backward_ = false;
+  std::atomic<bool> sync_{true};
+  std::atomic<bool> late_{false};
+  bool closed_ = false;
+  std::optional<std::pair<ErrorKind, std::string>> failure_;  // of this rank, in this backward
+  std::optional<std::string> broken_;
+  std::atomic<int64_t> step_{0};
+  bool order_shared_ = false;
+  std::optional<std::vector<int64_t>> order_;
+  std::unique_ptr<Executor> executor_;
+};
+
+}  // namespace gossamer

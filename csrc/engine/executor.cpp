@@ -1,0 +1,81 @@
+// See executor.h. Device-generic: c10's guard interface stands for CUDA, so no CUDA header is needed.
+#include "engine/executor.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/thread_name.h>
+
+#include <utility>
+
+namespace gossamer {
+
+Executor::Executor(c10::Device device) : device_(device) {
+  if (!device_.is_cpu()) {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    side_stream_ = guard.getStreamFromGlobalPool(device_, /*isHighPriority=*/true);
+  }
+  thread_ = std::thread([this] { loop(); });
+}
+
+Executor::~Executor() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  wake_worker_.notify_one();
+  thread_.join();
+}
+
+void Executor::submit(std::function<void()> task) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  wake_worker_.notify_one();
+}
+
+void Executor::wait() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  wake_waiter_.wait(lock, [this] { return tasks_.empty() && !busy_; });
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  if (side_stream_) {
+    c10::Event done(device_.type());
+    done.record(*side_stream_);
+    done.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
+}
+
+void Executor::loop() {
+  c10::setThreadName("gossamer");
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    wake_worker_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    run_one(lock);
+  }
+}
+
+void Executor::run_one(std::unique_lock<std::mutex>& lock) {
+  auto task = std::move(tasks_.front());
+  tasks_.pop_front();
+  if (!failure_) {
+    busy_ = true;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      c10::OptionalStreamGuard guard;
+      if (side_stream_) guard.reset_stream(*side_stream_);
+      task();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    task = nullptr;  // what it owns is freed before a waiter goes on
+    lock.lock();
+    busy_ = false;
+    if (failure) failure_ = std::move(failure);
+  }
+  if (tasks_.empty()) wake_waiter_.notify_all();
+}
+
+}  // namespace gossamer

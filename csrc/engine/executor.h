@@ -1,0 +1,48 @@
+// One worker thread that runs tasks in the order they were submitted, so that every rank issues its
+// collectives in one order whatever order gradients arrive in. On an accelerator the thread works on a
+// high-priority side stream; the device's own events order it against the streams of backward.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace gossamer {
+
+class Executor {
+ public:
+  explicit Executor(c10::Device device);
+  ~Executor();  // runs what was submitted, then joins
+
+  void submit(std::function<void()> task);
+
+  // Returns when every task has run; rethrows the first exception. After one, later tasks are dropped until it
+  // has been rethrown. The caller's current stream then waits for the side stream.
+  void wait();
+
+  std::optional<c10::Stream> side_stream() const { return side_stream_; }
+
+ private:
+  void loop();
+  void run_one(std::unique_lock<std::mutex>& lock);
+
+  c10::Device device_;
+  std::optional<c10::Stream> side_stream_;
+  std::mutex mutex_;
+  std::condition_variable wake_worker_;
+  std::condition_variable wake_waiter_;
+  std::deque<std::function<void()>> tasks_;
+  bool busy_ = false;
+  bool stop_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+}  // namespace gossamer

@@ -1,0 +1,111 @@
+// Readiness: hooks on autograd's gradient accumulators that count, check and timestamp gradients. C++ only, so
+// backward never waits for the GIL here. The rest of Engine is in engine.cpp.
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+
+#include <sstream>
+#include <utility>
+
+#include "engine/engine.h"
+
+namespace gossamer {
+namespace {
+
+using torch::autograd::variable_list;
+
+// Compiled autograd would bake the hook's id into its cache key; the hook itself has no state to describe.
+void no_compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {
+  TORCH_CHECK(false, "gossamer: compiled autograd is not supported; compile the model, not its backward");
+}
+
+}  // namespace
+
+void Engine::add_hook(int64_t index) {
+  Slot& slot = slots_[static_cast<size_t>(index)];
+  if (slot.remove_hook) return;
+  auto accumulator = torch::autograd::impl::grad_accumulator(params_[static_cast<size_t>(index)]);
+  auto* node = accumulator.get();
+  const auto key = node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+      [engine = weak_from_this(), index](const variable_list& outputs, const variable_list&) {
+        if (const auto alive = engine.lock()) alive->on_gradient(index);
+        return outputs;
+      },
+      no_compiled_args));
+  slot.accumulator = std::make_shared<decltype(accumulator)>(std::move(accumulator));
+  slot.remove_hook = [node, key] { node->del_post_hook(key); };
+}
+
+void Engine::begin_backward() {
+  if (!sync_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (in_backward_ || closed_) return;
+  check_alive();
+  in_backward_ = true;
+  arrival_.clear();
+  torch::autograd::Engine::get_default_engine().queue_callback([engine = weak_from_this()] {
+    if (const auto alive = engine.lock()) alive->finish(/*abandoned=*/false);
+  });
+}
+
+void Engine::on_gradient(int64_t index) {
+  if (!sync_) return;
+  begin_backward();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Slot& slot = slots_[static_cast<size_t>(index)];
+  if (closed_ || slot.bucket < 0) return;
+  if (slot.ready) {
+    remember_failure(ErrorKind::config,
+                     "parameter '" + names_[static_cast<size_t>(index)] +
+                         "' got its gradient twice in one backward, which a reentrant checkpoint does to a "
+                         "parameter that it shares; use torch.utils.checkpoint with use_reentrant=False");
+    return;
+  }
+  check_gradient(index);
+  slot.ready = true;
+  arrival_.push_back(index);
+  Progress& progress = progress_[static_cast<size_t>(slot.bucket)];
+  record_event(progress);
+  if (--progress.pending == 0) fire_locked(/*everything=*/false);
+}
+
+void Engine::check_gradient(int64_t index) {
+  const at::Tensor& param = params_[static_cast<size_t>(index)];
+  const at::Tensor& grad = param.grad();
+  const auto name = "parameter '" + names_[static_cast<size_t>(index)] + "' ";
+  if (!grad.defined()) return;
+  if (grad.layout() != at::kStrided) {
+    remember_failure(ErrorKind::config, name + "has a sparse gradient, which is not supported yet; build its "
+                                               "layer with sparse=False");
+    return;
+  }
+  const at::Tensor flat = buckets_[static_cast<size_t>(slots_[static_cast<size_t>(index)].bucket)]->flat("grad");
+  if (grad.scalar_type() != flat.scalar_type() || grad.device() != flat.device()) {
+    std::ostringstream text;
+    text << name << "has a gradient of " << grad.scalar_type() << " on " << grad.device() << ", but was wrapped as "
+         << flat.scalar_type() << " on " << flat.device() << "; convert or move the model before wrapping it";
+    remember_failure(ErrorKind::config, text.str());
+  } else if (grad.requires_grad()) {
+    remember_failure(ErrorKind::config, name + "has a gradient with a graph (create_graph=True), which cannot be "
+                                               "averaged in place; run that backward under no_sync()");
+  }
+}
+
+// One event per bucket and producing stream; recording again supersedes the earlier one.
+void Engine::record_event(Progress& progress) {
+  const auto side = executor_->side_stream();
+  if (!side) return;
+  const c10::impl::VirtualGuardImpl guard(side->device_type());
+  const auto stream = guard.getStream(side->device());
+  for (auto& [known, event] : progress.events) {
+    if (known == stream) return event.record(stream);
+  }
+  progress.events.emplace_back(stream, c10::Event(side->device_type()));
+  progress.events.back().second.record(stream);
+}
+
+void Engine::remember_failure(ErrorKind kind, const std::string& text) {
+  if (!failure_) failure_.emplace(kind, text);
+}
+
+}  // namespace gossamer

@@ -1,0 +1,28 @@
+// Errors of the torch side: C++ exceptions that arrive in Python as gossamer.errors classes, also when they
+// cross torch's autograd engine (which only knows torch::PyTorchError). Not used by the Torch-free core,
+// whose gossamer::Error is translated in module.cpp.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include <torch/csrc/Exceptions.h>
+
+#include "base/check.h"
+
+namespace gossamer {
+
+// A gossamer::Error that keeps its Python class on its way through autograd.
+class PythonError : public torch::PyTorchError {
+ public:
+  PythonError(ErrorKind kind, std::string message) : torch::PyTorchError(std::move(message)), kind(kind) {}
+  PyObject* python_type() override;  // GIL held
+  ErrorKind kind;
+};
+
+PyObject* python_error_type(ErrorKind kind);  // borrowed, GIL held
+
+// "1.5 MB", for messages.
+std::string megabytes(int64_t bytes);
+
+}  // namespace gossamer

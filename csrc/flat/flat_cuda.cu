@@ -1,0 +1,132 @@
+// flat/cuda.h: the segments of a bucket travel as one kernel argument, and every thread block takes a chunk of
+// one segment. Never synchronises, allocates nothing. Flags: --fmad=false.
+#define GOSSAMER_ISA device
+#include "base/check.h"
+#include "flat/cuda.h"
+#include "flat/move.h"
+
+namespace gossamer::flat::cuda {
+namespace {
+
+using device::Scaled;
+using device::with_element_type;
+
+constexpr int kThreads = 256;
+constexpr int64_t kChunk = 8192;  // elements of one thread block
+constexpr int kTableSize = 128;   // segments of one launch: the table stays below the 4 KiB of arguments
+
+// Segments move from[i] -> to[i]; from == nullptr writes zeros.
+struct Table {
+  const void* from[kTableSize];
+  void* to[kTableSize];
+  int64_t numel[kTableSize];
+  int first_chunk[kTableSize + 1];
+  int count;
+};
+static_assert(sizeof(Table) + 64 <= 4096, "kernel arguments are limited to 4 KiB");
+
+template <class T>
+struct alignas(16) Vector {
+  T v[16 / sizeof(T)];
+};
+
+template <class T>
+__global__ void move_segments(Table table, Scaled<T> scaled, bool plain) {
+  const int chunk = static_cast<int>(blockIdx.x);
+  int segment = 0;  // the last one that starts at or before this chunk
+  for (int high = table.count; high - segment > 1;) {
+    const int middle = (segment + high) / 2;
+    (table.first_chunk[middle] <= chunk ? segment : high) = middle;
+  }
+  const int64_t begin = (chunk - table.first_chunk[segment]) * kChunk;
+  const int64_t left = table.numel[segment] - begin;
+  const int64_t count = left < kChunk ? left : kChunk;
+  const bool zeros = table.from[segment] == nullptr;
+  T* to = static_cast<T*>(table.to[segment]) + begin;
+  const T* from = zeros ? to : static_cast<const T*>(table.from[segment]) + begin;
+
+  constexpr int kWidth = 16 / sizeof(T);
+  const bool aligned = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) % 16 == 0;
+  const int64_t wide = aligned ? count / kWidth : 0;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < wide; i += kThreads) {
+    Vector<T> x{};
+    if (!zeros) x = reinterpret_cast<const Vector<T>*>(from)[i];
+    if (!plain)
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) x.v[k] = scaled(x.v[k]);
+    reinterpret_cast<Vector<T>*>(to)[i] = x;
+  }
+  for (int64_t i = wide * kWidth + threadIdx.x; i < count; i += kThreads) {
+    T x{};
+    if (!zeros) x = from[i];
+    to[i] = plain ? x : scaled(x);
+  }
+}
+
+// Collects moves and launches them a table at a time.
+template <class T>
+class Mover {
+ public:
+  Mover(double scale, cudaStream_t stream)
+      : scaled_{static_cast<decltype(scaled_.factor)>(scale)}, plain_(scale == 1.0), stream_(stream) {}
+
+  void add(const void* from, int64_t numel, void* to) {
+    if (numel <= 0 || (plain_ && from == to)) return;
+    const uintptr_t address = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to);
+    GOSSAMER_CHECK(address % alignof(T) == 0, ErrorKind::config,
+                   "flat: device memory must be aligned to its element type, got ", from, " -> ", to);
+    table_.from[table_.count] = from;
+    table_.to[table_.count] = to;
+    table_.numel[table_.count] = numel;
+    const auto chunks = static_cast<int>((numel + kChunk - 1) / kChunk);
+    table_.first_chunk[table_.count + 1] = table_.first_chunk[table_.count] + chunks;
+    if (++table_.count == kTableSize) launch();
+  }
+
+  void launch() {
+    if (table_.count == 0) return;
+    const auto chunks = static_cast<unsigned>(table_.first_chunk[table_.count]);
+    move_segments<T><<<chunks, kThreads, 0, stream_>>>(table_, scaled_, plain_);
+    table_.count = 0;
+    const cudaError_t status = cudaGetLastError();
+    GOSSAMER_CHECK(status == cudaSuccess, ErrorKind::config, "flat: the kernel must launch, got ",
+                   cudaGetErrorString(status));
+  }
+
+ private:
+  Scaled<T> scaled_;
+  bool plain_;
+  cudaStream_t stream_;
+  Table table_{};
+};
+
+}  // namespace
+
+void gather(Dtype dtype, const Segment* segments, int64_t count, void* flat, double scale, cudaStream_t stream) {
+  with_element_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    Mover<T> mover(scale, stream);
+    for (const Segment* s = segments; s != segments + count; ++s)
+      mover.add(s->tensor, s->numel, static_cast<T*>(flat) + s->offset);
+    mover.launch();
+  });
+}
+
+void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* flat, double scale,
+             cudaStream_t stream) {
+  with_element_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    Mover<T> mover(scale, stream);
+    for (const Segment* s = segments; s != segments + count; ++s)
+      if (s->tensor != nullptr) mover.add(static_cast<const T*>(flat) + s->offset, s->numel, s->tensor);
+    mover.launch();
+  });
+}
+
+void scale(Dtype dtype, void* flat, int64_t numel, double scale, cudaStream_t stream) {
+  const Segment whole{flat, 0, numel};
+  gather(dtype, &whole, 1, flat, scale, stream);
+}
+
+}  // namespace gossamer::flat::cuda

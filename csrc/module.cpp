@@ -1,0 +1,167 @@
+// gossamer._C: the native classes as Python sees them. Only binding: arguments are checked and documented in the
+// Python faces. Everything that can block releases the GIL.
+#include <torch/csrc/utils/pybind.h>
+#include <torch/extension.h>
+
+#include <utility>
+
+#include "collectives/two_shot.h"
+#include "comm/c10d.h"
+#include "engine/engine.h"
+#include "errors.h"
+
+namespace py = pybind11;
+using namespace gossamer;
+
+namespace {
+
+using Release = py::call_guard<py::gil_scoped_release>;
+
+void translate_errors() {
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (PythonError& error) {
+      PyErr_SetString(error.python_type(), error.what());
+    } catch (const Error& error) {
+      PyErr_SetString(python_error_type(error.kind), error.what());
+    } catch (python_error& error) {
+      error.restore();
+    }
+  });
+}
+
+// A Python callable that native code may call, and destroy, without holding the GIL.
+std::function<void()> without_gil(py::function callable) {
+  auto work = std::make_shared<py::function>(std::move(callable));
+  auto* raw = new std::shared_ptr<py::function>(std::move(work));
+  const std::shared_ptr<void> owner(raw, [](void* pointer) {
+    if (!Py_IsInitialized()) return;
+    const py::gil_scoped_acquire gil;
+    delete static_cast<std::shared_ptr<py::function>*>(pointer);
+  });
+  return [owner, raw] {
+    const py::gil_scoped_acquire gil;
+    try {
+      (**raw)();
+    } catch (py::error_already_set& error) {
+      error.restore();
+      python_error carried;
+      carried.persist();
+      throw carried;
+    }
+  };
+}
+
+void bind_communicator(py::module_& module) {
+  py::class_<Pending>(module, "Pending").def("wait", &Pending::wait, Release());
+  py::enum_<ReduceOp>(module, "ReduceOp").value("SUM", ReduceOp::sum).value("MAX", ReduceOp::max);
+  py::class_<Communicator, CommunicatorPtr>(module, "Communicator")
+      .def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("size", &Communicator::size)
+      .def_property_readonly("device", &Communicator::device)
+      .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
+      .def("all_reduce", &Communicator::all_reduce, py::arg("x"), py::arg("op") = ReduceOp::sum, Release())
+      .def("reduce_scatter", &Communicator::reduce_scatter, py::arg("out"), py::arg("x"), Release())
+      .def("all_gather", &Communicator::all_gather, py::arg("out"), py::arg("x"), Release())
+      .def("all_to_all", &Communicator::all_to_all, py::arg("out"), py::arg("x"), Release())
+      .def("broadcast", &Communicator::broadcast, py::arg("x"), py::arg("source") = 0, Release())
+      .def("exchange", &Communicator::exchange, py::arg("out"), py::arg("x"), py::arg("to"), py::arg("source"),
+           Release())
+      .def("allocate", &Communicator::allocate, py::arg("bytes"));
+  module.def(
+      "c10d_communicator",
+      [](c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
+         std::optional<c10::intrusive_ptr<c10d::Store>> store, std::string name) -> CommunicatorPtr {
+        return std::make_shared<C10dCommunicator>(std::move(backend), device,
+                                                  store ? *store : c10::intrusive_ptr<c10d::Store>(), std::move(name));
+      },
+      py::arg("backend"), py::arg("device"), py::arg("store"), py::arg("name"));
+}
+
+void bind_collectives(py::module_& module) {
+  py::class_<CodecChoice>(module, "CodecChoice")
+      .def(py::init([](int64_t kind, int64_t block) {
+             return CodecChoice{static_cast<codec::Kind>(kind), block};
+           }),
+           py::arg("kind"), py::arg("block"));
+  module.def(
+      "all_reduce",
+      [](Communicator& comm, const CodecChoice& codec, const at::Tensor& x, double scale) {
+        Scratch scratch;
+        two_shot::all_reduce(comm, codec, x, scale, scratch);
+      },
+      Release());
+  module.def(
+      "reduce_scatter",
+      [](Communicator& comm, const CodecChoice& codec, const at::Tensor& out, const at::Tensor& x, double scale) {
+        Scratch scratch;
+        two_shot::reduce_scatter(comm, codec, out, x, scale, scratch);
+      },
+      Release());
+  module.def(
+      "all_gather",
+      [](Communicator& comm, const CodecChoice& codec, const at::Tensor& out, const at::Tensor& x) {
+        Scratch scratch;
+        two_shot::all_gather(comm, codec, out, x, scratch);
+      },
+      Release());
+  module.def("instruction_set", [] { return std::string(codec::kernels().name); });
+  module.def("select_instruction_set", [](const std::string& name) { return codec::select_kernels(name.c_str()); });
+}
+
+void bind_engine(py::module_& module) {
+  py::class_<Bucket, std::shared_ptr<Bucket>>(module, "Bucket")
+      .def(py::init<int64_t, std::vector<int64_t>, std::vector<at::Tensor>, int64_t, Communicator&>(),
+           py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("alignment"), py::arg("comm"))
+      .def_property_readonly("index", &Bucket::index)
+      .def_property_readonly("numel", &Bucket::numel)
+      .def_property_readonly("bytes", &Bucket::bytes)
+      .def_property_readonly("params", &Bucket::params)
+      .def_property_readonly("param_indices", &Bucket::indices)
+      .def_property_readonly("device", &Bucket::device)
+      .def("flat", &Bucket::flat, py::arg("field") = "grad")
+      .def("views", &Bucket::views, py::arg("field") = "grad")
+      .def("__repr__", &Bucket::describe);
+
+  py::class_<BucketWork, std::shared_ptr<BucketWork>>(module, "BucketWork");
+  py::class_<NativeAllReduce, BucketWork, std::shared_ptr<NativeAllReduce>>(module, "NativeAllReduce")
+      .def(py::init<bool>(), py::arg("average"));
+  py::class_<CodecAllReduce, BucketWork, std::shared_ptr<CodecAllReduce>>(module, "CodecAllReduce")
+      .def(py::init<CodecChoice, bool>(), py::arg("codec"), py::arg("average"));
+  py::class_<PythonWork, BucketWork, std::shared_ptr<PythonWork>>(module, "PythonWork")
+      .def(py::init<py::object>(), py::arg("callable"));
+
+  py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
+      .def(py::init([](CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
+                       std::vector<std::string> names, std::shared_ptr<BucketWork> work, py::function on_late) {
+             return std::make_shared<Engine>(std::move(comm), std::move(control), std::move(params), std::move(names),
+                                             std::move(work), without_gil(std::move(on_late)));
+           }),
+           py::arg("comm"), py::arg("control"), py::arg("params"), py::arg("names"), py::arg("work"),
+           py::arg("on_late"))
+      .def("set_buckets", &Engine::set_buckets, py::arg("buckets"))
+      .def("append_buckets", &Engine::append_buckets, py::arg("buckets"))
+      .def_property("sync", &Engine::sync, &Engine::set_sync)
+      .def_property_readonly("step", &Engine::step)
+      .def("begin_backward", &Engine::begin_backward)
+      .def("abandon", &Engine::abandon, Release())
+      .def("flag_late", &Engine::flag_late)
+      .def("take_arrival_order", &Engine::take_arrival_order)
+      .def("check_alive", &Engine::check_alive)
+      .def("close", &Engine::close);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  translate_errors();
+  bind_communicator(module);
+  bind_collectives(module);
+  bind_engine(module);
+#ifdef GOSSAMER_WITH_CUDA
+  module.attr("with_cuda") = true;
+#else
+  module.attr("with_cuda") = false;
+#endif
+}

@@ -1,0 +1,42 @@
+// The CUDA table of device_kernels.h: every kernel on the caller's current stream. Only c10's stream header,
+// because ATen's CUDA context pulls in cuBLAS and cuSPARSE headers that a minimal toolkit lacks.
+#include <c10/cuda/CUDAStream.h>
+
+#include "codec/cuda.h"
+#include "device_kernels.h"
+#include "flat/cuda.h"
+
+namespace gossamer {
+namespace {
+
+cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
+
+const DeviceKernels kCuda{
+    [](const codec::Spec& spec, Dtype source, const void* x, const codec::Rows& rows, uint8_t* wire) {
+      codec::cuda::encode(spec, source, x, rows, wire, current_stream());
+    },
+    [](const codec::Spec& spec, const uint8_t* wire, const codec::Rows& rows, void* out) {
+      codec::cuda::decode(spec, wire, rows, out, current_stream());
+    },
+    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid, void* acc) {
+      codec::cuda::decode_add(spec, wire, rows, row_numel, valid, acc, current_stream());
+    },
+    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid, double scale,
+       uint8_t* out, void* scratch) {
+      codec::cuda::reduce_encode(spec, wire, rows, row_numel, valid, scale, out, scratch, current_stream());
+    },
+    [](Dtype dtype, const flat::Segment* segments, int64_t count, void* flat, double scale) {
+      flat::cuda::gather(dtype, segments, count, flat, scale, current_stream());
+    },
+    [](Dtype dtype, const flat::Segment* segments, int64_t count, const void* flat, double scale) {
+      flat::cuda::scatter(dtype, segments, count, flat, scale, current_stream());
+    },
+    [](Dtype dtype, void* flat, int64_t numel, double scale) {
+      flat::cuda::scale(dtype, flat, numel, scale, current_stream());
+    },
+};
+
+const bool kRegistered = register_device_kernels(c10::DeviceType::CUDA, kCuda);
+
+}  // namespace
+}  // namespace gossamer

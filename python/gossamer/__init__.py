@@ -1,0 +1,42 @@
+"""Gossamer: data-parallel PyTorch training over whatever network you have.
+
+    import gossamer as gs
+    gs.init()
+    model = gs.DataParallel(model, optimizer, algorithm=gs.ByteGrad())
+"""
+
+from gossamer.algorithms import Algorithm, ByteGrad, GradientAllReduce
+from gossamer.codec import BF16, FP16, Codec, Identity, Int8, MinMaxUInt8
+from gossamer.collectives import all_gather, all_reduce, reduce_scatter
+from gossamer.data_parallel import DataParallel
+from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
+from gossamer.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BF16",
+    "FP16",
+    "Algorithm",
+    "ByteGrad",
+    "Codec",
+    "CodecError",
+    "CommError",
+    "ConfigError",
+    "DataParallel",
+    "GossamerError",
+    "GradientAllReduce",
+    "Identity",
+    "Int8",
+    "MinMaxUInt8",
+    "all_gather",
+    "all_reduce",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "reduce_scatter",
+    "shutdown",
+    "size",
+]

@@ -1,0 +1,64 @@
+"""Typed wrappers of the native codec operations, and their shapes for torch.compile.
+
+Nothing is computed here: `torch.ops.gossamer.*` lives in csrc/ops.cpp. Called by the codec classes.
+"""
+
+import torch
+from torch import Tensor
+
+from gossamer import _C as _native
+
+# Numbers of csrc/codec/codec.h's enum class Kind.
+KINDS = {"identity": 0, "bf16": 1, "fp16": 2, "int8": 3, "minmax_u8": 4}
+
+_ops = torch.ops.gossamer
+with_cuda: bool = _native.with_cuda
+
+
+def wire_bytes(kind: int, block: int, dtype: torch.dtype, row_numel: int) -> int:
+    """Bytes of one encoded row of `row_numel` elements; a multiple of 16."""
+    return int(_ops.wire_bytes(kind, block, dtype, row_numel))
+
+
+def encode(x: Tensor, kind: int, block: int) -> Tensor:
+    """x [rows, row_numel] -> uint8 [rows, wire_bytes(row_numel)]."""
+    return _ops.encode(x, kind, block)
+
+
+def decode(wire: Tensor, kind: int, block: int, out: Tensor) -> None:
+    """Fills out [rows, row_numel] from wire [rows, wire_bytes(row_numel)]."""
+    _ops.decode(wire, kind, block, out)
+
+
+def decode_add(wire: Tensor, kind: int, block: int, dtype: torch.dtype, acc: Tensor) -> None:
+    """acc [row_numel] += the rows of wire, in row order. `dtype` is that of the encoded tensor."""
+    _ops.decode_add(wire, kind, block, dtype, acc)
+
+
+def reduce_encode(
+    wire: Tensor, kind: int, block: int, *, dtype: torch.dtype, row_numel: int, scale: float
+) -> Tensor:
+    """Sums the rows in order, multiplies by `scale`, encodes as one row: uint8 [1, wire_bytes(row_numel)]."""
+    return _ops.reduce_encode(wire, kind, block, dtype, row_numel, scale)
+
+
+@torch.library.register_fake("gossamer::encode")
+def _encode_shape(x: Tensor, kind: int, block: int) -> Tensor:
+    return x.new_empty((x.size(0), wire_bytes(kind, block, x.dtype, x.size(1))), dtype=torch.uint8)
+
+
+@torch.library.register_fake("gossamer::decode")
+def _decode_shape(wire: Tensor, kind: int, block: int, out: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("gossamer::decode_add")
+def _decode_add_shape(wire: Tensor, kind: int, block: int, dtype: torch.dtype, acc: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("gossamer::reduce_encode")
+def _reduce_encode_shape(
+    wire: Tensor, kind: int, block: int, dtype: torch.dtype, row_numel: int, scale: float
+) -> Tensor:
+    return wire.new_empty((1, wire.size(1)))

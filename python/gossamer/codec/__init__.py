@@ -1,0 +1,8 @@
+"""Codecs: rows of floats <-> rows of wire bytes. `Int8` is the one to start with; see docs/codecs.md."""
+
+from gossamer.codec.base import Codec, NativeCodec
+from gossamer.codec.cast import BF16, FP16, Identity
+from gossamer.codec.int8 import Int8
+from gossamer.codec.minmax_u8 import MinMaxUInt8
+
+__all__ = ["BF16", "FP16", "Codec", "Identity", "Int8", "MinMaxUInt8", "NativeCodec"]

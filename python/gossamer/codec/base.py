@@ -1,0 +1,89 @@
+"""What a codec is: rows of floats <-> rows of bytes, each row independent of the others.
+
+A codec knows no rank and no bucket. Native codecs (NativeCodec) run without the GIL inside the engine; a codec
+written in Python from Codec works everywhere too, on the engine's worker thread. Used by collectives.py and
+by the algorithms.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gossamer import _C, _ops
+from gossamer.errors import CodecError
+
+
+class Codec(ABC):
+    """Turns a matrix of floats [rows, numel] into wire bytes [rows, wire_bytes(numel)] and back."""
+
+    #: Elements that share one set of statistics; chunks start at multiples of it.
+    block: int = 1
+
+    @abstractmethod
+    def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of one row of `numel` elements of `dtype`."""
+
+    @abstractmethod
+    def encode(self, x: Tensor) -> Tensor:
+        """x [rows, numel], contiguous -> uint8 [rows, wire_bytes(numel, x.dtype)]."""
+
+    @abstractmethod
+    def decode(self, wire: Tensor, out: Tensor) -> Tensor:
+        """Fills `out` [rows, numel] in place from `wire`, and returns it."""
+
+    def decode_add(self, wire: Tensor, acc: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """acc [numel] += the rows of `wire`, in row order, in place.
+
+        `acc` is float32, or float64 where the encoded `dtype` is float64.
+        """
+        row = torch.empty((1, acc.numel()), dtype=dtype, device=acc.device)
+        for encoded in wire.split(1):
+            acc += self.decode(encoded, row)[0]
+        return acc
+
+    @property
+    def native(self) -> "_C.CodecChoice | None":
+        """What the native collectives take, or None for a codec written in Python."""
+        return None
+
+
+class NativeCodec(Codec):
+    """A codec whose arithmetic is in csrc/codec. Subclasses give `kind` and, where it is free, `block`."""
+
+    kind: ClassVar[str]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({f'block={self.block}' if self.block > 1 else ''})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    @property
+    def native(self) -> "_C.CodecChoice":
+        return _C.CodecChoice(_ops.KINDS[self.kind], self.block)
+
+    def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:
+        return _ops.wire_bytes(_ops.KINDS[self.kind], self.block, dtype, numel)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return _ops.encode(x, _ops.KINDS[self.kind], self.block)
+
+    def decode(self, wire: Tensor, out: Tensor) -> Tensor:
+        _ops.decode(wire, _ops.KINDS[self.kind], self.block, out)
+        return out
+
+    def decode_add(self, wire: Tensor, acc: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        _ops.decode_add(wire, _ops.KINDS[self.kind], self.block, dtype, acc)
+        return acc
+
+
+def check_block(name: str, block: int, multiple: int) -> int:
+    """Returns `block` if it is a positive multiple of `multiple`; else raises CodecError."""
+    if not isinstance(block, int) or block <= 0 or block % multiple:
+        raise CodecError(f"{name}: block must be a positive multiple of {multiple}, got {block!r}")
+    return block

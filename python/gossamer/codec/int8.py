@@ -1,0 +1,26 @@
+"""Int8: symmetric 8-bit integers with one float32 scale per block. ByteGrad's default codec.
+
+The arithmetic is csrc/codec/int8.h, for CPU and CUDA alike.
+"""
+
+from gossamer.codec.base import NativeCodec, check_block
+
+
+class Int8(NativeCodec):
+    """Symmetric int8 in blocks of `block` elements: scale = absmax / 127, code = rint(x / scale).
+
+    1 + 4 / block bytes an element (0.254 of float32 at 256). The error of an element is at most half a scale,
+    so at most 1 / 254 of the largest magnitude in its block. Zeros stay zero, magnitudes from 1e-38 to 3e38
+    survive, and a block with NaN or Inf decodes to NaN without touching any other.
+
+    Args:
+        block: elements that share a scale; a positive multiple of 32.
+
+    Raises:
+        CodecError: for another block.
+    """
+
+    kind = "int8"
+
+    def __init__(self, block: int = 256) -> None:
+        self.block = check_block("Int8", block, 32)

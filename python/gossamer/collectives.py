@@ -1,0 +1,157 @@
+"""Collectives on plain tensors, with a codec: what a user calls directly, and what algorithms are made of.
+
+The two-shot all-reduce: chunk j goes to rank j, which sums it in rank order in float32 (float64 for float64),
+encodes the result once and hands the bytes to everyone. Every rank decodes the same bytes, so all hold equal
+bits. Native codecs run in csrc/collectives; for a codec written in Python the same steps are below.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gossamer import _C
+from gossamer.codec import Codec, Identity
+from gossamer.comm import Communicator, from_group, is_communicator
+from gossamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+
+def all_reduce(
+    x: Tensor,
+    *,
+    codec: Codec | None = None,
+    op: str = "sum",
+    deterministic: bool = False,
+    group: "ProcessGroup | Communicator | None" = None,
+) -> Tensor:
+    """Reduces x over the ranks, in place, and returns it.
+
+    Args:
+        x: any shape; equal shape and dtype on all ranks.
+        codec: what the bytes on the wire look like; None sends the tensor's own.
+        op: "sum" or "mean".
+        deterministic: without a codec, the two-shot in rank order instead of the group's own all-reduce: the
+            bits then depend on nothing but the values and their order by rank.
+        group: a process group, a communicator, or None for the default group.
+
+    Raises:
+        ConfigError: for another op, or the mean of integers.
+        CodecError: a dtype that the codec cannot encode.
+        CommError: the group failed.
+    """
+    comm = _communicator(group, x)
+    scale = _scale(op, comm.size, x.dtype)
+    dense = x.detach().contiguous()
+    if codec is None and deterministic:
+        codec = Identity()
+    if codec is None:
+        if scale != 1.0:
+            dense.mul_(scale)  # before the sum, as the engine does: float16 does not overflow
+        comm.all_reduce(dense).wait()
+    elif codec.native is not None:
+        _C.all_reduce(comm, codec.native, dense, scale)
+    else:
+        _two_shot(comm, codec, dense.view(-1), scale)
+    if dense.data_ptr() != x.data_ptr():
+        x.detach().copy_(dense)
+    return x
+
+
+def reduce_scatter(
+    x: Tensor,
+    *,
+    codec: Codec | None = None,
+    op: str = "sum",
+    group: "ProcessGroup | Communicator | None" = None,
+) -> Tensor:
+    """Returns this rank's part of the sum (or mean) of x over the ranks; x is not changed.
+
+    Args:
+        x: [size * n, ...]; part j, n rows along the first dimension, belongs to rank j.
+        codec, op, group: as in all_reduce. None as codec sums in rank order, exactly.
+
+    Raises:
+        ConfigError: the first dimension is not divisible by the group's size; otherwise as all_reduce.
+    """
+    comm = _communicator(group, x)
+    scale = _scale(op, comm.size, x.dtype)
+    if x.dim() == 0 or x.size(0) % comm.size:
+        raise ConfigError(
+            f"reduce_scatter: the first dimension must be divisible by {comm.size} ranks, got {list(x.shape)}"
+        )
+    out = x.new_empty((x.size(0) // comm.size, *x.shape[1:]))
+    dense = x.detach().contiguous()
+    codec = codec if codec is not None else Identity()
+    if codec.native is not None:
+        _C.reduce_scatter(comm, codec.native, out, dense, scale)
+    elif out.numel():
+        out.view(-1).copy_(_summed_chunk(comm, codec, dense.view(comm.size, -1), scale))
+    return out
+
+
+def all_gather(
+    x: Tensor,
+    *,
+    codec: Codec | None = None,
+    group: "ProcessGroup | Communicator | None" = None,
+) -> Tensor:
+    """Returns the x of all ranks, one after the other along the first dimension: [size * n, ...].
+
+    Every rank's part, the caller's own too, has gone through the codec, so all ranks hold equal bits.
+    x is not changed. Raises as all_reduce does.
+    """
+    comm = _communicator(group, x)
+    dense = x.detach().contiguous().view(-1, *x.shape[1:]) if x.dim() else x.detach().view(1)
+    out = dense.new_empty((comm.size * dense.size(0), *dense.shape[1:]))
+    if codec is None:
+        comm.all_gather(out, dense).wait()
+    elif codec.native is not None:
+        _C.all_gather(comm, codec.native, out, dense)
+    elif dense.numel():
+        wire = codec.encode(dense.view(1, -1))
+        gathered = wire.new_empty((comm.size, wire.size(1)))
+        comm.all_gather(gathered, wire).wait()
+        codec.decode(gathered, out.view(comm.size, -1))
+    return out
+
+
+def _two_shot(comm: Communicator, codec: Codec, x: Tensor, scale: float) -> None:
+    """csrc/collectives/two_shot.cpp's all_reduce for a codec written in Python. x: [numel], contiguous."""
+    if x.numel() == 0:
+        return
+    if comm.size == 1:
+        x.mul_(scale)
+        return
+    chunk = -(-x.numel() // (comm.size * codec.block)) * codec.block
+    rows = x.new_zeros((comm.size, chunk))
+    rows.view(-1)[: x.numel()].copy_(x)
+    own = codec.encode(_summed_chunk(comm, codec, rows, scale).to(x.dtype).view(1, -1))
+    gathered = own.new_empty((comm.size, own.size(1)))
+    comm.all_gather(gathered, own).wait()
+    x.copy_(codec.decode(gathered, rows).view(-1)[: x.numel()])
+
+
+def _summed_chunk(comm: Communicator, codec: Codec, rows: Tensor, scale: float) -> Tensor:
+    """scale * the sum over ranks of row `rank`, in rank order, as float32 or float64 [row_numel]."""
+    wire = codec.encode(rows)
+    received = torch.empty_like(wire)
+    comm.all_to_all(received, wire).wait()
+    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    total = torch.zeros(rows.size(1), dtype=wide, device=rows.device)
+    return codec.decode_add(received, total, rows.dtype).mul_(scale)
+
+
+def _communicator(group: "ProcessGroup | Communicator | None", x: Tensor) -> Communicator:
+    return group if is_communicator(group) else from_group(group, x.device)  # type: ignore[arg-type, return-value]
+
+
+def _scale(op: str, size: int, dtype: torch.dtype) -> float:
+    if op not in ("sum", "mean"):
+        raise ConfigError(f"collectives: op must be 'sum' or 'mean', got {op!r}")
+    if op == "mean" and not (dtype.is_floating_point or dtype.is_complex):
+        raise ConfigError(f"collectives: the mean of {dtype} is not defined; convert to a float dtype first")
+    return 1.0 / size if op == "mean" else 1.0

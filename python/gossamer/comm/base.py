@@ -1,0 +1,51 @@
+"""What a communicator is, for type checkers and readers; the native class is csrc/comm/communicator.h.
+
+One group of ranks, no hidden default, no codec. Every call is collective: all ranks of the group make it in
+the same order with equal shapes and dtypes.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Work(Protocol):
+    """One operation in flight."""
+
+    def wait(self) -> None:
+        """Returns when the result may be used: blocks the host on CPU, the current stream on NCCL.
+
+        Raises:
+            CommError: the operation failed; names the operation, its size and the ranks that do not answer.
+        """
+
+
+class Communicator(Protocol):
+    """Moves contiguous tensors on `device` between the ranks of one group."""
+
+    rank: int
+    size: int
+    device: torch.device
+    bytes_sent: int
+
+    def all_reduce(self, x: Tensor) -> Work:
+        """Sums x over the ranks, in place."""
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
+        """out = this rank's part of the sum of x, which holds `size` parts."""
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+        """out = the x of rank 0, 1, ... one after the other."""
+
+    def all_to_all(self, out: Tensor, x: Tensor) -> Work:
+        """Part j of x goes to rank j; part i of out comes from rank i."""
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Work:
+        """x = the x of rank `source`, in place."""
+
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> Work:
+        """Sends x to rank `to` and receives out from rank `source`."""
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """Zero-filled uint8 memory, 64-byte aligned, that this group's wire can reach."""

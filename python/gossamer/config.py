@@ -1,0 +1,216 @@
+# Settings that come from the environment: GOSSAMER_* variables and what launchers leave behind.
+# The only reader of os.environ outside launch/. It decides nothing: runtime.py and the engine do.
+"""Configuration from the environment."""
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gossamer.errors import ConfigError
+
+MIB = 1 << 20
+LOG_LEVELS = ("debug", "info", "warning", "error")
+BUILD_VARIABLES = ("GOSSAMER_BUILD_CUDA",)  # read by setup.py alone
+
+
+@dataclass(frozen=True)
+class Config:
+    """Defaults that arguments override. Field ``x`` is read from ``GOSSAMER_X``."""
+
+    bucket_bytes: int = 25 * MIB  # at most this much gradient travels together
+    first_bucket_bytes: int = 1 * MIB  # smaller, so that the first transfer starts early
+    timeout_s: float = 1800.0  # of one collective
+    log_level: str = "warning"  # debug, info, warning or error
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One worker's place among all, as its launcher described it."""
+
+    source: str  # "torchrun", "mpirun" or "srun"
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    master_addr: str | None = None  # None where the launcher brings its own rendezvous (MPI)
+    master_port: int | None = None
+
+
+def current() -> Config:
+    """Reads the environment now.
+
+    Raises ConfigError for an unknown GOSSAMER_* variable and for a value that does not parse.
+    """
+    parsers = {f"GOSSAMER_{field.name.upper()}": field.name for field in fields(Config)}
+    values: dict[str, Any] = {}
+    for variable, text in os.environ.items():
+        if not variable.startswith("GOSSAMER_") or variable in BUILD_VARIABLES:
+            continue
+        if variable not in parsers:
+            known = ", ".join([*parsers, *BUILD_VARIABLES])
+            raise ConfigError(f"environment: unknown variable {variable}; the known ones are {known}.")
+        name = parsers[variable]
+        values[name] = _PARSERS[name](variable, text)
+    return Config(**values)
+
+
+def launcher_environment() -> Placement | None:
+    """The place that a launcher gave this process, or None if none started it.
+
+    Looked for in this order: torchrun, Open MPI's mpirun, MPICH's mpirun (PMI), Slurm's srun.
+    Raises ConfigError for a launcher's variables that are incomplete or contradict each other.
+    """
+    env = os.environ
+    for find in (_torchrun, _open_mpi, _mpich, _srun):
+        if (placement := find(env)) is not None:
+            return _checked(placement)
+    return None
+
+
+def _torchrun(env: Mapping[str, str]) -> Placement | None:
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return None
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
+    if missing:
+        raise ConfigError(
+            f"environment: RANK and WORLD_SIZE are set but {' and '.join(missing)} not; "
+            "set both, or start with `gossamer run` or torchrun."
+        )
+    rank, size = _integer("RANK", env["RANK"]), _integer("WORLD_SIZE", env["WORLD_SIZE"])
+    return Placement(
+        source="torchrun",
+        rank=rank,
+        size=size,
+        local_rank=_integer("LOCAL_RANK", env.get("LOCAL_RANK", str(rank))),
+        local_size=_integer("LOCAL_WORLD_SIZE", env.get("LOCAL_WORLD_SIZE", str(size))),
+        master_addr=env["MASTER_ADDR"],
+        master_port=_integer("MASTER_PORT", env["MASTER_PORT"]),
+    )
+
+
+def _open_mpi(env: Mapping[str, str]) -> Placement | None:
+    prefix = "OMPI_COMM_WORLD_"
+    names = [prefix + part for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+    if not all(name in env for name in names):
+        return None
+    rank, size, local_rank, local_size = (_integer(name, env[name]) for name in names)
+    return Placement("mpirun", rank, size, local_rank, local_size)
+
+
+def _mpich(env: Mapping[str, str]) -> Placement | None:
+    if "PMI_RANK" not in env or "PMI_SIZE" not in env:
+        return None
+    # `srun --mpi=pmi2` sets PMI_* too, and then needs no MPI. A hydra proxy started by srun differs.
+    if env.get("SLURM_PROCID") == env["PMI_RANK"] and env.get("SLURM_STEP_NUM_TASKS") == env["PMI_SIZE"]:
+        return None
+    rank, size = _integer("PMI_RANK", env["PMI_RANK"]), _integer("PMI_SIZE", env["PMI_SIZE"])
+    return Placement(
+        source="mpirun",
+        rank=rank,
+        size=size,
+        local_rank=_integer("MPI_LOCALRANKID", env.get("MPI_LOCALRANKID", str(rank))),
+        local_size=_integer("MPI_LOCALNRANKS", env.get("MPI_LOCALNRANKS", str(size))),
+    )
+
+
+def _srun(env: Mapping[str, str]) -> Placement | None:
+    # A batch script has SLURM_PROCID=0 as well; only srun's tasks belong to a step with a node list.
+    if "SLURM_PROCID" not in env or "SLURM_STEP_NODELIST" not in env:
+        return None
+    size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+    if size_name not in env:
+        raise ConfigError("environment: SLURM_PROCID is set but SLURM_NTASKS is not; start with srun.")
+    size = _integer(size_name, env[size_name])
+    tasks = env.get("SLURM_STEP_TASKS_PER_NODE", str(size))
+    port = env.get("MASTER_PORT")
+    return Placement(
+        source="srun",
+        rank=_integer("SLURM_PROCID", env["SLURM_PROCID"]),
+        size=size,
+        local_rank=_integer("SLURM_LOCALID", env.get("SLURM_LOCALID", "0")),
+        local_size=_tasks_on_node(tasks, _integer("SLURM_NODEID", env.get("SLURM_NODEID", "0"))),
+        master_addr=env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"]),
+        master_port=_integer("MASTER_PORT", port) if port else _slurm_port(env),
+    )
+
+
+def first_host(node_list: str) -> str:
+    """First host of a Slurm node list: ``"gpu[07-09,12]-ib,login1"`` gives ``"gpu07-ib"``."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", node_list.strip())
+    if first is None:
+        raise ConfigError(f"environment: SLURM_STEP_NODELIST names no host, got {node_list!r}.")
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0])
+
+
+def _tasks_on_node(tasks_per_node: str, node: int) -> int:
+    """Slurm writes ``"2(x3),1"`` for four nodes with 2, 2, 2 and 1 tasks."""
+    counts: list[int] = []
+    for part in tasks_per_node.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ConfigError(
+                f"environment: SLURM_STEP_TASKS_PER_NODE must look like '2(x3),1', got {tasks_per_node!r}."
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    if node >= len(counts):
+        raise ConfigError(f"environment: SLURM_NODEID {node} is not in {tasks_per_node!r} (task counts).")
+    return counts[node]
+
+
+def _slurm_port(env: Mapping[str, str]) -> int:
+    """Every task of a step derives the same port; other jobs and steps on the host get other ones."""
+    job, step = env.get("SLURM_JOB_ID", "0"), env.get("SLURM_STEP_ID", "0")
+    # Below 32768: Linux gives the ports above to outgoing connections.
+    return 15000 + (_integer("SLURM_JOB_ID", job) + 997 * _integer("SLURM_STEP_ID", step)) % 15000
+
+
+def _checked(placement: Placement) -> Placement:
+    place, local = (placement.rank, placement.size), (placement.local_rank, placement.local_size)
+    for what, (rank, size) in (("rank", place), ("local rank", local)):
+        if not 0 <= rank < size:
+            raise ConfigError(
+                f"environment ({placement.source}): {what} must be at least 0 and below its size, "
+                f"got {rank} of {size}."
+            )
+    return placement
+
+
+def _integer(variable: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"environment: {variable} must be an integer, got {text!r}.") from None
+
+
+def _positive_bytes(variable: str, text: str) -> int:
+    value = _integer(variable, text)
+    if value < 1:
+        raise ConfigError(f"environment: {variable} must be at least 1 byte, got {text!r}.")
+    return value
+
+
+def _positive_seconds(variable: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ConfigError(f"environment: {variable} must be a number of seconds above 0, got {text!r}.")
+    return value
+
+
+def _level(variable: str, text: str) -> str:
+    if text.lower() not in LOG_LEVELS:
+        raise ConfigError(f"environment: {variable} must be one of {', '.join(LOG_LEVELS)}, got {text!r}.")
+    return text.lower()
+
+
+_PARSERS: dict[str, Callable[[str, str], int | float | str]] = {
+    "bucket_bytes": _positive_bytes,
+    "first_bucket_bytes": _positive_bytes,
+    "timeout_s": _positive_seconds,
+    "log_level": _level,
+}

@@ -1,0 +1,121 @@
+"""gs.DataParallel, the native face: a module whose gradients are averaged over the ranks.
+
+Argument translation only; the engine does the work. Its state_dict is the wrapped model's own.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gossamer import config
+from gossamer.algorithms import Algorithm, resolve
+from gossamer.comm import Communicator, destroy_group, from_group, is_communicator, private_group
+from gossamer.engine import Engine
+from gossamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class DataParallel(nn.Module):
+    """Wraps a model so that loss.backward() leaves the averaged gradient in every param.grad.
+
+    The training loop stays as it was: forward, backward, optimizer.step(). param.grad becomes a view of a
+    bucket's flat memory. state_dict() and load_state_dict() are those of the wrapped model, without a
+    "module." prefix, also where this wrapper is part of a larger model; parameters' names do have it.
+
+    Args:
+        module: the model, on its final device and dtype. `model.module` is this object.
+        optimizer: the optimizer of its parameters. Gradient algorithms do not need it.
+        algorithm: an Algorithm, or its name.
+        process_group: a process group, a communicator, or None for the default group. The engine makes a private
+            group of the same ranks (not of a communicator), so all of them must wrap their models.
+        bucket_bytes: bytes of gradients that travel together; the first bucket holds `first_bucket_bytes`.
+            Defaults come from gossamer.config.
+        broadcast: copy parameters and buffers (frozen ones too) from rank 0. False where ranks differ on purpose.
+
+    Buffers are copied at wrap only; each rank's BatchNorm statistics are its own afterwards.
+
+    Raises:
+        ConfigError: on every rank, if models or settings differ between ranks, naming the first difference.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        algorithm: str | Algorithm = "gradient_allreduce",
+        process_group: "ProcessGroup | Communicator | None" = None,
+        bucket_bytes: int | None = None,
+        first_bucket_bytes: int | None = None,
+        broadcast: bool = True,
+    ) -> None:
+        super().__init__()
+        settings = config.current()
+        self.module = module
+        self.training = module.training
+        self.algorithm = resolve(algorithm)
+        bucket_bytes = settings.bucket_bytes if bucket_bytes is None else bucket_bytes
+        first = settings.first_bucket_bytes if first_bucket_bytes is None else first_bucket_bytes
+        if bucket_bytes <= 0 or first <= 0:
+            raise ConfigError(
+                f"DataParallel: bucket_bytes and first_bucket_bytes must be positive, got {bucket_bytes} and {first}"
+            )
+        self._group, comm, control = _communicators(module, process_group, settings.timeout_s)
+        self.engine = Engine(
+            module,
+            self.algorithm,
+            comm=comm,
+            control=control,
+            bucket_bytes=bucket_bytes,
+            first_bucket_bytes=first,
+            broadcast=broadcast,
+        )
+        if optimizer is not None:
+            self.engine.watch(optimizer)
+        self.register_state_dict_post_hook(_drop_module_prefix)
+        self.register_load_state_dict_pre_hook(_add_module_prefix)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped model's forward."""
+        self.engine.before_forward(self.training)
+        return self.engine.after_forward(self.module(*args, **kwargs))
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, backward accumulates without communication; the next backward outside sends the sum."""
+        with self.engine.no_sync():
+            yield
+
+    def close(self) -> None:
+        """Ends the engine and its private group; the wrapped model goes on alone. Idempotent."""
+        self.engine.close()
+        if self._group is not None:
+            destroy_group(self._group)
+            self._group = None
+
+
+def _communicators(
+    module: nn.Module, group: "ProcessGroup | Communicator | None", timeout_s: float
+) -> "tuple[ProcessGroup | None, Communicator, Communicator]":
+    if is_communicator(group):
+        return None, group, group  # type: ignore[return-value]
+    device = next((param.device for param in module.parameters() if param.requires_grad), torch.device("cpu"))
+    private = private_group(group, timeout_s)  # type: ignore[arg-type]
+    control = from_group(private, "cpu")
+    return private, control if device.type == "cpu" else from_group(private, device), control
+
+
+def _drop_module_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    inner = prefix + "module."
+    for key in [key for key in state if key.startswith(inner)]:
+        state[prefix + key[len(inner) :]] = state.pop(key)
+
+
+def _add_module_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[prefix + "module." + key[len(prefix) :]] = state.pop(key)

@@ -1,0 +1,39 @@
+"""A small byte-level GPT, what `gossamer demo` trains: pre-norm, learned positions, 1.07 M parameters.
+
+It knows nothing of ranks or of Gossamer."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """Attention to earlier bytes, then a perceptron; both add to the stream x[batch, time, width]."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [batch, head, time, width / heads]
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.project(seen.transpose(1, 2).flatten(-2))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    """Predicts each byte from those before it; forward(text[batch, time + 1]) is the mean loss in nats."""
+
+    def __init__(self, *, context: int, width: int = 128, heads: int = 4, layers: int = 5) -> None:
+        super().__init__()
+        self.byte, self.position = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        x = self.byte(text[:, :-1]) + self.position.weight[: text.shape[1] - 1]
+        return F.cross_entropy(self.head(self.norm(self.blocks(x))).flatten(0, 1), text[:, 1:].flatten())

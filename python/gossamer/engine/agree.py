@@ -1,0 +1,89 @@
+"""What ranks must share before they train together: the same model description, and the same values.
+
+`require_equal` compares, `broadcast_tensors` copies from rank 0. Used by engine.py when a model is wrapped and
+when its plan grows.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.comm import Communicator
+from gossamer.errors import ConfigError
+
+_CHUNK_BYTES = 32 << 20
+
+
+def require_equal(control: Communicator, lines: Sequence[str], what: str) -> None:
+    """Raises the same ConfigError on every rank, naming the first difference, unless all ranks pass equal lines.
+
+    Collective. `control` moves CPU tensors.
+    """
+    if control.size == 1:
+        return
+    text = "\n".join(lines).encode()
+    digests = _gather_bytes(control, hashlib.sha256(text).digest(), 32)
+    if len(set(digests)) == 1:
+        return
+    lengths = _gather_bytes(control, len(text).to_bytes(8, "little"), 8)
+    sizes = [int.from_bytes(length, "little") for length in lengths]
+    texts = _gather_bytes(control, text, max(sizes))
+    every = [raw[:size].decode().split("\n") for raw, size in zip(texts, sizes, strict=True)]
+    for rank, other in enumerate(every):
+        if other != every[0]:
+            raise ConfigError(f"{what} differs between ranks: {_first_difference(every[0], other, rank)}")
+
+
+def _first_difference(reference: list[str], other: list[str], rank: int) -> str:
+    for position, (a, b) in enumerate(zip(reference, other, strict=False)):
+        if a != b:
+            return f"entry {position} is '{a}' on rank 0 and '{b}' on rank {rank}"
+    longer, entries = (0, reference) if len(reference) > len(other) else (rank, other)
+    position = min(len(reference), len(other))
+    return (
+        f"rank 0 has {len(reference)} entries and rank {rank} has {len(other)}; "
+        f"the first extra one is '{entries[position]}' on rank {longer}"
+    )
+
+
+def _gather_bytes(control: Communicator, data: bytes, width: int) -> list[bytes]:
+    mine = torch.zeros(width, dtype=torch.uint8)
+    mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
+    every = torch.empty(control.size * width, dtype=torch.uint8)
+    control.all_gather(every, mine).wait()
+    return [part.numpy().tobytes() for part in every.split(width)]
+
+
+def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor]) -> None:
+    """Copies every tensor from rank 0, in place, whatever its dtype and strides. Collective.
+
+    Tensors travel as bytes, joined up to 32 MiB at a time. All are on the communicator's device.
+    """
+    if comm.size == 1:
+        return
+    batch: list[Tensor] = []
+    batch_bytes = 0
+    for tensor in tensors:
+        nbytes = tensor.numel() * tensor.element_size()
+        if nbytes == 0:
+            continue
+        if batch and batch_bytes + nbytes > _CHUNK_BYTES:
+            _broadcast_batch(comm, batch)
+            batch, batch_bytes = [], 0
+        batch.append(tensor.detach())
+        batch_bytes += nbytes
+    if batch:
+        _broadcast_batch(comm, batch)
+
+
+def _broadcast_batch(comm: Communicator, batch: list[Tensor]) -> None:
+    flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in batch])
+    comm.broadcast(flat, 0).wait()
+    if comm.rank == 0:
+        return
+    parts = flat.split([tensor.numel() * tensor.element_size() for tensor in batch])
+    for tensor, part in zip(batch, parts, strict=True):
+        # A fresh copy is aligned for the wider dtype; a slice of the joined bytes may not be.
+        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

@@ -1,0 +1,40 @@
+"""Which parameters travel together: parameters to buckets. A pure function of its arguments.
+
+No memory and no hooks here; engine.py turns the plan into native buckets.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def plan_buckets(
+    params: Sequence[Tensor], order: Sequence[int], *, bucket_bytes: int, first_bucket_bytes: int
+) -> list[list[int]]:
+    """Groups the parameters named by `order` into buckets, in the order in which they will be complete.
+
+    A bucket holds one dtype on one device, and closes once it holds `bucket_bytes` (the first one
+    `first_bucket_bytes`, so that communication starts early). Buckets are sorted by their last parameter.
+
+    Args:
+        params: all parameters of the model.
+        order: indices into `params`, in the order in which gradients are expected.
+
+    Returns:
+        Lists of indices into `params`.
+    """
+    limit = first_bucket_bytes
+    open_buckets: dict[tuple[object, object], list[int]] = {}
+    open_bytes: dict[tuple[object, object], int] = {}
+    closed: list[list[int]] = []
+    for index in order:
+        param = params[index]
+        key = (param.dtype, param.device)
+        open_buckets.setdefault(key, []).append(index)
+        open_bytes[key] = open_bytes.get(key, 0) + param.numel() * param.element_size()
+        if open_bytes[key] >= limit:
+            closed.append(open_buckets.pop(key))
+            del open_bytes[key]
+            limit = bucket_bytes
+    position = {index: place for place, index in enumerate(order)}
+    return sorted(closed + list(open_buckets.values()), key=lambda bucket: position[bucket[-1]])

@@ -1,0 +1,60 @@
+# Entry point of the `gossamer` command: a table of subcommands, each a module that is imported only when
+# it is asked for. A module offers main(args) -> int, and add_arguments(parser) or build_parser(prog).
+"""The ``gossamer`` command line."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import NamedTuple
+
+from gossamer.errors import GossamerError
+
+
+class Command(NamedTuple):
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "run": Command("gossamer.launch.run", "start a training script in several workers"),
+    "demo": Command("gossamer.demo.cli", "train a small GPT with 4 workers and 8-bit gradients"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns the exit code. ``argv`` excludes the program's name."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = _top_parser().parse_args(arguments[:1]).command
+    module = importlib.import_module(COMMANDS[chosen].module)
+    prog = f"gossamer {chosen}"
+    if hasattr(module, "build_parser"):
+        parser = module.build_parser(prog)
+    else:
+        parser = argparse.ArgumentParser(prog=prog, description=COMMANDS[chosen].summary)
+        module.add_arguments(parser)
+    try:
+        return int(module.main(parser.parse_args(arguments[1:])))
+    except GossamerError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 1
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="gossamer",
+        description="Trains one PyTorch model on many workers.",
+        epilog=f"commands:\n{listing}\n\nexample: gossamer run -np 4 train.py --epochs 3\n"
+        "`gossamer COMMAND --help` explains one.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"gossamer {metadata.version('gossamer')}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=" or ".join(COMMANDS))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+# Where this process stands among all workers: finds the launcher, joins torch.distributed, answers
+# rank() and size(). Re-implements no transport and no rendezvous. The engine does not use it: it works
+# on any process group; users and the faces call it.
+"""Joining the group of workers: ``init()``, ``rank()``, ``size()``, ``shutdown()``."""
+
+import logging
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gossamer import config
+from gossamer.config import Placement
+from gossamer.errors import CommError, ConfigError
+
+
+@dataclass(frozen=True)
+class _Membership:
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    adopted: bool  # the caller made torch's default group; shutdown() leaves it alone
+
+
+_membership: _Membership | None = None
+
+
+def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
+    """Joins all workers of this run; every worker calls it once, before anything else of Gossamer.
+
+    The place is found from the environment of ``gossamer run``/torchrun, of mpirun (Open MPI, MPICH; the
+    rendezvous goes through mpi4py) or of srun; without any of them the process is alone, with size 1.
+    If ``torch.distributed`` is initialised already, its default group is adopted as it is.
+
+    ``backend``: a torch.distributed backend string; None is "gloo", or "cpu:gloo,cuda:nccl" where a GPU
+    is visible, and then the GPU numbered ``local_rank`` becomes the current one.
+    ``timeout_s``: seconds one collective may take; None is GOSSAMER_TIMEOUT_S, 1800 by default.
+
+    Raises ConfigError: called twice, bad argument or environment, mpi4py missing, fewer GPUs than local
+    workers, arguments given although a group was adopted. CommError: the others were not reached in time.
+    """
+    global _membership
+    if is_initialized():
+        raise ConfigError(
+            "gossamer.init: must be called once, but this process is already "
+            f"rank {rank()} of {size()}; ask gossamer.is_initialized(), or call gossamer.shutdown() first."
+        )
+    settings = config.current()
+    logging.getLogger("gossamer").setLevel(settings.log_level.upper())
+    if timeout_s is not None and not timeout_s > 0:
+        raise ConfigError(f"gossamer.init: timeout_s must be above 0, got {timeout_s}.")
+    if dist.is_initialized():
+        if backend is not None or timeout_s is not None:
+            raise ConfigError(
+                "gossamer.init: torch.distributed is initialised already and its group is adopted as it is; "
+                f"got backend={backend!r}, timeout_s={timeout_s}. Give them to init_process_group instead."
+            )
+        _membership = _adopt()
+        return
+    placement = config.launcher_environment() or Placement("alone", 0, 1, 0, 1)
+    chosen = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    if "nccl" in chosen:
+        _take_gpu(placement)
+    _join(placement, chosen, settings.timeout_s if timeout_s is None else float(timeout_s))
+    _membership = _Membership(
+        placement.rank, placement.size, placement.local_rank, placement.local_size, adopted=False
+    )
+
+
+def is_initialized() -> bool:
+    """True between ``init()`` and ``shutdown()``."""
+    return _membership is not None and dist.is_initialized()
+
+
+def rank() -> int:
+    """This worker's number, 0 to ``size() - 1``. ConfigError before ``init()``."""
+    return _joined("rank").rank
+
+
+def size() -> int:
+    """Number of workers. ConfigError before ``init()``."""
+    return _joined("size").size
+
+
+def local_rank() -> int:
+    """This worker's number among those on its host. ConfigError before ``init()``."""
+    return _joined("local_rank").local_rank
+
+
+def local_size() -> int:
+    """Number of workers on this host. ConfigError before ``init()``."""
+    return _joined("local_size").local_size
+
+
+def shutdown() -> None:
+    """Leaves the group; ``init()`` may be called again. Does nothing if not initialised.
+
+    Destroys torch's default group if ``init()`` made it, and leaves an adopted one to its maker.
+    """
+    global _membership
+    if _membership is not None and not _membership.adopted and dist.is_initialized():
+        dist.destroy_process_group()
+    _membership = None
+
+
+def _joined(what: str) -> _Membership:
+    if _membership is None or not dist.is_initialized():
+        raise ConfigError(f"gossamer.{what}: needs the group of workers; call gossamer.init() first.")
+    return _membership
+
+
+def _take_gpu(placement: Placement) -> None:
+    count = torch.cuda.device_count()
+    if placement.local_rank >= count:
+        raise ConfigError(
+            f"gossamer.init: rank {placement.rank}/{placement.size} is local worker {placement.local_rank} "
+            f"of {placement.local_size}, but {count} GPU(s) are visible; NCCL needs one GPU per worker. "
+            "Start fewer workers, or use gossamer.init(backend='gloo')."
+        )
+    torch.cuda.set_device(placement.local_rank)
+
+
+def _join(placement: Placement, backend: str, timeout_s: float) -> None:
+    options: dict[str, Any] = {
+        "backend": backend,
+        "rank": placement.rank,
+        "world_size": placement.size,
+        "timeout": timedelta(seconds=timeout_s),
+    }
+    if placement.source == "torchrun":
+        options["init_method"] = "env://"  # torchrun's agent may hold the store already
+    elif placement.source == "srun":
+        options["init_method"] = f"tcp://{placement.master_addr}:{placement.master_port}"
+    elif placement.source == "mpirun":
+        options["store"] = _mpi_store(placement, timeout_s)
+    else:
+        options["store"] = dist.HashStore()
+    try:
+        dist.init_process_group(**options)
+    except (RuntimeError, TimeoutError) as error:
+        where = f" at {placement.master_addr}:{placement.master_port}" if placement.master_addr else ""
+        raise CommError(
+            f"gossamer.init: rank {placement.rank}/{placement.size} ({placement.source}) could not join"
+            f"{where} with backend {backend!r} in {timeout_s:g} s: {error}"
+        ) from error
+
+
+def _mpi_store(placement: Placement, timeout_s: float) -> dist.Store:
+    """Rank 0 serves a store on a free port and broadcasts its address over MPI."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ConfigError(
+            f"gossamer.init: mpirun started this worker, and the rendezvous needs mpi4py ({error}); "
+            "run `pip install mpi4py`, or start with `gossamer run`."
+        ) from error
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (placement.rank, placement.size):
+        raise ConfigError(
+            f"gossamer.init: mpirun says rank {placement.rank} of {placement.size}, but mpi4py says "
+            f"{world.rank} of {world.size}: it uses another MPI than this mpirun. Set MPI4PY_MPIABI to "
+            "openmpi or mpich, or build mpi4py from source."
+        )
+    one_host = len(set(world.allgather(socket.gethostname()))) == 1
+    address = "127.0.0.1" if one_host else socket.gethostname()
+    timeout = timedelta(seconds=timeout_s)
+    store = None
+    if world.rank == 0:
+        store = dist.TCPStore(address, 0, world.size, True, timeout=timeout, wait_for_workers=False)
+    address, port = world.bcast((address, store.port) if store else None, root=0)
+    return store or dist.TCPStore(address, port, world.size, False, timeout=timeout)
+
+
+def _adopt() -> _Membership:
+    own, count = dist.get_rank(), dist.get_world_size()
+    placement = config.launcher_environment()
+    if placement is not None and (placement.rank, placement.size) == (own, count):
+        return _Membership(own, count, placement.local_rank, placement.local_size, adopted=True)
+    hosts: list[Any] = [None] * count
+    dist.all_gather_object(hosts, socket.gethostname())
+    here = [peer for peer, host in enumerate(hosts) if host == hosts[own]]
+    return _Membership(own, count, here.index(own), len(here), adopted=True)
