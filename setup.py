@@ -47,6 +47,21 @@ def default_architectures(nvcc: str) -> str:
     return ";".join(known) + "+PTX"
 
 
+def architecture_flags() -> list[str]:
+    """Spelled out here because torch adds its own only if no flag, paths included, contains "arch"."""
+    flags = []
+    for entry in os.environ["TORCH_CUDA_ARCH_LIST"].replace(" ", ";").split(";"):
+        match = re.fullmatch(r"(\d+)\.(\d+[af]?)(\+PTX)?", entry)
+        if match is None:
+            raise SystemExit(
+                f"setup.py: TORCH_CUDA_ARCH_LIST must look like 8.0;9.0+PTX, got the entry {entry!r}."
+            )
+        number = match[1] + match[2]
+        codes = [f"sm_{number}", f"compute_{number}"] if match[3] else [f"sm_{number}"]
+        flags += [f"-gencode=arch=compute_{number},code={code}" for code in codes]
+    return flags
+
+
 def wants_cuda(torch_cuda: str | None, nvcc: str | None) -> bool:
     choice = os.environ.get("GOSSAMER_BUILD_CUDA", "auto")
     if choice not in ("auto", "0", "1"):
@@ -117,7 +132,6 @@ class BuildGossamer(BuildExtension):
         groups: dict[str, list[str]] = {}
         for path in ext.sources:
             groups.setdefault(group_of(path), []).append(path)
-        torch_flags = ext.extra_compile_args
         objects = []
         for name, paths in groups.items():
             if name == "torch":
@@ -130,7 +144,7 @@ class BuildGossamer(BuildExtension):
                 include_dirs=[str(ROOT / "csrc")],
                 extra_postargs={
                     "cxx": [*CXX_FLAGS, *INSTRUCTION_SETS.get(f"{name}.cpp", [])],
-                    "nvcc": list(torch_flags["nvcc"]),
+                    "nvcc": [*NVCC_FLAGS, *(architecture_flags() if WITH_CUDA else [])],
                 },
             )
         ext.sources = groups["torch"]
@@ -140,15 +154,18 @@ class BuildGossamer(BuildExtension):
 
 def extension():
     # Named again as system directories, torch's headers raise no warnings of ours.
-    system = [f"-isystem{path}" for path in include_paths("cuda" if WITH_CUDA else "cpu")]
-    macros = [("GOSSAMER_WITH_CUDA", None)] if WITH_CUDA else []
-    return (CUDAExtension if WITH_CUDA else CppExtension)(
-        "gossamer._C",
-        sources(),
-        include_dirs=[str(ROOT / "csrc")],
-        define_macros=macros,
-        extra_compile_args={"cxx": CXX_FLAGS + system, "nvcc": NVCC_FLAGS + system},
-    )
+    system = include_paths("cuda" if WITH_CUDA else "cpu")
+    cxx = [*CXX_FLAGS, *(f"-isystem{path}" for path in system)]
+    arguments = {
+        "name": "gossamer._C",
+        "sources": sources(),
+        "include_dirs": [str(ROOT / "csrc")],
+        "define_macros": [("GOSSAMER_WITH_CUDA", None)] if WITH_CUDA else [],
+    }
+    if not WITH_CUDA:
+        return CppExtension(extra_compile_args={"cxx": cxx}, **arguments)
+    nvcc = [*NVCC_FLAGS, *(f"-isystem={path}" for path in system), *architecture_flags()]
+    return CUDAExtension(extra_compile_args={"cxx": cxx, "nvcc": nvcc}, **arguments)
 
 
 setup(ext_modules=[extension()], cmdclass={"build_ext": BuildGossamer})

@@ -1,6 +1,7 @@
 // Throughput of the CPU codec kernels on one core, without torch: one JSON line per kernel.
 // GB/s counts the bytes of float32 on the tensor side (of one row). Median of 15 runs, spread is max - min.
-// Build and run: cmake -S cmake -B build/cpp && cmake --build build/cpp && build/cpp/bench_codec_native [numel]
+// Build and run: cmake -S cmake -B build/cpp && cmake --build build/cpp && build/cpp/bench_codec_native
+// [numel]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -36,8 +37,8 @@ Timing measure(Body body) {
 
 void report(const char* isa, const char* codec, const char* kernel, int64_t numel, Timing timing) {
   const double gigabytes = static_cast<double>(numel) * 4e-9;
-  std::printf(R"({"bench":"codec_native","isa":"%s","codec":"%s","kernel":"%s","numel":%lld,)", isa, codec, kernel,
-              static_cast<long long>(numel));
+  std::printf(R"({"bench":"codec_native","isa":"%s","codec":"%s","kernel":"%s","numel":%lld,)", isa, codec,
+              kernel, static_cast<long long>(numel));
   std::printf(R"("gb_per_s":%.2f,"spread_percent":%.1f})"
               "\n",
               gigabytes / timing.median_s, 100 * timing.spread_s / timing.median_s);
@@ -55,7 +56,9 @@ void bench(const Kernels& kernels, const char* name, Kind kind, int64_t block, i
   std::vector<uint8_t> wire(kRows * bytes), reduced(bytes);
   kernels.encode(spec, Dtype::f32, x.data(), all, wire.data());
 
-  const auto line = [&](const char* kernel, Timing timing) { report(kernels.name, name, kernel, numel, timing); };
+  const auto line = [&](const char* kernel, Timing timing) {
+    report(kernels.name, name, kernel, numel, timing);
+  };
   line("encode", measure([&] { kernels.encode(spec, Dtype::f32, x.data(), one, wire.data()); }));
   line("decode", measure([&] { kernels.decode(spec, wire.data(), one, out.data()); }));
   line("decode_add", measure([&] { kernels.decode_add(spec, wire.data(), 1, numel, numel, out.data()); }));

@@ -144,6 +144,7 @@ void bind_engine(py::module_& module) {
       .def("append_buckets", &Engine::append_buckets, py::arg("buckets"))
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def_property_readonly("step", &Engine::step)
+      .def_property_readonly("inside_backward", &Engine::inside_backward)
       .def("begin_backward", &Engine::begin_backward)
       .def("abandon", &Engine::abandon, Release())
       .def("flag_late", &Engine::flag_late)

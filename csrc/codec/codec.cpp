@@ -67,7 +67,8 @@ std::atomic<const Kernels*>& selected() {
 }  // namespace
 
 int64_t row_bytes(const Spec& spec, int64_t row_numel) {
-  GOSSAMER_CHECK(row_numel >= 0, ErrorKind::codec, "row_bytes: row_numel must not be negative, got ", row_numel);
+  GOSSAMER_CHECK(row_numel >= 0, ErrorKind::codec, "row_bytes: row_numel must not be negative, got ",
+                 row_numel);
   return layout::row_bytes(spec, row_numel);
 }
 

@@ -42,7 +42,8 @@ struct Kernels {
   void (*decode)(const Spec& spec, const uint8_t* wire, const Rows& rows, void* out);
 
   // acc[row_numel] (accumulate_dtype) += the rows of `wire`, added in row order 0, 1, ...
-  // Here the rows are the same chunk as seen by every rank: only the first `valid` elements of each row hold data.
+  // Here the rows are the same chunk as seen by every rank: only the first `valid` elements of each row hold
+  // data.
   void (*decode_add)(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
                      void* acc);
 

@@ -10,12 +10,12 @@ namespace {
 
 using namespace gossamer::device;
 
-constexpr int kThreads = 256;                 // of a thread block made of warps
-constexpr int kLargeTeam = 512;               // of a thread block that is one team
-constexpr int64_t kMaxGrid = 16384;           // beyond it a team takes several pieces
-constexpr int64_t kMaxWarpGroup = 4096;       // elements of a group that one warp handles
-constexpr int64_t kMaxTeamRow = 32768;        // of a row that one team handles, where statistics span it
-constexpr int64_t kPartNumel = 16384;         // of a part of a longer row
+constexpr int kThreads = 256;            // of a thread block made of warps
+constexpr int kLargeTeam = 512;          // of a thread block that is one team
+constexpr int64_t kMaxGrid = 16384;      // beyond it a team takes several pieces
+constexpr int64_t kMaxWarpGroup = 4096;  // elements of a group that one warp handles
+constexpr int64_t kMaxTeamRow = 32768;   // of a row that one team handles, where statistics span it
+constexpr int64_t kPartNumel = 16384;    // of a part of a longer row
 constexpr int64_t kMaxParts = 256;
 
 template <class Body>
@@ -50,8 +50,8 @@ void check_wire(const char* where, const void* wire) {
 
 void check_launch(const char* where) {
   const cudaError_t status = cudaGetLastError();
-  GOSSAMER_CHECK(status == cudaSuccess, ErrorKind::codec, where,
-                 ": the kernel must launch, got ", cudaGetErrorString(status));
+  GOSSAMER_CHECK(status == cudaSuccess, ErrorKind::codec, where, ": the kernel must launch, got ",
+                 cudaGetErrorString(status));
 }
 
 template <class Source>
@@ -64,11 +64,13 @@ void encode_long_rows(const Source& source, const Layout& layout, int64_t rows, 
   observe_parts<kLargeTeam><<<grid, kLargeTeam, 0, stream>>>(source, layout, part_numel, wire);
   write_headers<<<static_cast<unsigned>(rows), kWarp, 0, stream>>>(source, layout, parts, wire);
   const int64_t chunks = ceil_div(layout.row_numel, kChunk), items = rows * chunks;
-  quantise_chunks<<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(source, layout, chunks, items, wire);
+  quantise_chunks<<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(source, layout, chunks, items,
+                                                                             wire);
 }
 
 template <class Source>
-void encode_rows(const Source& source, const Layout& layout, int64_t rows, uint8_t* wire, cudaStream_t stream) {
+void encode_rows(const Source& source, const Layout& layout, int64_t rows, uint8_t* wire,
+                 cudaStream_t stream) {
   constexpr Statistics statistics = Source::Codec::kStatistics;
   const int64_t items = rows * layout.groups;
   if (items == 0) return;
@@ -82,7 +84,8 @@ void encode_rows(const Source& source, const Layout& layout, int64_t rows, uint8
       return;
     }
   }
-  encode_groups<kWarp><<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(source, layout, items, wire);
+  encode_groups<kWarp>
+      <<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(source, layout, items, wire);
 }
 
 }  // namespace
@@ -120,8 +123,8 @@ void decode(const Spec& spec, const uint8_t* wire, const Rows& rows, void* out, 
   check_launch("decode");
 }
 
-void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid, void* acc,
-                cudaStream_t stream) {
+void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+                void* acc, cudaStream_t stream) {
   check_wire("decode_add", wire);
   dispatch(spec, [&](auto codec) {
     using Codec = decltype(codec);

@@ -59,8 +59,7 @@ auto observe(const Source* x, int64_t count) {
   for (; i + Lane::width <= count; i += Lane::width)
     wide = Codec::template observe<Lane>(wide, load_value<Codec, Lane>(x + i));
   auto stats = Codec::template collapse<Lane>(wide);
-  for (; i < count; ++i)
-    stats = Codec::template observe<Scalar>(stats, load_value<Codec, Scalar>(x + i));
+  for (; i < count; ++i) stats = Codec::template observe<Scalar>(stats, load_value<Codec, Scalar>(x + i));
   return stats;
 }
 

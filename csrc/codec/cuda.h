@@ -9,10 +9,11 @@
 
 namespace gossamer::codec::cuda {
 
-void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire, cudaStream_t stream);
+void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire,
+            cudaStream_t stream);
 void decode(const Spec& spec, const uint8_t* wire, const Rows& rows, void* out, cudaStream_t stream);
-void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid, void* acc,
-                cudaStream_t stream);
+void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+                void* acc, cudaStream_t stream);
 void reduce_encode(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
                    double scale, uint8_t* out, void* scratch, cudaStream_t stream);
 

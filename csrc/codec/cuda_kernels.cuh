@@ -201,7 +201,8 @@ __device__ Piece piece_of(const Source& source, const Layout& layout, int64_t it
   return {row, index, begin, after < valid ? after : valid, index + 1 == pieces ? all_slots : after};
 }
 
-__device__ void clear_header_padding(const Layout& layout, int64_t entry_bytes, int rank, int team, uint8_t* row) {
+__device__ void clear_header_padding(const Layout& layout, int64_t entry_bytes, int rank, int team,
+                                     uint8_t* row) {
   for (int64_t i = layout.groups * entry_bytes + rank; i < layout.header_bytes; i += team) row[i] = 0;
 }
 
@@ -268,8 +269,8 @@ __global__ void quantise_chunks(Source source, Layout layout, int64_t chunks, in
 
 // A chunk never straddles two groups.
 template <class Codec>
-__global__ void decode_chunks(Layout layout, int64_t chunk, int64_t chunks, int64_t items, const uint8_t* wire,
-                              int64_t numel, typename Codec::Tensor* out) {
+__global__ void decode_chunks(Layout layout, int64_t chunk, int64_t chunks, int64_t items,
+                              const uint8_t* wire, int64_t numel, typename Codec::Tensor* out) {
   using T = typename Codec::Tensor;
   using Lane = LaneOf<Codec>;
   const TensorRows<Codec, T> to{out, layout.row_numel, numel};

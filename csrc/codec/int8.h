@@ -1,5 +1,5 @@
-// Symmetric int8 with one float32 scale a block: x ~ code * scale, scale = absmax / 127, |error| <= scale / 2.
-// Row: [scales, padded to 16 bytes][codes, padded to 16 bytes]. A block that holds Inf or NaN decodes to
+// Symmetric int8 with one float32 scale a block: x ~ code * scale, scale = absmax / 127, |error| <= scale
+// / 2. Row: [scales, padded to 16 bytes][codes, padded to 16 bytes]. A block that holds Inf or NaN decodes to
 // NaN in all its elements and touches no other block. Listed in codec_list.h; the contract is in layout.h.
 #pragma once
 

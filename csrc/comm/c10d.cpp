@@ -3,8 +3,10 @@
 #include "comm/c10d.h"
 
 #include <ATen/ops/zeros.h>
+#include <pybind11/pybind11.h>
 
 #include <chrono>
+#include <optional>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -60,6 +62,13 @@ at::Tensor Communicator::allocate(int64_t bytes) {
 C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
                                    c10::intrusive_ptr<c10d::Store> store, std::string name)
     : backend_(std::move(backend)), device_(device), store_(std::move(store)), name_(std::move(name)) {}
+
+C10dCommunicator::~C10dCommunicator() {
+  // The backend joins its threads, and one of them may be waiting for the GIL to free a tensor's Python object.
+  std::optional<pybind11::gil_scoped_release> release;
+  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
+  backend_.reset();
+}
 
 template <class Start>
 PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t bytes_to_peers, Start&& start) {

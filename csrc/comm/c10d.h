@@ -14,6 +14,7 @@ class C10dCommunicator : public Communicator {
   // `store` (may be null) serves the roll call after a failure; `name` keys it and is equal on all ranks.
   C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
                    c10::intrusive_ptr<c10d::Store> store, std::string name);
+  ~C10dCommunicator() override;
 
   int rank() const override { return backend_->getRank(); }
   int size() const override { return backend_->getSize(); }

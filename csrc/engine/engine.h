@@ -40,6 +40,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Inside a backward: makes finish() run at the end of the outermost one. Idempotent.
   void begin_backward();
 
+  bool inside_backward() const;  // the calling thread is in a backward, such as a recomputed forward
+
   // If the last backward raised before its end, completes its communication so that no rank waits for this one.
   void abandon();
 

@@ -2,6 +2,7 @@
 // backward never waits for the GIL here. The rest of Engine is in engine.cpp.
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
 #include <sstream>
@@ -35,6 +36,8 @@ void Engine::add_hook(int64_t index) {
   slot.accumulator = std::make_shared<decltype(accumulator)>(std::move(accumulator));
   slot.remove_hook = [node, key] { node->del_post_hook(key); };
 }
+
+bool Engine::inside_backward() const { return torch::autograd::get_current_graph_task_id() != -1; }
 
 void Engine::begin_backward() {
   if (!sync_) return;

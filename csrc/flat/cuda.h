@@ -8,7 +8,8 @@
 
 namespace gossamer::flat::cuda {
 
-void gather(Dtype dtype, const Segment* segments, int64_t count, void* flat, double scale, cudaStream_t stream);
+void gather(Dtype dtype, const Segment* segments, int64_t count, void* flat, double scale,
+            cudaStream_t stream);
 void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* flat, double scale,
              cudaStream_t stream);
 void scale(Dtype dtype, void* flat, int64_t numel, double scale, cudaStream_t stream);

@@ -1,5 +1,5 @@
-// flat/cuda.h: the segments of a bucket travel as one kernel argument, and every thread block takes a chunk of
-// one segment. Never synchronises, allocates nothing. Flags: --fmad=false.
+// flat/cuda.h: the segments of a bucket travel as one kernel argument, and every thread block takes a chunk
+// of one segment. Never synchronises, allocates nothing. Flags: --fmad=false.
 #define GOSSAMER_ISA device
 #include "base/check.h"
 #include "flat/cuda.h"
@@ -41,7 +41,7 @@ __global__ void move_segments(Table table, Scaled<T> scaled, bool plain) {
   const int64_t begin = (chunk - table.first_chunk[segment]) * kChunk;
   const int64_t left = table.numel[segment] - begin;
   const int64_t count = left < kChunk ? left : kChunk;
-  const bool zeros = table.from[segment] == nullptr;
+  const bool zeros = table.from[segment] == nullptr, copies = plain || zeros;
   T* to = static_cast<T*>(table.to[segment]) + begin;
   const T* from = zeros ? to : static_cast<const T*>(table.from[segment]) + begin;
 
@@ -52,7 +52,7 @@ __global__ void move_segments(Table table, Scaled<T> scaled, bool plain) {
   for (int64_t i = threadIdx.x; i < wide; i += kThreads) {
     Vector<T> x{};
     if (!zeros) x = reinterpret_cast<const Vector<T>*>(from)[i];
-    if (!plain)
+    if (!copies)
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) x.v[k] = scaled(x.v[k]);
     reinterpret_cast<Vector<T>*>(to)[i] = x;
@@ -60,7 +60,7 @@ __global__ void move_segments(Table table, Scaled<T> scaled, bool plain) {
   for (int64_t i = wide * kWidth + threadIdx.x; i < count; i += kThreads) {
     T x{};
     if (!zeros) x = from[i];
-    to[i] = plain ? x : scaled(x);
+    to[i] = copies ? x : scaled(x);
   }
 }
 
@@ -103,7 +103,8 @@ class Mover {
 
 }  // namespace
 
-void gather(Dtype dtype, const Segment* segments, int64_t count, void* flat, double scale, cudaStream_t stream) {
+void gather(Dtype dtype, const Segment* segments, int64_t count, void* flat, double scale,
+            cudaStream_t stream) {
   with_element_type(dtype, [&](auto element) {
     using T = decltype(element);
     Mover<T> mover(scale, stream);

@@ -5,6 +5,8 @@
     model = gs.DataParallel(model, optimizer, algorithm=gs.ByteGrad())
 """
 
+import torch as _torch  # noqa: F401  (loads the libraries that gossamer._C links against)
+
 from gossamer.algorithms import Algorithm, ByteGrad, GradientAllReduce
 from gossamer.codec import BF16, FP16, Codec, Identity, Int8, MinMaxUInt8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter

@@ -1,6 +1,6 @@
 """The text that `gossamer demo` trains on: the source of the Python standard library on this machine.
 
-Called by every worker; all of them get the same bytes and draw the same batches."""
+Every worker reads all of it; all get the same bytes and draw the same global batches."""
 
 import hashlib
 import sysconfig
@@ -8,15 +8,12 @@ from pathlib import Path
 
 import torch
 
-from gossamer.errors import GossamerError
-
 SKIP = {"site-packages", "dist-packages", "test", "encodings"}  # not the library, or tables rather than text
 TRAIN_BYTES = 4_000_000
 
 
 def standard_library() -> tuple[torch.Tensor, torch.Tensor]:
-    """Text to train on and to validate with, uint8[bytes] each; one file in ten, by a hash of its path, is for
-    validation."""
+    """Training and validation text, uint8[bytes]; a hash of its path puts one file in ten into the latter."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [f for top in root.iterdir() if top.name not in SKIP for f in (top, *top.rglob("*.py"))]
     by_hash = {hashlib.sha256(str(f.relative_to(root)).encode()).digest(): f for f in files}
@@ -25,7 +22,7 @@ def standard_library() -> tuple[torch.Tensor, torch.Tensor]:
         if file.suffix == ".py" and len(train) < TRAIN_BYTES:
             (validation if key[-1] % 10 == 0 else train).extend(file.read_bytes())
     if min(len(train), len(validation)) < 20_000:
-        raise GossamerError(f"{root}/**/*.py: need 20000 bytes, got {len(train)} and {len(validation)}")
+        raise RuntimeError(f"{root}/**/*.py: need 20000 bytes, got {len(train)} and {len(validation)}")
     return torch.frombuffer(train, dtype=torch.uint8), torch.frombuffer(validation, dtype=torch.uint8)
 
 

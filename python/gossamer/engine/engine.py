@@ -83,11 +83,10 @@ class Engine:
 
     # --- the moments of a step ---
 
-    @torch.compiler.disable
     def before_forward(self, training: bool) -> None:
         """Called before each forward. Re-plans once after the first step; completes a backward that raised."""
         self._native.check_alive()
-        if not (training and torch.is_grad_enabled()) or torch._C._current_graph_task_id() != -1:
+        if not (training and torch.is_grad_enabled()) or self._native.inside_backward:
             return
         self._native.abandon()
         order = self._native.take_arrival_order()
@@ -97,7 +96,6 @@ class Engine:
             self._native.flag_late()
         self.algorithm.before_forward(self.optimizer_steps)
 
-    @torch.compiler.disable
     def after_forward(self, output: Any) -> Any:
         """Called with each forward's output, which is returned: its backward tells the engine that it begins."""
         if torch.is_grad_enabled() and self._native.sync:

@@ -1,0 +1,71 @@
+# Fixtures of all tests: a clean environment, one thread per process, and real worker processes.
+# Ranks as threads, the default way to test collectives, are in ranks.py.
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCHER_PREFIXES = ("GOSSAMER_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "OMP_")
+LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+settings.register_profile("gossamer", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("gossamer")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests see no launcher, also when something started pytest under one."""
+    for name in list(os.environ):
+        if name in LAUNCHER_NAMES or name.startswith(LAUNCHER_PREFIXES):
+            monkeypatch.delenv(name)
+
+
+class Started:
+    """A running command; ``finish`` waits and returns (exit code, stdout, stderr)."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+
+    def finish(self, timeout_s: float = 50) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    """``start(argv, env={...})`` runs ``python argv...`` in tmp_path; what is left at the end is killed."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(argv: Sequence[str], *, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()):
+        process = subprocess.Popen(
+            [*prefix, sys.executable, *argv],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "python"), **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        return Started(process)
+
+    yield begin
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,167 @@
+// What the codec tests share: values in any dtype, inputs of every temper, kernels called on vectors.
+// Conversions here are written from the definition, apart from those under test.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/codec.h"
+
+namespace gossamer::test {
+
+using codec::Kernels;
+using codec::Kind;
+using codec::Rows;
+using codec::Spec;
+using Bytes = std::vector<uint8_t>;
+
+constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16};
+constexpr Kind kKinds[] = {Kind::identity, Kind::bf16, Kind::fp16, Kind::int8, Kind::minmax_u8};
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Every instruction set that this machine runs, scalar first.
+inline std::vector<const Kernels*> all_kernels() {
+  std::vector<const Kernels*> found;
+  for (const char* name : {"scalar", "avx2", "avx512"})
+    if (const Kernels* kernels = codec::kernels_by_name(name)) found.push_back(kernels);
+  return found;
+}
+
+inline int64_t block_of(Kind kind, int64_t block) { return kind == Kind::int8 ? block : 1; }
+
+// The nearest value with `bits` of significand and no finite value above `largest`, ties to even.
+inline double nearest(double x, int bits, int min_exponent, double largest) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  int exponent;
+  std::frexp(x, &exponent);
+  const double unit = std::ldexp(1.0, std::max(exponent - bits, min_exponent));
+  const double rounded = std::nearbyint(x / unit) * unit;
+  return std::fabs(rounded) > largest ? std::copysign(INFINITY, x) : rounded;
+}
+inline double nearest_half(double x) { return nearest(x, 11, -24, 65504.0); }
+inline double nearest_bfloat(double x) { return nearest(x, 8, -133, 0x1.fep127); }
+
+inline float from_bits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+inline uint32_t to_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline uint16_t half_bits(double x) {
+  const _Float16 half = static_cast<_Float16>(nearest_half(x));
+  uint16_t bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+
+inline double get(Dtype dtype, const uint8_t* memory, int64_t i) {
+  if (dtype == Dtype::f64) return reinterpret_cast<const double*>(memory)[i];
+  if (dtype == Dtype::f32) return reinterpret_cast<const float*>(memory)[i];
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(memory)[i];
+  if (dtype == Dtype::bf16) return from_bits(uint32_t{bits} << 16);
+  _Float16 half;
+  std::memcpy(&half, &bits, 2);
+  return static_cast<double>(half);
+}
+
+inline void put(Dtype dtype, uint8_t* memory, int64_t i, double x) {
+  if (dtype == Dtype::f64) reinterpret_cast<double*>(memory)[i] = x;
+  if (dtype == Dtype::f32) reinterpret_cast<float*>(memory)[i] = static_cast<float>(x);
+  if (dtype == Dtype::f16) reinterpret_cast<uint16_t*>(memory)[i] = half_bits(x);
+  if (dtype == Dtype::bf16)
+    reinterpret_cast<uint16_t*>(memory)[i] =
+        static_cast<uint16_t>(to_bits(static_cast<float>(nearest_bfloat(x))) >> 16);
+}
+
+template <class T>
+Bytes as_bytes(Dtype dtype, const std::vector<T>& values) {
+  Bytes memory(values.size() * element_size(dtype));
+  for (size_t i = 0; i < values.size(); ++i) put(dtype, memory.data(), static_cast<int64_t>(i), values[i]);
+  return memory;
+}
+
+inline std::vector<double> as_values(Dtype dtype, const Bytes& memory) {
+  std::vector<double> values(memory.size() / element_size(dtype));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = get(dtype, memory.data(), static_cast<int64_t>(i));
+  return values;
+}
+
+// Inputs of every temper a gradient can have.
+enum class Temper { ordinary, offset, tiny, huge, denormal, zeros, with_nan, with_inf };
+constexpr Temper kTempers[] = {Temper::ordinary, Temper::offset, Temper::tiny,     Temper::huge,
+                               Temper::denormal, Temper::zeros,  Temper::with_nan, Temper::with_inf};
+
+inline std::vector<float> make_values(int64_t numel, Temper temper, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(numel);
+  for (float& x : values) {
+    x = normal(random);
+    if (temper == Temper::offset) x = 100.0f + 0.01f * x;
+    if (temper == Temper::tiny) x *= 1e-35f;
+    if (temper == Temper::huge) x *= 1e35f;
+    if (temper == Temper::denormal) x = from_bits(to_bits(x) % 5000);
+    if (temper == Temper::zeros) x = x > 0 ? 0.0f : -0.0f;
+    if (temper == Temper::with_nan && random() % 97 == 0) x = random() % 2 ? kNan : -kNan;
+    if (temper == Temper::with_inf && random() % 97 == 0) x = random() % 2 ? kInf : -kInf;
+  }
+  return values;
+}
+
+// Kernels on vectors. Outputs start as rubbish, so that a byte left unwritten shows.
+inline Bytes encode(const Kernels& kernels, const Spec& spec, Dtype source, const Bytes& x,
+                    const Rows& rows) {
+  Bytes wire(rows.rows * codec::row_bytes(spec, rows.row_numel), 0xab);
+  kernels.encode(spec, source, x.data(), rows, wire.data());
+  return wire;
+}
+inline Bytes decode(const Kernels& kernels, const Spec& spec, const Bytes& wire, const Rows& rows) {
+  Bytes out(rows.numel * element_size(spec.dtype), 0xab);
+  kernels.decode(spec, wire.data(), rows, out.data());
+  return out;
+}
+
+// Encode and decode one row of float32.
+inline std::vector<float> round_trip(const Kernels& kernels, const Spec& spec, const std::vector<float>& x) {
+  const auto numel = static_cast<int64_t>(x.size());
+  const Rows rows{1, numel, numel};
+  const Bytes wire = encode(kernels, spec, Dtype::f32, as_bytes(Dtype::f32, x), rows);
+  const Bytes out = decode(kernels, spec, wire, rows);
+  std::vector<float> values(x.size());
+  std::memcpy(values.data(), out.data(), out.size());
+  return values;
+}
+
+inline std::string describe(const Kernels& kernels, const Spec& spec, const Rows& rows, Temper temper) {
+  return std::string(kernels.name) + " codec " + std::to_string(static_cast<int>(spec.kind)) + " dtype " +
+         std::to_string(static_cast<int>(spec.dtype)) + " block " + std::to_string(spec.block) + " rows " +
+         std::to_string(rows.rows) + " x " + std::to_string(rows.row_numel) + " numel " +
+         std::to_string(rows.numel) + " temper " + std::to_string(static_cast<int>(temper));
+}
+
+// Row shapes: empty, one, around blocks of 32 and 256 and around the driver's tile, primes; full and ragged.
+inline std::vector<Rows> row_shapes() {
+  std::vector<Rows> shapes;
+  for (int64_t n : {0, 1, 2, 31, 32, 33, 97, 255, 256, 257, 509, 2047, 2048, 2049, 4099}) {
+    shapes.push_back({1, n, n});
+    shapes.push_back({3, n, 3 * n});
+    if (n > 1) shapes.push_back({3, n, 2 * n + 1});
+    if (n > 2) shapes.push_back({3, n, n - 1});
+  }
+  return shapes;
+}
+
+}  // namespace gossamer::test

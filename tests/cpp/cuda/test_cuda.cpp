@@ -1,0 +1,146 @@
+// The CUDA kernels against the scalar CPU kernels: equal bytes, equal values. Skips without a GPU.
+// Built by cmake -DGOSSAMER_CUDA=ON only.
+#include "codec/cuda.h"
+#include "codec_support.h"
+#include "flat/cuda.h"
+
+namespace gossamer::test {
+namespace {
+
+class Cuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+// Bytes on the device, copied in and out.
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(const Bytes& bytes) : size_(bytes.size()) {
+    EXPECT_EQ(cudaMalloc(&data_, size_ + 16), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(data_, bytes.data(), size_, cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  DeviceBytes(const DeviceBytes&) = delete;
+  ~DeviceBytes() { cudaFree(data_); }
+  uint8_t* data() const { return static_cast<uint8_t*>(data_); }
+  Bytes get() const {
+    Bytes bytes(size_);
+    EXPECT_EQ(cudaMemcpy(bytes.data(), data_, size_, cudaMemcpyDeviceToHost), cudaSuccess);
+    return bytes;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_;
+};
+
+void expect_same_values(Dtype dtype, const Bytes& x, const Bytes& y, const std::string& where) {
+  ASSERT_EQ(x.size(), y.size());
+  for (int64_t i = 0; i < static_cast<int64_t>(x.size()) / element_size(dtype); ++i) {
+    const double a = get(dtype, x.data(), i), b = get(dtype, y.data(), i);
+    ASSERT_TRUE((std::isnan(a) && std::isnan(b)) || (a == b && std::signbit(a) == std::signbit(b)))
+        << where << " element " << i << ": " << a << ", " << b;
+  }
+}
+
+// Encode, decode, decode_add and reduce_encode of one matrix, here and there.
+void expect_device_equals_host(const Spec& spec, Dtype source, const Rows& rows, Temper temper) {
+  const Kernels& host = *codec::kernels_by_name("scalar");
+  const std::string where = describe(host, spec, rows, temper);
+  const Bytes x = as_bytes(source, make_values(rows.numel, temper, 71));
+  const Bytes wire = encode(host, spec, source, x, rows);
+  const DeviceBytes device_x(x), device_wire(Bytes(wire.size(), 0xab));
+  codec::cuda::encode(spec, source, device_x.data(), rows, device_wire.data(), nullptr);
+  ASSERT_EQ(device_wire.get(), wire) << where;
+
+  const DeviceBytes out(Bytes(rows.numel * element_size(spec.dtype), 0xab));
+  codec::cuda::decode(spec, device_wire.data(), rows, out.data(), nullptr);
+  expect_same_values(spec.dtype, decode(host, spec, wire, rows), out.get(), where + " decode");
+
+  const int64_t valid = rows.row_numel > 3 ? rows.row_numel - 1 : rows.row_numel;
+  const Dtype sum = accumulate_dtype(spec.dtype);
+  Bytes acc = as_bytes(sum, make_values(rows.row_numel, Temper::ordinary, 73));
+  const DeviceBytes device_acc(acc);
+  host.decode_add(spec, wire.data(), rows.rows, rows.row_numel, valid, acc.data());
+  codec::cuda::decode_add(spec, device_wire.data(), rows.rows, rows.row_numel, valid, device_acc.data(),
+                          nullptr);
+  expect_same_values(sum, acc, device_acc.get(), where + " decode_add");
+
+  Bytes reduced(codec::row_bytes(spec, rows.row_numel), 0xab);
+  const DeviceBytes device_reduced(reduced);
+  std::vector<double> scratch(rows.row_numel);
+  host.reduce_encode(spec, wire.data(), rows.rows, rows.row_numel, valid, 0.3, reduced.data(),
+                     scratch.data());
+  codec::cuda::reduce_encode(spec, device_wire.data(), rows.rows, rows.row_numel, valid, 0.3,
+                             device_reduced.data(), nullptr, nullptr);
+  ASSERT_EQ(device_reduced.get(), reduced) << where << " reduce_encode";
+}
+
+void expect_equality_over_specs(const std::vector<Rows>& shapes, const std::vector<Temper>& tempers) {
+  for (Kind kind : kKinds)
+    for (Dtype dtype : kDtypes)
+      for (int64_t block : {32, 256, 8192})
+        for (Dtype source : {dtype, accumulate_dtype(dtype)}) {
+          if (kind != Kind::int8 && block != 256) continue;
+          for (const Rows& rows : shapes)
+            for (Temper temper : tempers)
+              expect_device_equals_host({kind, dtype, block_of(kind, block)}, source, rows, temper);
+        }
+}
+
+TEST_F(Cuda, CodecsGiveTheBytesAndValuesOfTheCpuForEveryShape) {
+  expect_equality_over_specs(row_shapes(), {Temper::ordinary, Temper::with_nan});
+}
+
+TEST_F(Cuda, CodecsGiveTheBytesAndValuesOfTheCpuForEveryTemper) {
+  expect_equality_over_specs({{3, 509, 3 * 509}}, {std::begin(kTempers), std::end(kTempers)});
+}
+
+TEST_F(Cuda, LongRowsGiveTheBytesAndValuesOfTheCpu) {
+  expect_equality_over_specs({{1, 32769, 32769}, {3, 65537, 100003}}, {Temper::ordinary});
+}
+
+TEST_F(Cuda, GatherAndScatterMoveTheBitsOfMoreSegmentsThanOneTableHolds) {
+  for (Dtype dtype : kDtypes)
+    for (double scale : {1.0, 0.3}) {
+      std::vector<flat::Segment> host, device;
+      std::vector<int64_t> sizes = {0, 8192, 8193, 20001};
+      for (int i = 0; i < 300; ++i) sizes.push_back(i % 7 * 3 + 1);
+      int64_t numel = 0;
+      for (int64_t n : sizes) {
+        host.push_back({nullptr, numel, n});
+        numel += n;
+      }
+      Bytes x = as_bytes(dtype, make_values(numel, Temper::ordinary, 79));
+      const DeviceBytes device_x(x), device_flat(Bytes(x.size(), 0xab)), device_back(Bytes(x.size(), 0xcd));
+      device = host;
+      for (size_t i = 0; i < host.size(); ++i) {
+        if (i % 11 == 5) continue;  // no tensor: zeros
+        host[i].tensor = x.data() + host[i].offset * element_size(dtype);
+        device[i].tensor = device_x.data() + host[i].offset * element_size(dtype);
+      }
+      const auto count = static_cast<int64_t>(host.size());
+      Bytes expected(x.size(), 0xab);
+      flat::gather(dtype, host.data(), count, expected.data(), scale);
+      flat::cuda::gather(dtype, device.data(), count, device_flat.data(), scale, nullptr);
+      ASSERT_EQ(device_flat.get(), expected);
+
+      Bytes back(x.size(), 0xcd);
+      for (size_t i = 0; i < host.size(); ++i) {
+        if (host[i].tensor == nullptr) continue;
+        host[i].tensor = back.data() + host[i].offset * element_size(dtype);
+        device[i].tensor = device_back.data() + host[i].offset * element_size(dtype);
+      }
+      flat::scatter(dtype, host.data(), count, expected.data(), scale);
+      flat::cuda::scatter(dtype, device.data(), count, device_flat.data(), scale, nullptr);
+      ASSERT_EQ(device_back.get(), back);
+      flat::scale(dtype, expected.data(), numel, scale);
+      flat::cuda::scale(dtype, device_flat.data(), numel, scale, nullptr);
+      ASSERT_EQ(device_flat.get(), expected);
+    }
+}
+
+}  // namespace
+}  // namespace gossamer::test

@@ -1,0 +1,67 @@
+"""Small models, batches and a training loop that the engine's tests share. Not a test file."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gossamer as gs
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """A model whose parameters depend on `seed` alone, also when ranks are threads that share torch's generator."""
+    model = build()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_(torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.3)
+    return model
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 23), nn.Tanh(), nn.Linear(23, 7), nn.Tanh(), nn.Linear(7, 5))
+
+
+def batches(steps: int, *, size: int = 12, width: int = 10, seed: int = 1) -> Tensor:
+    """[steps, size, width]; 12 divides by 1, 2, 3 and 4 ranks."""
+    return torch.randn(steps, size, width, generator=torch.Generator().manual_seed(seed))
+
+
+def shard(batch: Tensor, comm: Any) -> Tensor:
+    per_rank = batch.size(0) // comm.size
+    return batch[comm.rank * per_rank : (comm.rank + 1) * per_rank]
+
+
+def flat_weights(model: nn.Module) -> Tensor:
+    return torch.cat([param.detach().double().flatten() for param in model.parameters()])
+
+
+def flat_grads(model: nn.Module) -> Tensor:
+    return torch.cat([param.grad.double().flatten() for param in model.parameters() if param.grad is not None])
+
+
+def train(
+    comm: Any,
+    *,
+    build: Callable[[], nn.Module] = mlp,
+    steps: int = 10,
+    wrap: bool = True,
+    set_to_none: bool = True,
+    **options: Any,
+) -> Tensor:
+    """SGD on the squared output of `build()`; returns the weights as float64. wrap=False trains alone."""
+    model = seeded(build)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = gs.DataParallel(model, optimizer, process_group=comm, **options) if wrap else model
+    for batch in batches(steps):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        wrapped(shard(batch, comm) if wrap else batch).square().mean().backward()
+        optimizer.step()
+    if wrap:
+        wrapped.close()
+    return flat_weights(model)
+
+
+def relative_error(x: Tensor, reference: Tensor) -> float:
+    return ((x - reference).norm() / reference.norm()).item()

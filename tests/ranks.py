@@ -1,0 +1,47 @@
+"""Ranks as threads: one Gloo backend a thread around a shared HashStore, no default group.
+
+`run_ranks(n, body)` calls body(comm) once per rank at the same time and returns the results in rank order.
+The first exception of any rank is raised, unless `errors=True` asks for them as results.
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from gossamer import comm as gossamer_comm
+
+TIMEOUT_S = 30
+
+# A backend's destructor joins threads that may be waiting for the GIL, so backends live as long as the process.
+_backends: list[Any] = []
+
+
+def run_ranks(size: int, body: Callable[[Any], Any], *, errors: bool = False, timeout_s: float = TIMEOUT_S) -> list:
+    store = dist.HashStore()
+    results: list[Any] = [None] * size
+    failures: list[BaseException | None] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
+            _backends.append(backend)
+            comm = gossamer_comm.from_backend(backend, store=store, name="test")
+            results[rank] = body(comm)
+        except BaseException as error:
+            failures[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s + 20)
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    if errors:
+        return [failure if failure is not None else result for failure, result in zip(failures, results, strict=True)]
+    for failure in failures:
+        if failure is not None:
+            raise failure
+    return results

@@ -1,0 +1,191 @@
+# `gossamer run` with real workers: what the user sees when all goes well, and when a worker fails.
+
+import os
+import signal
+import sys
+import textwrap
+import time
+
+import pytest
+
+from gossamer.launch import cli
+
+RUN = ["-m", "gossamer.launch.cli", "run"]
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(body: str, name: str = "train.py") -> str:
+        (tmp_path / name).write_text(
+            "import os, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(body)
+        )
+        return name
+
+    return write
+
+
+def test_output_is_prefixed_by_rank_and_arguments_reach_the_script(start, script) -> None:
+    train = script("print('arguments', sys.argv[1:], __name__)")
+    code, out, err = start([*RUN, "-np", "2", train, "-np", "9", "--epochs", "3"]).finish()
+    assert code == 0, err
+    line = "arguments ['-np', '9', '--epochs', '3'] __main__"
+    assert sorted(out.splitlines()) == [f"[0] {line}", f"[1] {line}"]
+
+
+def test_script_sees_its_own_folder_and_name(start, script, tmp_path) -> None:
+    script("VALUE = 42", "beside.py")
+    train = script("import beside; print(beside.VALUE, __file__, sys.argv[0], sys.path[0])")
+    code, out, err = start([*RUN, "-np", "1", train]).finish()
+    assert code == 0, err
+    assert out.strip() == f"[0] 42 {train} {train} {tmp_path}"
+
+
+def test_module_form_runs_a_module(start, script, tmp_path) -> None:
+    (tmp_path / "package").mkdir()
+    script("print(__package__, sys.argv[1:])", "package/train.py")
+    code, out, err = start([*RUN, "-np", "1", "-m", "package.train", "--fast"]).finish()
+    assert code == 0, err
+    assert out.strip() == "[0] package ['--fast']"
+
+
+def test_workers_find_each_other_with_init(start, script) -> None:
+    train = script(
+        "import gossamer as gs; gs.init(); print(gs.rank(), gs.size(), gs.local_size()); gs.shutdown()"
+    )
+    code, out, err = start([*RUN, "--nproc-per-node", "2", train]).finish()
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[0] 0 2 2", "[1] 1 2 2"]
+
+
+def test_one_failing_worker_ends_all_and_its_traceback_comes_last(start, script) -> None:
+    train = script("""
+        def step():
+            if rank == 1:
+                raise ValueError("boom on rank 1")
+            time.sleep(60)
+        step()
+    """)
+    began = time.monotonic()
+    code, _, err = start([*RUN, "-np", "2", train]).finish()
+    assert code == 1
+    assert time.monotonic() - began < 30
+    tail = err[err.rindex("gossamer run:") :].splitlines()
+    assert tail[0].startswith("gossamer run: rank 1 failed with exit code 1")
+    assert tail[1] == "Traceback (most recent call last):"
+    assert 'train.py", line' in tail[2]
+    assert tail[-1] == "ValueError: boom on rank 1"
+
+
+def test_root_cause_is_the_first_failure_not_the_lost_connection(start, script) -> None:
+    train = script("""
+        import torch, torch.distributed as dist, gossamer as gs
+        gs.init()
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        if rank == 1:
+            raise KeyError("the real cause")
+        dist.all_reduce(x)
+    """)
+    code, _, err = start([*RUN, "-np", "2", train]).finish()
+    assert code == 1
+    assert err.splitlines()[-1] == "KeyError: 'the real cause'"
+
+
+def test_killed_worker_is_named_with_its_signal(start, script) -> None:
+    train = script("""
+        if rank == 1:
+            os.kill(os.getpid(), 9)
+        time.sleep(60)
+    """)
+    code, _, err = start([*RUN, "-np", "2", train]).finish()
+    assert code == 128 + 9
+    assert "rank 1 was killed by signal 9 (SIGKILL)" in err.splitlines()[-1]
+
+
+def test_exit_code_of_the_script_is_returned(start, script) -> None:
+    train = script("sys.exit(7 if rank == 0 else 0)")
+    code, _, err = start([*RUN, "-np", "2", train]).finish()
+    assert code == 7
+    assert "rank 0 failed with exit code 7" in err.splitlines()[-1]
+
+
+def test_syntax_error_is_reported_like_any_other(start, script) -> None:
+    code, _, err = start([*RUN, "-np", "1", script("x = = 1")]).finish()
+    assert code == 1
+    assert err.splitlines()[-1].startswith("SyntaxError")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_workers(start, script, tmp_path, number) -> None:
+    train = script("""
+        open(f"pid{rank}.part", "w").write(str(os.getpid()))
+        os.rename(f"pid{rank}.part", f"pid{rank}")
+        time.sleep(60)
+    """)
+    command = start([*RUN, "-np", "2", train])
+    files = [tmp_path / f"pid{rank}" for rank in range(2)]
+    deadline = time.monotonic() + 30
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < deadline, "workers did not start"
+        time.sleep(0.05)
+    command.process.send_signal(number)
+    code, _, err = command.finish()
+    assert code == 128 + number
+    assert f"stopped by {number.name}" in err.splitlines()[-1]
+    for file in files:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
+
+
+def test_max_restarts_starts_the_workers_again(start, script) -> None:
+    train = script("""
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        print("attempt", attempt)
+        if attempt == "0":
+            raise RuntimeError("first attempt")
+    """)
+    code, out, err = start([*RUN, "-np", "1", "--max-restarts", "1", train]).finish()
+    assert code == 0, err
+    assert "attempt 1" in out
+
+
+def test_threads_per_worker_share_the_cores_unless_the_user_chose(start, script) -> None:
+    train = script("print(os.environ['OMP_NUM_THREADS'])")
+    code, out, err = start([*RUN, "-np", "1", train]).finish()
+    assert code == 0, err
+    assert out.strip() == f"[0] {len(os.sched_getaffinity(0))}"
+    assert "OMP_NUM_THREADS" not in err
+    _, out, _ = start([*RUN, "-np", "1", train], env={"OMP_NUM_THREADS": "3"}).finish()
+    assert out.strip() == "[0] 3"
+
+
+def test_nothing_is_left_in_the_temporary_folder(start, script, tmp_path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    code, _, err = start([*RUN, "-np", "1", script("print(1)")], env={"TMPDIR": str(scratch)}).finish()
+    assert code == 0, err
+    assert [path.name for path in scratch.iterdir() if "gossamer" in path.name] == []
+
+
+def test_help_shows_an_example_and_unknown_commands_the_known(capsys) -> None:
+    for arguments, words in (
+        (["--help"], "gossamer run -np 4"),
+        (["run", "--help"], "--max-restarts 2 train.py"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        assert stop.value.code == 0
+        assert words in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fly"])
+    assert stop.value.code == 2
+    message = capsys.readouterr().err
+    assert "run" in message
+    assert "demo" in message
+
+
+def test_run_does_not_import_the_demo(start) -> None:
+    probe = "import sys\nfrom gossamer.launch import cli\nassert 'gossamer.demo' not in sys.modules"
+    code, _, err = start(["-c", probe]).finish()
+    assert code == 0, err
+    assert "gossamer.demo" not in sys.modules

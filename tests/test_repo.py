@@ -1,0 +1,147 @@
+# The repository's own rules, checked on the source text: layers, who reads the environment, file sizes,
+# names, header comments.
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "python" / "gossamer"
+
+# Lowest first: a component imports only from layers above its own in this list. Within a layer, nothing.
+LAYERS = (
+    {"errors", "_C"},
+    {"config"},
+    {"_ops", "work", "observe", "runtime"},
+    {"comm", "codec"},
+    {"collectives", "topology"},
+    {"engine"},
+    {"algorithms"},
+    {"data_parallel", "ddp", "hooks", "horovod", "bagua", "lightning"},
+    {"__init__"},
+    {"demo"},
+    {"launch"},
+)
+LAYER_OF = {component: level for level, layer in enumerate(LAYERS) for component in layer}
+# Files of these packages are alternatives of one kind: they share base.py and know nothing of each other.
+ALTERNATIVES = {"comm", "codec", "algorithms"}
+VARIANTS = {("algorithms.bytegrad", "algorithms.gradient_allreduce")}  # that algorithm with another default
+
+TORCH_FREE = ("base", "codec", "flat", "optim", "shm")
+NATIVE = (".cpp", ".cu", ".cuh", ".h", ".inl")
+BUDGETS = {".py": 300, **dict.fromkeys(NATIVE, 400)}
+SOURCES = [
+    path
+    for folder in ("python", "csrc", "tests", "benchmarks", "examples")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in BUDGETS
+]
+SOURCES.append(ROOT / "setup.py")
+MODULES = sorted(PACKAGE.rglob("*.py"))
+CSRC = [path for path in SOURCES if ROOT / "csrc" in path.parents]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_name(path: Path) -> str:
+    """``codec.int8`` for python/gossamer/codec/int8.py, ``codec`` for its __init__.py."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of the package that a file imports, without the leading "gossamer."."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "gossamer" or alias.name.startswith("gossamer."):
+                    yield alias.name.removeprefix("gossamer").removeprefix(".") or "__init__"
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)}:{node.lineno}: imports are absolute"
+            source = node.module or ""
+            if source == "gossamer":
+                yield from (alias.name if alias.name in LAYER_OF else "__init__" for alias in node.names)
+            elif source.startswith("gossamer."):
+                inner = source.removeprefix("gossamer.")
+                for alias in node.names:
+                    file = PACKAGE / inner.replace(".", "/") / f"{alias.name}.py"
+                    yield f"{inner}.{alias.name}" if file.exists() else inner
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_module_imports_only_from_layers_below(path) -> None:
+    own = module_name(path)
+    component = own.split(".")[0]
+    assert component in LAYER_OF, f"{name(path)}: give {component} a layer in tests/test_repo.py"
+    for imported in imports(path):
+        target = imported.split(".")[0]
+        if target == component:
+            continue
+        assert target in LAYER_OF, f"{name(path)} imports gossamer.{imported}, which has no layer"
+        assert LAYER_OF[target] < LAYER_OF[component], (
+            f"{name(path)} (layer of {component}) must not import gossamer.{imported}: not a layer below"
+        )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_alternatives_of_one_kind_do_not_import_each_other(path) -> None:
+    own = module_name(path)
+    package, _, file = own.partition(".")
+    if package not in ALTERNATIVES or not file:
+        return  # __init__.py gathers them
+    for imported in imports(path):
+        if not imported.startswith(package):
+            continue
+        assert imported == f"{package}.base" or (own, imported) in VARIANTS, (
+            f"{name(path)} imports gossamer.{imported}; move what they share to {package}/base.py"
+        )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_only_config_and_launch_read_the_environment(path) -> None:
+    if path == PACKAGE / "config.py" or PACKAGE / "launch" in path.parents:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb")
+        brings = isinstance(node, ast.ImportFrom) and node.module == "os"
+        hidden = brings and {alias.name for alias in node.names} & {"environ", "getenv", "environb"}
+        assert not reads, f"{name(path)}:{node.lineno} reads the environment; config.py does that"
+        assert not hidden, f"{name(path)}:{node.lineno} imports the environment; config.py reads it"
+
+
+def test_native_code_reads_no_environment() -> None:
+    readers = [name(path) for path in CSRC if re.search(r"\bgetenv\b", path.read_text())]
+    assert readers == [], "native code takes options as arguments"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_file_keeps_to_its_size_budget(path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= BUDGETS[path.suffix], f"{name(path)} has {lines} lines, at most {BUDGETS[path.suffix]}"
+
+
+def test_no_file_is_named_for_being_shared() -> None:
+    assert [
+        name(path) for path in SOURCES if path.stem in ("utils", "util", "common", "misc", "helpers")
+    ] == []
+
+
+@pytest.mark.parametrize("path", CSRC, ids=name)
+def test_native_file_begins_with_a_comment_that_says_what_it_is(path) -> None:
+    first = path.read_text().lstrip().splitlines()[0]
+    assert first.startswith(("//", "/*")), f"{name(path)} begins with {first!r}"
+    assert len(first) > 10, f"{name(path)}: {first!r} says nothing"
+
+
+@pytest.mark.parametrize("path", CSRC, ids=name)
+def test_torch_free_folders_include_no_torch_header(path) -> None:
+    if path.relative_to(ROOT / "csrc").parts[0] not in TORCH_FREE:
+        return
+    included = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)', path.read_text(), re.MULTILINE)
+    foreign = [header for header in included if header.startswith(("torch/", "ATen/", "c10/", "pybind11/"))]
+    assert foreign == [], f"{name(path)} is Torch-free but includes {foreign}"

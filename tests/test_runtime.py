@@ -1,0 +1,142 @@
+# runtime.py: joining alone, adopting torch's group, and real workers under torchrun's, mpirun's and
+# srun's variables.
+
+import importlib.util
+import json
+import shutil
+
+import pytest
+import torch.distributed as dist
+
+import gossamer as gs
+from gossamer import ConfigError
+
+WORKER = """
+import json, sys, torch, torch.distributed as dist, gossamer as gs
+gs.init(timeout_s=30)
+x = torch.tensor([gs.rank() + 1.0])
+dist.all_reduce(x)
+print(json.dumps([gs.rank(), gs.size(), gs.local_rank(), gs.local_size(), x.item()]), flush=True)
+gs.shutdown()
+"""
+
+
+@pytest.fixture
+def _leave():
+    yield
+    gs.shutdown()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+pytestmark = pytest.mark.usefixtures("_leave")
+
+
+def test_without_a_launcher_the_process_is_alone() -> None:
+    gs.init()
+    assert (gs.rank(), gs.size(), gs.local_rank(), gs.local_size()) == (0, 1, 0, 1)
+    assert gs.is_initialized()
+    assert dist.get_world_size() == 1
+
+
+def test_second_init_is_an_error_and_shutdown_allows_another() -> None:
+    gs.init()
+    with pytest.raises(ConfigError, match="must be called once.*rank 0 of 1"):
+        gs.init()
+    gs.shutdown()
+    assert not gs.is_initialized()
+    assert not dist.is_initialized()
+    gs.shutdown()
+    gs.init(backend="gloo", timeout_s=5.0)
+
+
+@pytest.mark.parametrize("ask", [gs.rank, gs.size, gs.local_rank, gs.local_size])
+def test_asking_before_init_is_an_error(ask) -> None:
+    with pytest.raises(ConfigError, match="call gossamer.init"):
+        ask()
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+def test_timeout_must_be_positive(timeout_s) -> None:
+    with pytest.raises(ConfigError, match="timeout_s must be above 0"):
+        gs.init(timeout_s=timeout_s)
+    assert not dist.is_initialized()
+
+
+def test_unknown_variable_stops_init(monkeypatch) -> None:
+    monkeypatch.setenv("GOSSAMER_NO_SUCH", "1")
+    with pytest.raises(ConfigError, match="GOSSAMER_NO_SUCH"):
+        gs.init()
+
+
+def test_group_of_the_caller_is_adopted_and_left_alone() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="adopted as it is"):
+        gs.init(backend="gloo")
+    gs.init()
+    assert (gs.rank(), gs.size(), gs.local_rank(), gs.local_size()) == (0, 1, 0, 1)
+    gs.shutdown()
+    assert dist.is_initialized()
+
+
+def test_missing_peer_is_an_error_naming_rank_and_address(monkeypatch, free_port) -> None:
+    for name, value in {
+        "RANK": 0,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": free_port,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(gs.CommError, match=rf"rank 0/2 \(torchrun\) .*localhost:{free_port}.* in 2 s"):
+        gs.init(timeout_s=2)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_two_processes_meet_through_launcher_variables(start, free_port, launcher) -> None:
+    def variables(rank: int) -> dict[str, str]:
+        if launcher == "torchrun":
+            return {
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": str(free_port),
+            }
+        return {
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank),
+            "SLURM_NODEID": "0",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "2",
+            "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_JOB_ID": str(free_port),
+            "SLURM_STEP_ID": "0",
+        }
+
+    workers = [start(["-c", WORKER], env=variables(rank)) for rank in range(2)]
+    for rank, worker in enumerate(workers):
+        code, out, err = worker.finish()
+        assert code == 0, err
+        assert json.loads(out) == [rank, 2, rank, 2, 3.0]
+
+
+def test_two_processes_meet_under_mpirun(start) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    code, out, err = start(["-c", WORKER], prefix=mpirun, env={"MPI4PY_MPIABI": "openmpi"}).finish()
+    assert code == 0, err
+    answers = sorted(json.loads(line) for line in out.splitlines())
+    assert answers == [[rank, 2, rank, 2, 3.0] for rank in range(2)]
+
+
+def test_mpirun_without_mpi4py_names_the_package(start, tmp_path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('hidden by the test')\n")
+    places = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
+    variables = {f"OMPI_COMM_WORLD_{name}": value for name, value in places.items()}
+    code, _, err = start(["-c", WORKER], env=variables).finish()
+    assert code == 1
+    assert "pip install mpi4py" in err.splitlines()[-1]
