@@ -69,7 +69,7 @@ $(STAMPS)/venv:
 TORCH_STAMP := $(STAMPS)/$(call stamp_name,$(TORCH))
 $(TORCH_STAMP): $(STAMPS)/venv
 	@rm -f $(STAMPS)/torch*
-	$(BIN)/python -m pip install --quiet '$(TORCH)' 'setuptools>=77' wheel ninja
+	$(BIN)/python -m pip install --quiet '$(TORCH)' 'setuptools>=77' wheel ninja numpy
 	@touch $@
 
 $(STAMPS)/extension: $(TORCH_STAMP) setup.py $(CSRC)

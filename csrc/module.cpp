@@ -147,7 +147,8 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("inside_backward", &Engine::inside_backward)
       .def("begin_backward", &Engine::begin_backward)
       .def("abandon", &Engine::abandon, Release())
-      .def("flag_late", &Engine::flag_late)
+      .def("survey", &Engine::survey)
+      .def("set_optimizer_steps", &Engine::set_optimizer_steps, py::arg("steps"))
       .def("take_arrival_order", &Engine::take_arrival_order)
       .def("check_alive", &Engine::check_alive)
       .def("close", &Engine::close);

@@ -18,5 +18,6 @@ gs.all_reduce(exact, op="mean")
 gs.all_reduce(rounded, op="mean", codec=gs.Int8())
 
 error = (rounded - exact).norm() / exact.norm()
-print(f"rank {gs.rank()}/{gs.size()}: relative error of the 8-bit mean {error:.2%}, first value {rounded[0]:.7f}")
+where = f"rank {gs.rank()}/{gs.size()}"
+print(f"{where}: relative error of the 8-bit mean {error:.2%}, first value {rounded[0]:.7f}")
 gs.shutdown()

@@ -1,6 +1,7 @@
 """Ranks as threads: one Gloo backend a thread around a shared HashStore, no default group.
 
-`run_ranks(n, body)` calls body(comm) once per rank at the same time and returns the results in rank order.
+`run_ranks(n, body)` calls body(comm) once per rank at the same time and returns the results in rank order;
+with groups=2, body(comm, other) of the same ranks.
 The first exception of any rank is raised, unless `errors=True` asks for them as results.
 """
 
@@ -19,17 +20,28 @@ TIMEOUT_S = 30
 _backends: list[Any] = []
 
 
-def run_ranks(size: int, body: Callable[[Any], Any], *, errors: bool = False, timeout_s: float = TIMEOUT_S) -> list:
+def run_ranks(
+    size: int,
+    body: Callable[..., Any],
+    *,
+    groups: int = 1,
+    errors: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> list:
     store = dist.HashStore()
     results: list[Any] = [None] * size
     failures: list[BaseException | None] = [None] * size
 
     def run(rank: int) -> None:
         try:
-            backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
-            _backends.append(backend)
-            comm = gossamer_comm.from_backend(backend, store=store, name="test")
-            results[rank] = body(comm)
+            comms = []
+            for group in range(groups):
+                name = f"group{group}"
+                own = dist.PrefixStore(name, store)
+                backend = dist.ProcessGroupGloo(own, rank, size, timedelta(seconds=timeout_s))
+                _backends.append(backend)
+                comms.append(gossamer_comm.from_backend(backend, store=store, name=name))
+            results[rank] = body(*comms)
         except BaseException as error:
             failures[rank] = error
 

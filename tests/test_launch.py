@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+import gossamer
 from gossamer.launch import cli
 
 RUN = ["-m", "gossamer.launch.cli", "run"]
@@ -182,6 +183,11 @@ def test_help_shows_an_example_and_unknown_commands_the_known(capsys) -> None:
     message = capsys.readouterr().err
     assert "run" in message
     assert "demo" in message
+
+
+def test_version_needs_no_installed_metadata(start) -> None:
+    code, out, _ = start(["-m", "gossamer.launch.cli", "--version"]).finish()
+    assert (code, out.strip()) == (0, f"gossamer {gossamer.__version__}")
 
 
 def test_run_does_not_import_the_demo(start) -> None:

@@ -4,8 +4,10 @@
 import importlib.util
 import json
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import gossamer as gs
@@ -16,9 +18,18 @@ import json, sys, torch, torch.distributed as dist, gossamer as gs
 gs.init(timeout_s=30)
 x = torch.tensor([gs.rank() + 1.0])
 dist.all_reduce(x)
-print(json.dumps([gs.rank(), gs.size(), gs.local_rank(), gs.local_size(), x.item()]), flush=True)
+with open(f"place{gs.rank()}.json", "w") as file:  # mpirun mixes the lines of its workers
+    json.dump([gs.rank(), gs.size(), gs.local_rank(), gs.local_size(), x.item()], file)
 gs.shutdown()
 """
+
+
+def places(folder: Path) -> list[list[float]]:
+    """What each worker wrote: rank, size, local rank, local size, sum of (rank + 1)."""
+    return [json.loads((folder / f"place{rank}.json").read_text()) for rank in range(2)]
+
+
+EXPECTED = [[0, 2, 0, 2, 3.0], [1, 2, 1, 2, 3.0]]
 
 
 @pytest.fixture
@@ -79,6 +90,21 @@ def test_group_of_the_caller_is_adopted_and_left_alone() -> None:
     assert dist.is_initialized()
 
 
+def test_fewer_gpus_than_local_workers_is_an_error(monkeypatch) -> None:
+    variables = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"rank 1/2 is local worker 1 of 2, but 1 GPU\(s\) are visible"):
+        gs.init(backend="cpu:gloo,cuda:nccl")
+
+
 def test_missing_peer_is_an_error_naming_rank_and_address(monkeypatch, free_port) -> None:
     for name, value in {
         "RANK": 0,
@@ -92,7 +118,7 @@ def test_missing_peer_is_an_error_naming_rank_and_address(monkeypatch, free_port
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-def test_two_processes_meet_through_launcher_variables(start, free_port, launcher) -> None:
+def test_two_processes_meet_through_launcher_variables(start, free_port, launcher, tmp_path) -> None:
     def variables(rank: int) -> dict[str, str]:
         if launcher == "torchrun":
             return {
@@ -115,22 +141,21 @@ def test_two_processes_meet_through_launcher_variables(start, free_port, launche
         }
 
     workers = [start(["-c", WORKER], env=variables(rank)) for rank in range(2)]
-    for rank, worker in enumerate(workers):
-        code, out, err = worker.finish()
+    for worker in workers:
+        code, _, err = worker.finish()
         assert code == 0, err
-        assert json.loads(out) == [rank, 2, rank, 2, 3.0]
+    assert places(tmp_path) == EXPECTED
 
 
-def test_two_processes_meet_under_mpirun(start) -> None:
+def test_two_processes_meet_under_mpirun(start, tmp_path) -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
-    code, out, err = start(["-c", WORKER], prefix=mpirun, env={"MPI4PY_MPIABI": "openmpi"}).finish()
+    code, _, err = start(["-c", WORKER], prefix=mpirun, env={"MPI4PY_MPIABI": "openmpi"}).finish()
     assert code == 0, err
-    answers = sorted(json.loads(line) for line in out.splitlines())
-    assert answers == [[rank, 2, rank, 2, 3.0] for rank in range(2)]
+    assert places(tmp_path) == EXPECTED
 
 
 def test_mpirun_without_mpi4py_names_the_package(start, tmp_path) -> None:

@@ -10,19 +10,19 @@
 namespace gossamer {
 namespace {
 
-// MAX over (step mod m) and over (m - 1 - step mod m) adds up to m - 1 only if all ranks sent the same step.
+// MAX over (steps mod m) and over (m - 1 - steps mod m) adds up to m - 1 only if all ranks sent the same.
 constexpr int64_t kStepModulus = 251;
 enum Field : int64_t { kStep, kStepComplement, kFailed, kLate, kUsed };
 constexpr int64_t kTextBytes = 1000;
 
 }  // namespace
 
-AgreementRound::AgreementRound(Communicator& control, int64_t step, bool failed, bool late,
+AgreementRound::AgreementRound(Communicator& control, int64_t steps, bool failed, bool late,
                                const std::vector<bool>& used)
     : control_(control), message_(at::zeros({kUsed + static_cast<int64_t>(used.size())}, at::kByte)) {
   auto* bytes = message_.data_ptr<uint8_t>();
-  bytes[kStep] = static_cast<uint8_t>(step % kStepModulus);
-  bytes[kStepComplement] = static_cast<uint8_t>(kStepModulus - 1 - step % kStepModulus);
+  bytes[kStep] = static_cast<uint8_t>(steps % kStepModulus);
+  bytes[kStepComplement] = static_cast<uint8_t>(kStepModulus - 1 - steps % kStepModulus);
   bytes[kFailed] = failed;
   bytes[kLate] = late;
   for (size_t i = 0; i < used.size(); ++i) bytes[kUsed + i] = used[i];
@@ -36,7 +36,7 @@ Agreement AgreementRound::wait() {
   if (pending_) pending_->wait();
   const auto* bytes = message_.data_ptr<uint8_t>();
   Agreement result;
-  result.same_step = bytes[kStep] + bytes[kStepComplement] == kStepModulus - 1;
+  result.same_steps = bytes[kStep] + bytes[kStepComplement] == kStepModulus - 1;
   result.failed = bytes[kFailed] != 0;
   result.late = bytes[kLate] != 0;
   const int64_t count = message_.numel() - kUsed;

@@ -1,6 +1,6 @@
-// What the ranks tell each other once per synchronised backward: are we at the same step, did anyone fail, does
-// anyone have parameters that the plan lacks, and which parameters got a gradient anywhere. One small
-// all-reduce of bytes, in flight while the last bucket is. The engine's private part; not a collective.
+// What the ranks tell each other once per synchronised backward: have we taken the same
+// number of optimizer steps, did anyone fail, does anyone have parameters that the plan lacks, and
+// which parameters got a gradient anywhere. One small all-reduce of bytes, in flight while the last bucket is. The engine's private part; not a collective.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 namespace gossamer {
 
 struct Agreement {
-  bool same_step = true;
+  bool same_steps = true;
   bool failed = false;
   bool late = false;
   std::vector<bool> used;  // by parameter index: some rank has a gradient
@@ -21,7 +21,7 @@ struct Agreement {
 
 class AgreementRound {
  public:
-  AgreementRound(Communicator& control, int64_t step, bool failed, bool late, const std::vector<bool>& used);
+  AgreementRound(Communicator& control, int64_t steps, bool failed, bool late, const std::vector<bool>& used);
   void start();            // issues the all-reduce
   Agreement wait();        // after start()
 

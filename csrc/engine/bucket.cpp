@@ -28,6 +28,11 @@ at::Tensor view_like(const at::Tensor& flat, int64_t offset, const at::Tensor& p
   return part.view(param.sizes());
 }
 
+// The engine reports a gradient that does not fit; here it must only not be touched.
+bool fits(const at::Tensor& grad, const at::Tensor& flat) {
+  return grad.layout() == at::kStrided && grad.scalar_type() == flat.scalar_type() && grad.device() == flat.device();
+}
+
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides();
 }
@@ -68,7 +73,7 @@ void Bucket::gather(double scale) {
   for (size_t i = 0; i < params_.size(); ++i) {
     const at::Tensor& grad = params_[i].grad();
     const int64_t numel = params_[i].numel();
-    if (!grad.defined()) {
+    if (!grad.defined() || !fits(grad, grad_)) {
       segments.push_back({nullptr, offsets_[i], numel});
       continue;
     }

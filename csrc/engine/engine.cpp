@@ -113,7 +113,7 @@ std::vector<bool> Engine::used_locked() const {
 void Engine::submit_bucket_locked(size_t index) {
   // All gradients are accounted for when the last bucket goes, and its flight hides the agreement's.
   if (index + 1 == buckets_.size()) {
-    round_ = std::make_shared<AgreementRound>(*control_, step_, failure_.has_value(), late_, used_locked());
+    round_ = std::make_shared<AgreementRound>(*control_, optimizer_steps_, failure_.has_value(), late_, used_locked());
     executor_->submit([round = round_] { round->start(); });
   }
   executor_->submit([this, bucket = buckets_[index],
@@ -173,14 +173,16 @@ void Engine::finish(bool abandoned) {
   while (true) {
     const Agreement agreement = complete();
     if (first_bucket == 0) ++step_;
-    if (!agreement.same_step || agreement.failed) return raise_disagreement(agreement, abandoned);
+    if (!agreement.same_steps || agreement.failed) return raise_disagreement(agreement, abandoned);
+    if (failure_) throw PythonError(failure_->first, place() + ": " + failure_->second);  // came after the agreement
     adopt_used(agreement, first_bucket);
     if (!agreement.late) break;
     // Some rank trains parameters that no bucket holds: plan them now and send them in this same step.
     first_bucket = buckets_.size();
-    late_ = false;
     on_late_();
+    late_ = false;
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (first_bucket == buckets_.size()) break;  // they were frozen again before the backward
     next_ = first_bucket;
   }
   share_arrival_order();
@@ -215,25 +217,25 @@ void Engine::adopt_used(const Agreement& agreement, size_t first_bucket) {
 }
 
 void Engine::raise_disagreement(const Agreement& agreement, bool abandoned) {
-  std::string mine = "backward passes ended: " + std::to_string(step_.load());
+  std::string mine = std::to_string(optimizer_steps_.load());
   auto kind = ErrorKind::comm;
   if (failure_) {
     kind = failure_->first;
     mine = failure_->second;
-  } else if (agreement.same_step) {
+  } else if (agreement.same_steps) {
     mine.clear();
   }
   const auto texts = gather_texts(*control_, mine);
   std::ostringstream message;
   message << place() << ": ";
-  message << (agreement.same_step ? "the gradients of this step are lost"
-                                  : "the ranks have run different numbers of backward passes");
+  message << (agreement.same_steps ? "the gradients of this step are lost"
+                                   : "the ranks have taken different numbers of optimizer steps");
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].empty()) message << "; rank " << rank << ": " << texts[rank];
   }
-  if (!agreement.same_step) broken_ = message.str();
+  if (!agreement.same_steps) broken_ = message.str();
   // The rank whose backward raised has had its error already, and its training may go on.
-  if (!abandoned || !agreement.same_step) throw PythonError(kind, message.str());
+  if (!abandoned || !agreement.same_steps) throw PythonError(kind, message.str());
 }
 
 void Engine::share_arrival_order() {

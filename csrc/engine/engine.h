@@ -45,8 +45,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // If the last backward raised before its end, completes its communication so that no rank waits for this one.
   void abandon();
 
-  // This rank has trainable parameters outside the plan; the next backward's agreement says so to all.
-  void flag_late() { late_ = true; }
+  // Before a forward: throws if a parameter was converted or moved since it was planned (its hook is gone then).
+  // Returns the trainable parameters outside the plan; if there are any, the next backward's agreement says so.
+  std::vector<int64_t> survey();
+
+  // The ranks compare this number at the end of each synchronised backward.
+  void set_optimizer_steps(int64_t steps) { optimizer_steps_ = steps; }
 
   // Rank 0's order of arrival in the first synchronised backward, once; every rank gets the same list.
   std::optional<std::vector<int64_t>> take_arrival_order();
@@ -60,6 +64,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     int64_t bucket = -1;
     bool ready = false;
     std::shared_ptr<void> accumulator;  // keeps the AccumulateGrad node, and so the hook, alive
+    const void* node = nullptr;         // that node
     std::function<void()> remove_hook;
   };
   struct Progress {  // of one bucket, in this backward
@@ -108,6 +113,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::optional<std::pair<ErrorKind, std::string>> failure_;  // of this rank, in this backward
   std::optional<std::string> broken_;
   std::atomic<int64_t> step_{0};
+  std::atomic<int64_t> optimizer_steps_{0};
   bool order_shared_ = false;
   std::optional<std::vector<int64_t>> order_;
   std::unique_ptr<Executor> executor_;

@@ -33,8 +33,29 @@ void Engine::add_hook(int64_t index) {
         return outputs;
       },
       no_compiled_args));
+  slot.node = node;
   slot.accumulator = std::make_shared<decltype(accumulator)>(std::move(accumulator));
   slot.remove_hook = [node, key] { node->del_post_hook(key); };
+}
+
+std::vector<int64_t> Engine::survey() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int64_t> outside;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.bucket < 0) {
+      if (params_[i].requires_grad()) outside.push_back(static_cast<int64_t>(i));
+    } else if (torch::autograd::impl::try_get_grad_accumulator(params_[i]).get() != slot.node) {
+      const auto& flat = buckets_[static_cast<size_t>(slot.bucket)]->flat("grad");
+      std::ostringstream text;
+      text << "engine: parameter '" << names_[i] << "' was wrapped as " << flat.scalar_type() << " on " << flat.device()
+           << " and has been converted or moved since (it is " << params_[i].scalar_type() << " on "
+           << params_[i].device() << " now); close() the wrapper, convert or move the model, and wrap it again";
+      throw PythonError(ErrorKind::config, text.str());
+    }
+  }
+  late_ = !outside.empty();
+  return outside;
 }
 
 bool Engine::inside_backward() const { return torch::autograd::get_current_graph_task_id() != -1; }

@@ -1,6 +1,7 @@
 """`gossamer demo`: train one GPT four ways, compare them in a table and a plot, and fail if they disagree.
 
-This is the parent of the workers: it starts them with torch.distributed.run and judges their figures."""
+This is the parent of the workers: it starts them with torch.distributed.run and judges their figures.
+"""
 
 import argparse
 import importlib.util
@@ -36,10 +37,12 @@ def main(args: argparse.Namespace) -> int:
     """Train, judge, show. 0, or 130 after Ctrl-C; GossamerError if a worker failed or the runs disagree."""
     if not args.no_plot and importlib.util.find_spec("matplotlib") is None:
         raise GossamerError("the plots need matplotlib; pip install it, or pass --no-plot")
-    for name in ("steps", "ranks", "batch"):
-        if getattr(args, name) < 1:
-            raise GossamerError(f"--{name} must be at least 1, got {getattr(args, name)}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if min(args.steps, args.ranks, args.batch) < 1:
+        raise GossamerError(
+            f"need 1 or more steps, ranks, batch; got {args.steps}, {args.ranks}, {args.batch}"
+        )
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # also end the workers, as Ctrl-C does
+        signal.signal(ending, signal.default_int_handler)
     try:
         runs = train(args)
     except KeyboardInterrupt:
@@ -53,21 +56,23 @@ def main(args: argparse.Namespace) -> int:
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """The figures of each run, by its name. Whatever happens, no process is left behind."""
-    with tempfile.TemporaryDirectory() as folder:
-        log, result = Path(folder, "log.txt"), Path(folder, "runs.json")
-        job = {"runs": list(TOLERANCE), "rows": args.batch * args.ranks, "result": str(result)}
-        job |= {"steps": args.steps, "seed": args.seed}
-        command = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node {args.ranks} -m"
-        with open(log, "w") as errors:
-            # A session of its own: Ctrl-C reaches this process only, which ends the launcher and so the workers.
-            process = subprocess.Popen([*command.split()], stderr=errors, start_new_session=True)
+    with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log.txt", "w+") as log:
+        result = Path(folder, "runs.json")
+        job = {"runs": list(TOLERANCE), "steps": args.steps, "rows": args.batch * args.ranks}
+        job |= {"seed": args.seed, "result": str(result)}
+        launcher = (
+            f"-m torch.distributed.run --standalone --nproc-per-node {args.ranks} -m gossamer.demo.train"
+        )
+        command = [sys.executable, *launcher.split(), json.dumps(job)]
+        # A session of its own: Ctrl-C reaches this process only, which ends the launcher and so the workers.
+        process = subprocess.Popen(command, stderr=log, start_new_session=True)
         try:
             process.wait()
         finally:
             process.terminate()
             process.wait()
         if process.returncode != 0:
-            raise GossamerError(f"a worker failed:\n{log.read_text()[-6000:]}")
+            raise GossamerError(f"a worker failed:\n{Path(log.name).read_text()[-6000:]}")
         return json.loads(result.read_text())
 
 
@@ -84,5 +89,28 @@ def check(runs: dict[str, Any]) -> None:
 
 
 def show(runs: dict[str, Any], args: argparse.Namespace) -> None:
-    """Print the table; write the JSON and the PNG, in which wide curves lie under narrow ones: they coincide."""
-    ...
+    """Print the table; write the JSON and the PNG. Curves that coincide: wide ones lie under narrow ones."""
+    heads = "validation\nloss", "median\nstep ms", "bytes sent per\nrank and step", "bits equal\nacross ranks"
+    table = Table("run", *heads)
+    for name, seen in runs.items():
+        row = f"{seen['validation_loss']:.4f}", f"{seen['step_ms']:.0f}", f"{seen['bytes_per_step']:,.0f}"
+        table.add_row(name, *row, "yes" if seen["equal_bits"] else "no")
+    Console().print(table)
+    if args.json:
+        settings = {name: getattr(args, name) for name in ("steps", "ranks", "batch", "seed")}
+        args.json.write_text(json.dumps(settings | {"runs": runs}) + "\n")
+    if not args.no_plot:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(11, 4), layout="constrained")
+        by_step, by_bytes = figure.subplots(1, 2, sharey=True)
+        for index, (name, seen) in enumerate(runs.items()):
+            line = {"label": name, "color": f"C{index}", "linewidth": 7 - 2 * index}
+            by_step.plot(seen["losses"], **line)
+            if name != "one process":
+                by_bytes.plot([sent / 1e6 for sent in seen["bytes"]], seen["losses"], **line)
+        by_step.set(xlabel="step", ylabel="training loss, nats per byte")
+        by_bytes.set(xlabel="megabytes sent per rank")
+        by_step.legend()
+        figure.savefig(args.out)
+        print(f"plots: {args.out}")

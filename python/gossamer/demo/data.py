@@ -1,25 +1,27 @@
 """The text that `gossamer demo` trains on: the source of the Python standard library on this machine.
 
-Every worker reads all of it; all get the same bytes and draw the same global batches."""
+Every worker reads all of it; all get the same bytes and draw the same global batches.
+"""
 
 import hashlib
 import sysconfig
+from functools import cache
 from pathlib import Path
 
 import torch
 
 SKIP = {"site-packages", "dist-packages", "test", "encodings"}  # not the library, or tables rather than text
-TRAIN_BYTES = 4_000_000
 
 
+@cache
 def standard_library() -> tuple[torch.Tensor, torch.Tensor]:
-    """Training and validation text, uint8[bytes]; a hash of its path puts one file in ten into the latter."""
+    """4 MB to train on and text to validate with, one file in ten by a hash of its path; uint8[bytes]."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [f for top in root.iterdir() if top.name not in SKIP for f in (top, *top.rglob("*.py"))]
     by_hash = {hashlib.sha256(str(f.relative_to(root)).encode()).digest(): f for f in files}
     train, validation = bytearray(), bytearray()
     for key, file in sorted(by_hash.items()):
-        if file.suffix == ".py" and len(train) < TRAIN_BYTES:
+        if file.suffix == ".py" and len(train) < 4_000_000:
             (validation if key[-1] % 10 == 0 else train).extend(file.read_bytes())
     if min(len(train), len(validation)) < 20_000:
         raise RuntimeError(f"{root}/**/*.py: need 20000 bytes, got {len(train)} and {len(validation)}")

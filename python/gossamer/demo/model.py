@@ -1,6 +1,7 @@
 """A small byte-level GPT: what `gossamer demo` trains.
 
-Pre-norm, learned positions, 1.07 M parameters. It knows nothing of ranks or of Gossamer."""
+Pre-norm, learned positions, 1.07 M parameters. It knows nothing of ranks or of Gossamer.
+"""
 
 import torch
 from torch import nn
@@ -14,17 +15,16 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.look = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH))
-        self.join = nn.Linear(WIDTH, WIDTH)
-        hidden = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU()
-        self.think = nn.Sequential(*hidden, nn.Linear(4 * WIDTH, WIDTH))
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.query_key_value, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.look(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        query, key, value = heads  # each [batch, head, time, width / heads]
+        heads = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, HEADS, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [batch, head, time, width / heads]
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.join(seen.transpose(1, 2).flatten(-2))
-        return x + self.think(x)
+        x = x + self.project(seen.transpose(1, 2).flatten(-2))
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class GPT(nn.Module):
@@ -33,9 +33,9 @@ class GPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.byte, self.position = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        blocks = (Block() for _ in range(LAYERS))
-        self.predict = nn.Sequential(*blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256))
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        scores = self.predict(self.byte(text[:, :-1]) + self.position.weight)
-        return F.cross_entropy(scores.flatten(0, 1), text[:, 1:].flatten())
+        x = self.blocks(self.byte(text[:, :-1]) + self.position.weight)
+        return F.cross_entropy(self.head(x).flatten(0, 1), text[:, 1:].flatten())

@@ -1,9 +1,10 @@
-"""The training of `gossamer demo`, as each of its workers sees it; cli.py starts them with a job in JSON.
+"""The training of `gossamer demo` as each of its workers sees it; cli.py starts them with a job in JSON.
 
-A loop like any other. The four runs differ in the line that makes `model`, and in nothing else."""
+A loop like any other. The four runs differ in the line that makes `model`, and in nothing else.
+"""
 
 import json
-import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -24,7 +25,6 @@ COLUMNS = "{task.description:18}", BarColumn(30), "{task.completed}/{task.total}
 def train(algorithm: str, job: dict[str, Any], group: Any) -> dict[str, Any]:
     """Train on this rank's rows of each global batch; return the figures, means over the group's ranks."""
     rank, size = group.rank(), group.size()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     torch.manual_seed(job["seed"])
     text, validation = data.standard_library()
     network = GPT()
@@ -39,7 +39,7 @@ def train(algorithm: str, job: dict[str, Any], group: Any) -> dict[str, Any]:
         bar = progress.add_task(algorithm, total=job["steps"], now="")
         for step in range(job["steps"]):
             start_s = time.perf_counter()
-            rows = data.batch(text, seed=job["seed"] + step, rows=job["rows"], context=CONTEXT)
+            rows = data.batch(text, seed=(job["seed"] << 32) + step, rows=job["rows"], context=CONTEXT)
             loss = model(rows.chunk(size)[rank])
             optimizer.zero_grad()
             loss.backward()
@@ -56,15 +56,15 @@ def train(algorithm: str, job: dict[str, Any], group: Any) -> dict[str, Any]:
     end = [share * size, engine_bytes, int((bits != bits_of_rank_0).sum())]
     means = torch.tensor([end, *steps], dtype=torch.float64) / size
     dist.all_reduce(means, group=group)
-    losses, step_ms, sent = means[1:].unbind(1)
+    losses, step_ms, sent = means[1:].T.tolist()
     return {
         "validation_loss": means[0, 0].item(),
-        "step_ms": step_ms.median().item(),
-        "bytes_per_step": sent[-1].item() / job["steps"],
+        "step_ms": statistics.median(step_ms),
+        "bytes_per_step": sent[-1] / job["steps"],
         "engine_bytes_per_step": means[0, 1].item() / job["steps"],
         "equal_bits": means[0, 2].item() == 0,
-        "losses": losses.tolist(),
-        "bytes": sent.tolist(),
+        "losses": losses,
+        "bytes": sent,
     }
 
 

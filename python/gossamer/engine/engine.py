@@ -64,7 +64,7 @@ class Engine:
     ) -> None:
         named = dict(module.named_parameters())
         self._names, self._params = list(named), list(named.values())
-        self._trainable = [param.requires_grad for param in self._params]
+        trainable = [i for i, param in enumerate(self._params) if param.requires_grad]
         self._comm, self._control, self.algorithm = comm, control, algorithm
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
         self._optimizer_hook: Any = None
@@ -78,7 +78,7 @@ class Engine:
         self.buckets: list[Any] = []
         self._native = self._build_native()
         self._begin = lambda _grad, native=self._native: native.begin_backward()
-        self._install([i for i in reversed(range(len(self._params))) if self._trainable[i]])
+        self._install(trainable[::-1])
         _open_engines.add(self)
 
     # --- the moments of a step ---
@@ -92,8 +92,7 @@ class Engine:
         order = self._native.take_arrival_order()
         if order is not None:
             self._install(order)
-        if self._late_indices():
-            self._native.flag_late()
+        self._native.survey()
         self.algorithm.before_forward(self.optimizer_steps)
 
     def after_forward(self, output: Any) -> Any:
@@ -112,6 +111,7 @@ class Engine:
             alive = engine()
             if alive is not None:
                 alive.optimizer_steps += 1
+                alive._native.set_optimizer_steps(alive.optimizer_steps)
                 alive.algorithm.after_step(alive.optimizer_steps)
 
         self._optimizer_hook = optimizer.register_step_post_hook(stepped)
@@ -189,18 +189,11 @@ class Engine:
             for position, indices in enumerate(plan)
         ]
 
-    def _late_indices(self) -> list[int]:
-        return [
-            i for i, param in enumerate(self._params) if param.requires_grad and not self._trainable[i]
-        ]
-
     def _append_late(self) -> None:
         """Called on every rank at the end of a backward when some rank trains parameters outside the plan."""
-        late = self._late_indices()
+        late = self._native.survey()
         lines = [f"{self._names[i]} is trainable now" for i in late]
         require_equal(self._control, lines, "the set of parameters that became trainable")
-        for index in late:
-            self._trainable[index] = True
         added = self._make_buckets(list(reversed(late)))
         self.buckets = [*self.buckets, *added]
         self._native.append_buckets(added)
@@ -219,9 +212,14 @@ class Engine:
         ]
 
     def _refuse_unsupported(self, module: nn.Module) -> None:
-        if not any(self._trainable):
+        if not any(param.requires_grad for param in self._params):
             raise ConfigError("engine: the model has no parameter with requires_grad=True, nothing to train")
         for engine in _open_engines:
+            if engine._comm is self._comm:
+                raise ConfigError(
+                    "engine: this communicator serves another model already, and their traffic would mix; "
+                    "pass a process group, or a communicator of its own"
+                )
             shared = {id(param) for param in engine._params} & {id(param) for param in self._params}
             if shared:
                 name = next(n for n, p in zip(self._names, self._params, strict=True) if id(p) in shared)

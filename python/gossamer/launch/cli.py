@@ -6,9 +6,9 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import NamedTuple
 
+from gossamer import __version__
 from gossamer.errors import GossamerError
 
 
@@ -51,7 +51,7 @@ def _top_parser() -> argparse.ArgumentParser:
         "`gossamer COMMAND --help` explains one.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"gossamer {metadata.version('gossamer')}")
+    parser.add_argument("--version", action="version", version=f"gossamer {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=" or ".join(COMMANDS))
     return parser
 

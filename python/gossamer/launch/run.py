@@ -97,7 +97,7 @@ def _report(error: ChildFailedError) -> int:
         # An exception is reported as such even if the agent's own SIGTERM came before the exit.
         code = failure.exitcode if failure.exitcode > 0 else 1
         what = f"failed with exit code {code}"
-    also = f"; after it ended: rank {others}" if others else ""
+    also = f" (then rank {others} ended too)" if others else ""
     print(f"gossamer run: rank {rank} {what}{also}", file=sys.stderr)
     if extra.get("py_callstack"):
         print(extra["py_callstack"].rstrip(), file=sys.stderr)

@@ -1,0 +1,187 @@
+# `gossamer demo`: its figures are true, its byte counter counts bytes, and it fails when the runs disagree.
+
+import json
+import math
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer.demo import cli, data, wire
+from gossamer.demo.model import CONTEXT, GPT
+from gossamer.errors import GossamerError
+from gossamer.launch.cli import main as gossamer
+
+TINY = ["demo", "--steps", "4", "--ranks", "2", "--batch", "2"]
+PARAMETERS = sum(parameter.numel() for parameter in GPT().parameters())
+
+
+def figures(**changes: Any) -> dict[str, Any]:
+    """Runs that agree, except that run names in ``changes`` get other figures."""
+    good = {"validation_loss": 2.0, "equal_bits": True, "losses": [2.5, 2.1]}
+    return {name: good | changes.get(name, {}) for name in cli.TOLERANCE}
+
+
+def processes_naming(text: str) -> list[int]:
+    """Ids of the processes with ``text`` in their command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if text in (folder / "cmdline").read_text():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_wire_counts_the_bytes_of_every_open_tcp_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = wire.bytes_sent()
+        with socket.create_connection(server.getsockname()) as client, server.accept()[0] as peer:
+            client.sendall(bytes(123_457))
+            assert len(peer.recv(123_457, socket.MSG_WAITALL)) == 123_457
+            assert wire.bytes_sent() - before == 123_457
+            peer.sendall(bytes(1_009))
+            assert len(client.recv(1_009, socket.MSG_WAITALL)) == 1_009
+            assert wire.bytes_sent() - before == 124_466
+
+
+def test_wire_ignores_what_is_not_tcp() -> None:
+    before = wire.bytes_sent()
+    left, right = socket.socketpair()
+    with left, right, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram:
+        left.sendall(bytes(1000))
+        datagram.sendto(bytes(1000), ("127.0.0.1", 9))
+        assert wire.bytes_sent() == before
+
+
+def test_standard_library_is_the_same_text_each_time_and_split_by_file() -> None:
+    train, validation = data.standard_library()
+    again = data.standard_library.__wrapped__()  # without its cache
+    assert torch.equal(train, again[0])
+    assert torch.equal(validation, again[1])
+    text = validation.numpy().tobytes()
+    assert text[:500] not in train.numpy().tobytes()
+
+
+def test_batch_depends_on_the_seed_alone_and_holds_neighbouring_bytes() -> None:
+    text = torch.arange(250, dtype=torch.uint8)
+    rows = data.batch(text, seed=3, rows=6, context=10)
+    assert rows.shape == (6, 11)
+    assert torch.equal(rows, data.batch(text, seed=3, rows=6, context=10))
+    assert not torch.equal(rows, data.batch(text, seed=4, rows=6, context=10))
+    assert torch.equal(rows.diff(dim=1), torch.ones(6, 10, dtype=torch.int64))
+
+
+def test_model_has_about_a_million_parameters_and_starts_at_a_uniform_guess() -> None:
+    torch.manual_seed(0)
+    loss = GPT()(torch.randint(256, (8, CONTEXT + 1)))
+    assert 0.9e6 < PARAMETERS < 1.2e6
+    assert loss.item() == pytest.approx(math.log(256), abs=0.3)
+
+
+def test_model_sees_no_later_byte() -> None:
+    block = GPT().blocks
+    x = torch.randn(1, CONTEXT, 128)
+    changed = x.clone()
+    changed[:, 40:] += 1.0
+    assert torch.equal(block(x)[:, :40], block(changed)[:, :40])
+    assert not torch.equal(block(x)[:, 40:], block(changed)[:, 40:])
+
+
+def test_check_accepts_runs_within_their_tolerance() -> None:
+    cli.check(figures(ddp={"validation_loss": 2.0019}, bytegrad={"validation_loss": 1.981}))
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [("ddp", 2.0021), ("gradient_allreduce", 1.9979), ("bytegrad", 2.021), ("ddp", math.nan)],
+)
+def test_check_refuses_losses_that_disagree_and_says_the_values(name: str, loss: float) -> None:
+    with pytest.raises(GossamerError, match=rf"losses disagree: {name} {loss:.6f} against 2\.000000"):
+        cli.check(figures(**{name: {"validation_loss": loss}}))
+
+
+def test_check_refuses_a_run_that_ended_in_nan_everywhere() -> None:
+    with pytest.raises(GossamerError, match="losses disagree"):
+        cli.check(figures(**{name: {"validation_loss": math.nan} for name in cli.TOLERANCE}))
+
+
+def test_check_refuses_ranks_with_different_bits() -> None:
+    with pytest.raises(GossamerError, match="different bits after 2 steps of bytegrad"):
+        cli.check(figures(bytegrad={"equal_bits": False}))
+
+
+def test_demo_says_before_training_that_matplotlib_is_missing(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr(cli, "train", lambda _: pytest.fail("training began"))
+    assert gossamer(TINY) == 1
+    assert "pip install it, or pass --no-plot" in capsys.readouterr().err
+
+
+def test_demo_refuses_zero_steps(capsys) -> None:
+    assert gossamer(["demo", "--steps", "0"]) == 1
+    assert "got 0, 4, 8" in capsys.readouterr().err
+
+
+def test_demo_ends_with_equal_bits_equal_losses_and_a_quarter_of_the_bytes(start, tmp_path: Path) -> None:
+    demo = start(["-m", "gossamer.launch.cli", *TINY, "--json", "figures.json", "--out", "plots.png"])
+    code, out, errors = demo.finish()
+    assert code == 0, errors
+    assert "bytegrad" in out
+    assert (tmp_path / "plots.png").stat().st_size > 10_000
+    written = json.loads((tmp_path / "figures.json").read_text())
+    assert {key: written[key] for key in ("steps", "ranks", "batch", "seed")} == {
+        "steps": 4,
+        "ranks": 2,
+        "batch": 2,
+        "seed": 0,
+    }
+    runs = written["runs"]
+    cli.check(runs)
+    assert list(runs) == list(cli.TOLERANCE)
+    assert all(len(run["losses"]) == len(run["bytes"]) == 4 for run in runs.values())
+    ring = 4 * PARAMETERS  # bytes of fp32 that each of two ranks sends in a ring all-reduce
+    assert runs["one process"]["bytes_per_step"] < 1000
+    assert runs["ddp"]["bytes_per_step"] == pytest.approx(ring, rel=0.01)
+    assert runs["gradient_allreduce"]["bytes_per_step"] == pytest.approx(ring, rel=0.01)
+    assert runs["bytegrad"]["bytes_per_step"] <= 0.26 * ring
+    for name in ("gradient_allreduce", "bytegrad"):
+        assert runs[name]["engine_bytes_per_step"] == pytest.approx(runs[name]["bytes_per_step"], rel=0.02)
+
+
+def test_demo_fails_without_a_table_when_the_losses_disagree(monkeypatch, capfd, tmp_path: Path) -> None:
+    monkeypatch.setattr(cli, "TOLERANCE", {"one process": 0.0, "ddp": -1.0})
+    assert gossamer([*TINY, "--no-plot", "--json", str(tmp_path / "figures.json")]) == 1
+    out, errors = capfd.readouterr()
+    assert "the losses disagree: ddp" in errors
+    assert "validation" not in out
+    assert not (tmp_path / "figures.json").exists()
+
+
+def test_demo_fails_with_the_workers_own_error(monkeypatch, capfd) -> None:
+    monkeypatch.setattr(cli, "TOLERANCE", {"no such algorithm": 0.0})
+    assert gossamer([*TINY, "--no-plot"]) == 1
+    errors = capfd.readouterr().err
+    assert "a worker failed" in errors
+    assert "no such algorithm" in errors
+
+
+def test_ctrl_c_stops_all_workers_quietly(start, tmp_path: Path) -> None:
+    argv = ["-m", "gossamer.launch.cli", "demo", "--steps", "100000", "--ranks", "2", "--batch", "1"]
+    demo = start([*argv, "--no-plot"], env={"TMPDIR": str(tmp_path)})  # which all command lines then name
+    deadline_s = time.monotonic() + 30
+    while len(processes_naming(str(tmp_path))) < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert len(processes_naming(str(tmp_path))) >= 3, "launcher and two workers never started"
+    time.sleep(3)
+    os.kill(demo.process.pid, signal.SIGINT)
+    code, _, errors = demo.finish()
+    assert code == 130
+    assert errors == "demo: stopped\n"
+    assert processes_naming(str(tmp_path)) == []
