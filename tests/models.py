@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import gossamer as gs
 
+ALGORITHMS = ["gradient_allreduce", "bytegrad", gs.GradientAllReduce(deterministic=True)]
+
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """A model whose parameters depend on `seed` alone, also when ranks are threads that share torch's generator."""
@@ -65,3 +67,34 @@ def train(
 
 def relative_error(x: Tensor, reference: Tensor) -> float:
     return ((x - reference).norm() / reference.norm()).item()
+
+
+def square(x):
+    return x.square().mean()
+
+
+def gradients(comm, build, forward, algorithm="gradient_allreduce", *, steps=3, loss=square):
+    """Per step, the gradients (None where there is none) after `forward(model, batch shard, step)`."""
+    inner = seeded(build)
+    model = gs.DataParallel(inner, algorithm=algorithm, process_group=comm)
+    seen = []
+    for step, batch in enumerate(batches(steps)):
+        inner.zero_grad()
+        loss(forward(model, shard(batch, comm), step)).backward()
+        seen.append([None if p.grad is None else p.grad.clone() for p in inner.parameters()])
+    model.close()
+    return seen
+
+
+def join(gradients):
+    return torch.cat([grad.double().flatten() for grad in gradients])
+
+
+def gradients_alone(build, forward=lambda m, x, s: m(x), *, steps=3, loss=square):
+    model = seeded(build)
+    seen = []
+    for step, batch in enumerate(batches(steps)):
+        model.zero_grad()
+        loss(forward(model, batch, step)).backward()
+        seen.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    return seen

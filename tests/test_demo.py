@@ -126,7 +126,7 @@ def test_demo_says_before_training_that_matplotlib_is_missing(monkeypatch, capsy
 
 def test_demo_refuses_zero_steps(capsys) -> None:
     assert gossamer(["demo", "--steps", "0"]) == 1
-    assert "got 0, 4, 8" in capsys.readouterr().err
+    assert "at least 1, got (0, 4, 8)" in capsys.readouterr().err
 
 
 def test_demo_ends_with_equal_bits_equal_losses_and_a_quarter_of_the_bytes(start, tmp_path: Path) -> None:
@@ -136,12 +136,7 @@ def test_demo_ends_with_equal_bits_equal_losses_and_a_quarter_of_the_bytes(start
     assert "bytegrad" in out
     assert (tmp_path / "plots.png").stat().st_size > 10_000
     written = json.loads((tmp_path / "figures.json").read_text())
-    assert {key: written[key] for key in ("steps", "ranks", "batch", "seed")} == {
-        "steps": 4,
-        "ranks": 2,
-        "batch": 2,
-        "seed": 0,
-    }
+    assert [written[key] for key in ("steps", "ranks", "batch", "seed")] == [4, 2, 2, 0]
     runs = written["runs"]
     cli.check(runs)
     assert list(runs) == list(cli.TOLERANCE)
@@ -183,5 +178,5 @@ def test_ctrl_c_stops_all_workers_quietly(start, tmp_path: Path) -> None:
     os.kill(demo.process.pid, signal.SIGINT)
     code, _, errors = demo.finish()
     assert code == 130
-    assert errors == "demo: stopped\n"
+    assert errors.strip() == "demo: stopped"
     assert processes_naming(str(tmp_path)) == []

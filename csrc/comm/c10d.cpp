@@ -19,6 +19,7 @@ namespace {
 
 constexpr auto kRollCallTimeout = std::chrono::milliseconds(3000);
 constexpr auto kRollCallPoll = std::chrono::milliseconds(20);
+constexpr auto kFailurePoll = std::chrono::milliseconds(1000);
 
 class C10dPending : public Pending {
  public:
@@ -29,7 +30,7 @@ class C10dPending : public Pending {
   void wait() override {
     for (auto& work : works_) {
       try {
-        work->wait();
+        owner_->wait(*work);
       } catch (const std::exception& error) {
         owner_->fail(operation_, bytes_, error);
       }
@@ -83,6 +84,31 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
   count_sent(bytes_to_peers);
   return std::make_unique<C10dPending>(std::move(works), operation, bytes, this);
 }
+
+// A rank that dies breaks its neighbours' operations at once, but those who wait for a neighbour would wait for
+// the whole timeout. So whoever fails says so in the store, and whoever waits looks there once a second.
+void C10dCommunicator::wait(c10d::Work& work) const {
+  const bool interruptible = store_ && device_.is_cpu() && work.retrieveOpType() != c10d::OpType::SEND &&
+                             work.retrieveOpType() != c10d::OpType::RECV;
+  if (!interruptible) {
+    work.wait();
+    return;
+  }
+  while (true) {
+    try {
+      work.wait(kFailurePoll);
+      return;
+    } catch (const std::exception&) {
+      if (work.isCompleted()) {
+        work.wait();  // it ended meanwhile: well, or with its own error
+        return;
+      }
+    }
+    if (store_->check({key("failed")})) throw std::runtime_error("another rank of this group has failed");
+  }
+}
+
+std::string C10dCommunicator::key(const std::string& leaf) const { return "gossamer/" + name_ + "/" + leaf; }
 
 void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
   std::ostringstream message;
@@ -178,14 +204,14 @@ std::string C10dCommunicator::roll_call() {
   if (!store_) return "no store to ask which ranks are silent";
   std::ostringstream silent;
   try {
-    const auto key = [&](int rank) { return "gossamer/roll/" + name_ + "/" + std::to_string(rank); };
-    store_->set(key(rank()), std::vector<uint8_t>{1});
+    store_->set(key("failed"), std::vector<uint8_t>{1});
+    store_->set(key(std::to_string(rank())), std::vector<uint8_t>{1});
     const auto deadline = std::chrono::steady_clock::now() + kRollCallTimeout;
     std::vector<int> missing;
     do {
       missing.clear();
       for (int peer = 0; peer < size(); ++peer) {
-        if (!store_->check({key(peer)})) missing.push_back(peer);
+        if (!store_->check({key(std::to_string(peer))})) missing.push_back(peer);
       }
       if (missing.empty()) return "every rank answers the roll call";
       std::this_thread::sleep_for(kRollCallPoll);

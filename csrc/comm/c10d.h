@@ -27,6 +27,9 @@ class C10dCommunicator : public Communicator {
   PendingPtr broadcast(at::Tensor x, int source) override;
   PendingPtr exchange(at::Tensor out, at::Tensor x, int to, int source) override;
 
+  // Waits for a work, and gives up once another rank of the group has failed.
+  void wait(c10d::Work& work) const;
+
   // Throws PythonError(comm) for an operation that the backend refused or lost.
   [[noreturn]] void fail(const char* operation, int64_t bytes, const std::exception& error);
 
@@ -36,6 +39,7 @@ class C10dCommunicator : public Communicator {
 
   template <class Start>
   PendingPtr start(const char* operation, int64_t bytes, int64_t bytes_to_peers, Start&& start);
+  std::string key(const std::string& leaf) const;
   void require(const at::Tensor& x, const char* operation) const;
 
   c10::intrusive_ptr<c10d::Backend> backend_;

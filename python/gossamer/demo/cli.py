@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -37,33 +36,30 @@ def main(args: argparse.Namespace) -> int:
     """Train, judge, show. 0, or 130 after Ctrl-C; GossamerError if a worker failed or the runs disagree."""
     if not args.no_plot and importlib.util.find_spec("matplotlib") is None:
         raise GossamerError("the plots need matplotlib; pip install it, or pass --no-plot")
-    if min(args.steps, args.ranks, args.batch) < 1:
-        raise GossamerError(
-            f"need 1 or more steps, ranks, batch; got {args.steps}, {args.ranks}, {args.batch}"
-        )
+    sizes = args.steps, args.ranks, args.batch
+    if min(sizes) < 1:
+        raise GossamerError(f"--steps, --ranks and --batch must be at least 1, got {sizes}")
     for ending in (signal.SIGTERM, signal.SIGHUP):  # also end the workers, as Ctrl-C does
         signal.signal(ending, signal.default_int_handler)
     try:
         runs = train(args)
     except KeyboardInterrupt:
         Console().show_cursor()  # hidden by the worker that drew the progress
-        print("demo: stopped", file=sys.stderr)
+        print("\ndemo: stopped", file=sys.stderr)
         return 130
     check(runs)
     show(runs, args)
     return 0
 
 
-def train(args: argparse.Namespace) -> dict[str, Any]:
+def train(args: argparse.Namespace) -> dict:
     """The figures of each run, by its name. Whatever happens, no process is left behind."""
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log.txt", "w+") as log:
         result = Path(folder, "runs.json")
         job = {"runs": list(TOLERANCE), "steps": args.steps, "rows": args.batch * args.ranks}
         job |= {"seed": args.seed, "result": str(result)}
-        launcher = (
-            f"-m torch.distributed.run --standalone --nproc-per-node {args.ranks} -m gossamer.demo.train"
-        )
-        command = [sys.executable, *launcher.split(), json.dumps(job)]
+        launcher = "torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"
+        command = [sys.executable, "-m", *launcher, "-m", "gossamer.demo.train", json.dumps(job)]
         # A session of its own: Ctrl-C reaches this process only, which ends the launcher and so the workers.
         process = subprocess.Popen(command, stderr=log, start_new_session=True)
         try:
@@ -76,7 +72,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         return json.loads(result.read_text())
 
 
-def check(runs: dict[str, Any]) -> None:
+def check(runs: dict) -> None:
     """Raise unless every run ended within its tolerance of one process, with equal bits on all ranks."""
     wanted = runs["one process"]["validation_loss"]
     for name, seen in runs.items():
@@ -88,7 +84,7 @@ def check(runs: dict[str, Any]) -> None:
             raise GossamerError(f"the ranks hold different bits after {len(seen['losses'])} steps of {name}")
 
 
-def show(runs: dict[str, Any], args: argparse.Namespace) -> None:
+def show(runs: dict, args: argparse.Namespace) -> None:
     """Print the table; write the JSON and the PNG. Curves that coincide: wide ones lie under narrow ones."""
     heads = "validation\nloss", "median\nstep ms", "bytes sent per\nrank and step", "bits equal\nacross ranks"
     table = Table("run", *heads)

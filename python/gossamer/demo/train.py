@@ -4,7 +4,6 @@ A loop like any other. The four runs differ in the line that makes `model`, and 
 """
 
 import json
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from gossamer.demo.model import CONTEXT, GPT
 COLUMNS = "{task.description:18}", BarColumn(30), "{task.completed}/{task.total} {task.fields[now]}"
 
 
-def train(algorithm: str, job: dict[str, Any], group: Any) -> dict[str, Any]:
+def train(algorithm: str, job: dict, group: Any) -> dict:
     """Train on this rank's rows of each global batch; return the figures, means over the group's ranks."""
     rank, size = group.rank(), group.size()
     torch.manual_seed(job["seed"])
@@ -34,7 +33,8 @@ def train(algorithm: str, job: dict[str, Any], group: Any) -> dict[str, Any]:
         model = nn.parallel.DistributedDataParallel(network)
     elif algorithm != "one process":
         model = gs.DataParallel(network, optimizer, algorithm=algorithm)
-    steps, sent_before = [], wire.bytes_sent()
+    dist.barrier(group=group)  # what was sent before now has arrived, and so been counted
+    steps, before = [], bytes_sent(model)
     with Progress(*COLUMNS, disable=rank != 0, refresh_per_second=4) as progress:
         bar = progress.add_task(algorithm, total=job["steps"], now="")
         for step in range(job["steps"]):
@@ -45,27 +45,34 @@ def train(algorithm: str, job: dict[str, Any], group: Any) -> dict[str, Any]:
             loss.backward()
             optimizer.step()
             ms = (time.perf_counter() - start_s) * 1e3
-            steps.append([loss.item(), ms, wire.bytes_sent() - sent_before])
+            steps.append([loss.item(), ms, *bytes_sent(model)])
             progress.update(bar, advance=1, now=f"loss {loss.item():.3f}, {ms:.0f} ms/step")
-    engine_bytes = model.engine.bytes_sent if isinstance(model, gs.DataParallel) else 0
+    dist.barrier(group=group)
+    steps[-1][2:] = bytes_sent(model)
     rows = data.batch(validation, seed=0, rows=512, context=CONTEXT)[rank::size]
     with torch.no_grad():
         share = network(rows).item() * len(rows) / 512  # the ranks' shares add up to the loss of all rows
     bits = nn.utils.parameters_to_vector(network.parameters()).detach().view(torch.int32)
     dist.broadcast(bits_of_rank_0 := bits.clone(), src=0, group=group)
-    end = [share * size, engine_bytes, int((bits != bits_of_rank_0).sum())]
-    means = torch.tensor([end, *steps], dtype=torch.float64) / size
+    first = [share * size, int((bits != bits_of_rank_0).sum()), *before]
+    means = torch.tensor([first, *steps], dtype=torch.float64) / size
     dist.all_reduce(means, group=group)
-    losses, step_ms, sent = means[1:].T.tolist()
+    means[1:, 2:] -= means[0, 2:]
+    losses, _, sent, engine_sent = means[1:].T.tolist()
     return {
         "validation_loss": means[0, 0].item(),
-        "step_ms": statistics.median(step_ms),
+        "step_ms": means[1:, 1].quantile(0.5).item(),
         "bytes_per_step": sent[-1] / job["steps"],
-        "engine_bytes_per_step": means[0, 1].item() / job["steps"],
-        "equal_bits": means[0, 2].item() == 0,
+        "engine_bytes_per_step": engine_sent[-1] / job["steps"],
+        "equal_bits": means[0, 1].item() == 0,
         "losses": losses,
         "bytes": sent,
     }
+
+
+def bytes_sent(model: nn.Module) -> list[int]:
+    """By this process until now: as the kernel counts them, and as Gossamer's engine does."""
+    return [wire.bytes_sent(), model.engine.bytes_sent if isinstance(model, gs.DataParallel) else 0]
 
 
 if __name__ == "__main__":

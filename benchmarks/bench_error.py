@@ -1,0 +1,83 @@
+"""What a codec costs in accuracy and saves in bytes: gs.all_reduce(codec=...) of 8 ranks on a heavy-tailed gradient.
+
+The gradient: rows with log-normal scales; in each row a part that all ranks share and Student-t noise of each
+rank's own. Error: relative L2 distance of the result from the float64 mean. The figures depend on the tail:
+5 degrees of freedom are the target's case, 4 are shown beside it. Ranks are threads over Gloo.
+"""
+
+import statistics
+from typing import Any
+
+import torch
+from harness import arguments, report, run_threads
+
+import gossamer as gs
+from gossamer.demo import wire
+
+RANKS, ROWS, COLUMNS = 8, 1024, 1024
+LOG_SCALE_SIGMA, SHARED = 1.0, 0.2
+CODECS = (gs.Int8(), gs.MinMaxUInt8(), gs.BF16(), gs.FP16(), None)
+INT8_ERROR_PERCENT, BYTEGRAD_BYTES = 1.3, 0.26
+
+
+def gradients(seed: int, freedom: float) -> list[torch.Tensor]:
+    """One heavy-tailed gradient a rank, float32 [ROWS, COLUMNS]."""
+    torch.manual_seed(seed)
+    noise = torch.distributions.StudentT(freedom)
+    scale = torch.exp(LOG_SCALE_SIGMA * torch.randn(ROWS, 1))
+    shared = SHARED * torch.randn(ROWS, COLUMNS)
+    return [scale * (shared + noise.sample((ROWS, COLUMNS))) for _ in range(RANKS)]
+
+
+def errors(codec: gs.Codec | None, sets: list[list[torch.Tensor]]) -> tuple[list[float], int, float]:
+    """Percent of error for each set; bytes a rank sent per call, by Gossamer's count and by the kernel's."""
+
+    def body(comm: Any, _backend: Any) -> tuple[list[torch.Tensor], int]:
+        results = [gs.all_reduce(each[comm.rank].clone(), codec=codec, op="mean", group=comm) for each in sets]
+        return results, comm.bytes_sent
+
+    before = wire.bytes_sent()
+    results, counts = zip(*run_threads(RANKS, body), strict=True)
+    kernel_bytes = (wire.bytes_sent() - before) / RANKS / len(sets)  # of all ranks: they share this process
+    percent = []
+    for each, result in zip(sets, results[0], strict=True):
+        mean = torch.stack(each).double().mean(0)
+        percent.append(100 * ((result - mean).norm() / mean.norm()).item())
+    return percent, counts[0] // len(sets), kernel_bytes
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    torch.set_num_threads(1)
+    for freedom in (5.0,) if options.quick else (5.0, 4.0):
+        sets = [gradients(seed, freedom) for seed in range(1 if options.quick else 5)]
+        seen = {codec: errors(codec, sets) for codec in CODECS}
+        _, ring_bytes, ring_kernel_bytes = seen[None]
+        minmax = statistics.median(seen[gs.MinMaxUInt8()][0])
+        case = f"heavy-tailed gradient (Student-t {freedom:g}), n = {RANKS}"
+        for codec in CODECS[:-1]:
+            percent, _, _ = seen[codec]
+            report(
+                f"error of the mean, {type(codec).__name__}, {case}",
+                statistics.median(percent),
+                "%",
+                baseline=("MinMaxUInt8", minmax),
+                at_most=INT8_ERROR_PERCENT if codec == gs.Int8() and freedom == 5 else None,
+                samples=percent,
+            )
+    for codec in CODECS[:-1]:
+        _, sent_bytes, kernel_bytes = seen[codec]
+        report(
+            f"bytes on the wire, {'ByteGrad: ' if codec == gs.Int8() else ''}{type(codec).__name__}, n = {RANKS}",
+            sent_bytes,
+            "bytes per rank",
+            baseline=("ring float32 all-reduce", ring_bytes),
+            at_most=BYTEGRAD_BYTES if codec == gs.Int8() else None,
+            target_of="ratio",
+            kernel_bytes=kernel_bytes,
+            kernel_ratio=round(kernel_bytes / ring_kernel_bytes, 5),
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Whether data parallelism trains the same model: n ranks against one process on the same global batches.
+
+SGD in float32 on the demo's GPT and text. Every rank also trains alone on the global batches, which is the
+reference; stock DDP trains beside it. Figure: |weights - reference| / |reference|, L2, after the last step.
+"""
+
+import json
+
+import torch
+import torch.distributed as dist
+from harness import answer, arguments, report, run_processes
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gossamer as gs
+from gossamer.demo import data
+from gossamer.demo.model import CONTEXT, GPT
+
+ROWS, LEARNING_RATE = 12, 0.1  # rows of each global batch: divisible by 2, 3 and 4
+TARGET = 1e-5
+
+
+def trained(variant: str, text: torch.Tensor, steps: int) -> torch.Tensor:
+    """The weights [numel] after `steps` of SGD on this rank's part of each batch; all of it for "one process"."""
+    torch.manual_seed(0)
+    network = GPT()
+    optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
+    model: nn.Module = network
+    rank, size = gs.rank(), gs.size()
+    if variant == "one process":
+        rank, size = 0, 1
+    elif variant == "stock DDP":
+        model = DistributedDataParallel(network)
+    else:
+        deterministic = "deterministic" in variant
+        model = gs.DataParallel(network, optimizer, algorithm=gs.GradientAllReduce(deterministic=deterministic))
+    for step in range(steps):
+        rows = data.batch(text, seed=step, rows=ROWS, context=CONTEXT)
+        loss = model(rows.chunk(size)[rank])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return nn.utils.parameters_to_vector(network.parameters()).detach()
+
+
+def work(steps: int) -> None:
+    """One rank: the differences of all variants, and whether their weights have equal bits on all ranks."""
+    gs.init(backend="gloo")
+    text, _ = data.standard_library()
+    reference = trained("one process", text, steps)
+    result = {}
+    for variant in ("gradient_allreduce", "deterministic", "stock DDP"):
+        weights = trained(variant, text, steps)
+        dist.broadcast(first := weights.clone(), src=0)
+        differing = (weights.view(torch.int32) != first.view(torch.int32)).sum()
+        dist.all_reduce(differing)
+        apart = ((weights - reference).double().norm() / reference.double().norm()).item()
+        result[variant] = {"apart": apart, "differing": differing.item()}
+    answer(result)
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    torch.set_num_threads(1)
+    if options.worker:
+        work(**json.loads(options.worker))
+        return
+    steps = 5 if options.quick else 100
+    for ranks in (2,) if options.quick else (2, 3, 4):
+        seen = run_processes(ranks, {"steps": steps})
+        for variant, figures in seen.items():
+            report(
+                f"weights after {steps} steps of SGD against one process, {variant}, n = {ranks}",
+                figures["apart"],
+                "relative L2",
+                baseline=("stock DDP", seen["stock DDP"]["apart"]),
+                at_most=None if variant == "stock DDP" else TARGET,
+            )
+            report(
+                f"weights with other bits than rank 0's after {steps} steps, {variant}, n = {ranks}",
+                figures["differing"],
+                "elements",
+                baseline=("stock DDP", seen["stock DDP"]["differing"]),
+                at_most=None if variant == "stock DDP" else 0,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The time of a training step of the demo's GPT: alone and with 2 processes on Gloo, against stock DDP.
+
+Every variant trains its own copy in the same process, in turns; one thread. Ratios are medians over the turns.
+"""
+
+import json
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from harness import answer, arguments, interleaved, paired, report, run_processes
+from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel
+
+import gossamer as gs
+from gossamer.demo.model import CONTEXT, GPT
+
+ROWS = 8  # of text per rank and step, as in the demo
+ALONE = ("bare module", "DataParallel(gradient_allreduce)", "stock DDP", "stock DDP, gradients as bucket views")
+TOGETHER = (*ALONE[1:], "DataParallel(deterministic)", "DataParallel(bytegrad)")
+ALONE_RATIO, TOGETHER_RATIO = 1.03, 1.0
+ALGORITHMS = {
+    "DataParallel(gradient_allreduce)": gs.GradientAllReduce,
+    "DataParallel(deterministic)": lambda: gs.GradientAllReduce(deterministic=True),
+    "DataParallel(bytegrad)": gs.ByteGrad,
+}
+
+
+def step_of(variant: str) -> Callable[[], None]:
+    """A fresh GPT with AdamW, wrapped as `variant` says; calling it is one training step."""
+    torch.manual_seed(0)
+    network = GPT()
+    optimizer = optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+    model: nn.Module = network
+    if variant.startswith("stock DDP"):
+        model = DistributedDataParallel(network, gradient_as_bucket_view="views" in variant)
+    elif variant in ALGORITHMS:
+        model = gs.DataParallel(network, optimizer, algorithm=ALGORITHMS[variant]())
+    text = torch.randint(256, (ROWS, CONTEXT + 1), generator=torch.Generator().manual_seed(gs.rank()))
+
+    def step() -> None:
+        loss = model(text)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def timed(variants: tuple[str, ...], quick: bool) -> dict[str, list[float]]:
+    """Milliseconds a step, one figure for each turn of 8 steps."""
+    bodies = {variant: step_of(variant) for variant in variants}
+    rounds, repeats = (2, 2) if quick else (16, 8)
+    seconds = interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier)
+    return {variant: [1e3 * s for s in each] for variant, each in seconds.items()}
+
+
+def show(times: dict[str, list[float]], baseline: str, *, where: str, targets: dict[str, float]) -> None:
+    for variant, each in times.items():
+        if variant == baseline:
+            continue
+        ratios = paired(each, times[baseline])
+        quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
+        report(
+            f"step of the demo's GPT, {where}, {variant}",
+            statistics.median(each),
+            "ms",
+            baseline=(baseline, statistics.median(times[baseline])),
+            ratio=statistics.median(ratios),
+            at_most=targets.get(variant),
+            target_of="ratio",
+            samples=each,
+            ratio_quartiles=[round(quartiles[0], 4), round(quartiles[2], 4)],
+        )
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    torch.set_num_threads(1)
+    gs.init(backend="gloo")
+    if options.worker:
+        answer(timed(TOGETHER, **json.loads(options.worker)))
+        return
+    alone = timed(ALONE, options.quick)
+    ours = ALONE[1]
+    show(alone, "bare module", where="1 process", targets={ours: ALONE_RATIO})
+    show({ours: alone[ours], "stock DDP": alone["stock DDP"]}, "stock DDP", where="1 process", targets={ours: 1.0})
+    gs.shutdown()
+    together = run_processes(2, {"quick": options.quick})
+    show(together, "stock DDP", where="2 processes on Gloo", targets={ours: TOGETHER_RATIO})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""What the benchmarks share: the JSON line of a result, timing in turns, and ranks as threads or processes.
+
+No benchmark is here. Every bench_*.py calls `arguments` once and `report` per result; run_all.py reads the lines.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import gossamer as gs
+from gossamer import comm as gossamer_comm
+
+FOLDER = Path(__file__).resolve().parent
+WORKER_TIMEOUT_S = 240
+_backends: list[Any] = []  # a Gloo backend's end joins threads that may want the GIL: they live as long as we
+
+
+def arguments(description: str, **flags: str) -> argparse.Namespace:
+    """--quick, and each of `flags` (name: help) as a switch of its own."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="seconds rather than a minute; figures mean little")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # this process is a rank: its job in JSON
+    for name, text in flags.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+    return parser.parse_args()
+
+
+def report(
+    what: str,
+    value: float,
+    unit: str,
+    *,
+    baseline: tuple[str, float] | None = None,
+    ratio: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    target_of: str = "value",
+    samples: Sequence[float] = (),
+    **more: Any,
+) -> None:
+    """Print one result as a JSON line.
+
+    Args:
+        value: the figure; a median where `samples`, in the same unit, are given.
+        baseline: name and value of the peer, measured in the same run.
+        ratio: value / baseline where None; for timings the median of the ratios of each turn is better.
+        at_least, at_most: the target; `met` tells. None is no target: the figure is there to compare.
+        target_of: "value" or "ratio": what the target is about.
+    """
+    name, peer = baseline if baseline else (None, None)
+    if ratio is None and peer:
+        ratio = value / peer
+    judged = value if target_of == "value" else ratio
+    met = None
+    if at_least is not None:
+        met = judged >= at_least
+    elif at_most is not None:
+        met = judged <= at_most
+    line = {"benchmark": Path(sys.argv[0]).stem.removeprefix("bench_"), "what": what}
+    line |= {"value": _short(value), "unit": unit, "baseline": name, "baseline_value": _short(peer)}
+    line |= {"ratio": _short(ratio), "at_least": at_least, "at_most": at_most, "target_of": target_of, "met": met}
+    if samples:
+        line |= {"median": _short(statistics.median(samples)), "spread": _short(spread(samples))}
+        line |= {"samples": len(samples)}
+    print(json.dumps(line | more | _place()), flush=True)
+
+
+def spread(samples: Sequence[float]) -> float:
+    """The distance between the quartiles; 0 for a single sample."""
+    if len(samples) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return high - low
+
+
+def interleaved(
+    bodies: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    repeats: int,
+    before: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Times the bodies in turns, so that whatever else the machine does falls on all alike.
+
+    A turn calls one body `repeats` times after an untimed call; the order moves on by one every round. Returns
+    seconds per call, one figure a round: the median within the turn, so that figures of a round are comparable.
+
+    Args:
+        before: called ahead of each turn, such as a barrier between ranks.
+    """
+    names = list(bodies)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for body in bodies.values():
+        body()
+        body()
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            before()
+            bodies[name]()
+            calls = []
+            for _ in range(repeats):
+                start_s = time.perf_counter()
+                bodies[name]()
+                calls.append(time.perf_counter() - start_s)
+            seconds[name].append(statistics.median(calls))
+    return seconds
+
+
+def paired(seconds: Sequence[float], of: Sequence[float]) -> list[float]:
+    """The ratio of each round; its median is steadier than the ratio of medians on a busy machine."""
+    return [mine / other for mine, other in zip(seconds, of, strict=True)]
+
+
+def run_threads(size: int, body: Callable[[Any, Any], Any]) -> list[Any]:
+    """body(communicator, Gloo backend) once per rank, ranks as threads of this process; results in rank order."""
+    store = dist.HashStore()
+    results: list[Any] = [None] * size
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            torch.set_num_threads(1)
+            backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=60))
+            _backends.append(backend)
+            comm = gossamer_comm.from_backend(backend, store=store, name="benchmark")
+            results[rank] = body(comm, backend)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WORKER_TIMEOUT_S)
+    if failures:
+        raise failures[0]
+    if any(thread.is_alive() for thread in threads):
+        raise TimeoutError(f"ranks as threads: none may take more than {WORKER_TIMEOUT_S} s, but one hangs")
+    return results
+
+
+def run_processes(size: int, job: dict[str, Any]) -> Any:
+    """Starts this benchmark as `size` fresh processes with --worker, and returns what rank 0 gave `answer`.
+
+    One thread each, through torch.distributed.run, so gs.init() and stock torch find their place.
+    """
+    launcher = f"-m torch.distributed.run --standalone --nproc-per-node {size}".split()
+    command = [sys.executable, *launcher, sys.argv[0], "--worker", json.dumps(job)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WORKER_TIMEOUT_S)
+    if done.returncode != 0:
+        raise RuntimeError(f"a worker of {size} failed:\n{done.stderr[-4000:]}")
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(answers[-1])
+
+
+def answer(result: dict[str, Any]) -> None:
+    """The end of a worker: rank 0's result goes to the process that started it."""
+    if gs.rank() == 0:
+        print(json.dumps(result), flush=True)
+    gs.shutdown()
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+@cache
+def _machine() -> dict[str, Any]:
+    git = ["git", "--no-optional-locks", "-C", str(FOLDER), "rev-parse", "--short", "HEAD"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip() or None
+    except OSError:
+        commit = None
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    processor = models[0].partition(":")[2].strip() if models else platform.machine()
+    command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    return {
+        "command": shlex.join(command),
+        "torch": torch.__version__,
+        "commit": commit,
+        "machine": f"{processor}, {os.cpu_count()} cores",
+    }
+
+
+def _place() -> dict[str, Any]:
+    load = round(os.getloadavg()[0], 1)  # of this machine in the last minute: judge timings by it
+    return _machine() | {"instruction_set": gs._C.instruction_set(), "load": load}

@@ -1,0 +1,90 @@
+"""A worker dies in the middle of backward: the others raise CommError soon, and name it. Real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+WORKER = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+import gossamer as gs
+
+rank, size, victim, algorithm = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+dist.init_process_group("gloo", init_method=None, store=dist.TCPStore("127.0.0.1", int(sys.argv[5]), is_master=False),
+                        rank=rank, world_size=size)
+
+class Die(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, step):
+        ctx.step = step
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if rank == victim and ctx.step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return grad, None
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x, step):
+        for i, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x))
+            if i == 3:
+                x = Die.apply(x, step)
+        return x
+
+algorithm = gs.GradientAllReduce(deterministic=True) if algorithm == "deterministic" else algorithm
+model = gs.DataParallel(Model(), algorithm=algorithm, bucket_bytes=20000, first_bucket_bytes=20000)
+try:
+    for step in range(4):
+        model(torch.randn(8, 64), step).sum().backward()
+    print("no error")
+except gs.CommError as error:
+    print(f"CommError: {error}", flush=True)
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "deterministic"])
+@pytest.mark.parametrize(("size", "victim"), [(2, 1), (4, 2)])
+def test_survivors_of_a_killed_worker_raise_soon_and_name_it(algorithm, size, victim, tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(size), str(victim), algorithm, str(store.port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(size)
+    ]
+    try:
+        workers[victim].wait(timeout=40)
+        died = time.monotonic()
+        outputs = {rank: worker.communicate(timeout=40)[0] for rank, worker in enumerate(workers)}
+        took_s = time.monotonic() - died
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert workers[victim].returncode == -signal.SIGKILL
+    for rank, output in outputs.items():
+        if rank != victim:
+            assert workers[rank].returncode == 3, output
+            assert f"rank {rank}/{size} step 2 bucket" in output
+            assert f"silent: rank {victim}" in output, output
+    assert took_s < 20
