@@ -12,7 +12,7 @@ from torch import nn
 
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
-from gossamer.comm import Communicator, destroy_group, from_group, is_communicator, private_group
+from gossamer.comm import Communicator, is_communicator, private
 from gossamer.engine import Engine
 from gossamer.errors import ConfigError
 
@@ -31,8 +31,8 @@ class DataParallel(nn.Module):
         module: the model, on its final device and dtype. `model.module` is this object.
         optimizer: the optimizer of its parameters. Gradient algorithms do not need it.
         algorithm: an Algorithm, or its name.
-        process_group: a process group, a communicator, or None for the default group. The engine makes a private
-            group of the same ranks (not of a communicator), so all of them must wrap their models.
+        process_group: a process group, a communicator, or None for the default group. A process group lends its
+            ranks and its kind of backend: the model gets connections of its own, so all ranks must wrap.
         bucket_bytes: bytes of gradients that travel together; the first bucket holds `first_bucket_bytes`.
             Defaults come from gossamer.config.
         broadcast: copy parameters and buffers (frozen ones too) from rank 0. False where ranks differ on purpose.
@@ -65,7 +65,7 @@ class DataParallel(nn.Module):
             raise ConfigError(
                 f"DataParallel: bucket_bytes and first_bucket_bytes must be positive, got {bucket_bytes} and {first}"
             )
-        self._group, comm, control = _communicators(module, process_group, settings.timeout_s)
+        comm, control = _communicators(module, process_group, settings.timeout_s)
         self.engine = Engine(
             module,
             self.algorithm,
@@ -92,22 +92,17 @@ class DataParallel(nn.Module):
             yield
 
     def close(self) -> None:
-        """Ends the engine and its private group; the wrapped model goes on alone. Idempotent."""
+        """Ends the engine; the wrapped model goes on alone, with the gradients it has. Idempotent."""
         self.engine.close()
-        if self._group is not None:
-            destroy_group(self._group)
-            self._group = None
 
 
 def _communicators(
     module: nn.Module, group: "ProcessGroup | Communicator | None", timeout_s: float
-) -> "tuple[ProcessGroup | None, Communicator, Communicator]":
+) -> tuple[Communicator, Communicator]:
     if is_communicator(group):
-        return None, group, group  # type: ignore[return-value]
+        return group, group  # type: ignore[return-value]
     device = next((param.device for param in module.parameters() if param.requires_grad), torch.device("cpu"))
-    private = private_group(group, timeout_s)  # type: ignore[arg-type]
-    control = from_group(private, "cpu")
-    return private, control if device.type == "cpu" else from_group(private, device), control
+    return private(group, device, timeout_s)  # type: ignore[arg-type]
 
 
 def _drop_module_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

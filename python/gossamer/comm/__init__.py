@@ -1,14 +1,13 @@
 """Communicators: moving bytes between ranks, and nothing else."""
 
 from gossamer.comm.base import Communicator, Work
-from gossamer.comm.c10d import destroy_group, from_backend, from_group, is_communicator, private_group
+from gossamer.comm.c10d import from_backend, from_group, is_communicator, private
 
 __all__ = [
     "Communicator",
     "Work",
-    "destroy_group",
     "from_backend",
     "from_group",
     "is_communicator",
-    "private_group",
+    "private",
 ]

@@ -1,6 +1,6 @@
 """Communicators over torch.distributed's process groups; the only file that looks inside them.
 
-A model gets a private copy of the user's group, so that its traffic never interleaves with the user's own
+A model gets private connections between the ranks of the user's group, so that its traffic never interleaves with the user's own
 collectives. Direct calls (gossamer.collectives) use the group they are given.
 """
 
@@ -19,6 +19,7 @@ from gossamer.errors import ConfigError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+_private_counts: "WeakKeyDictionary[ProcessGroup, int]" = WeakKeyDictionary()
 _communicators: "WeakKeyDictionary[ProcessGroup, dict[str, Communicator]]" = WeakKeyDictionary()
 
 
@@ -65,26 +66,45 @@ def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu")
     return known[device.type]
 
 
-def private_group(group: "ProcessGroup | None", timeout_s: float) -> "ProcessGroup":
-    """A new group of the same ranks with a backend for CPU tensors as well. Collective over those ranks."""
+def private(
+    group: "ProcessGroup | None", device: torch.device, timeout_s: float
+) -> tuple[Communicator, Communicator]:
+    """New connections between the ranks of `group`, for one model: for tensors on `device`, and for CPU tensors.
+
+    Collective over the group's ranks, which must all make their calls in the same order. Both are the same
+    communicator where `device` is the CPU. The backends are those of the group, and Gloo where it has none for
+    the CPU. They end with the communicators.
+
+    Raises:
+        ConfigError: as from_group; or the group's backend is not one of Gloo and NCCL.
+    """
     group = _resolve(group)
-    backends = dist.get_backend_config(group)
-    if "cpu:" not in backends:
-        backends = f"cpu:gloo,{backends}"
-    created = dist.new_group(
-        dist.get_process_group_ranks(group),
-        timeout=timedelta(seconds=timeout_s),
-        backend=backends,
-        use_local_synchronization=True,
-    )
-    assert not isinstance(created, int)  # new_group returns a placeholder only to ranks outside the list
-    return created
+    # torch's new_group names a group of these ranks by how many groups a process has, which may differ between
+    # ranks and repeats after a group has ended; so the backend is made here, under a name that counts up.
+    _private_counts[group] = count = _private_counts.get(group, 0) + 1
+    control = _private(group, torch.device("cpu"), f"gossamer/{count}/control", timeout_s)
+    if device.type == "cpu":
+        return control, control
+    return _private(group, device, f"gossamer/{count}/{device.type}", timeout_s), control
 
 
-def destroy_group(group: "ProcessGroup") -> None:
-    """Ends a private group, unless torch.distributed was shut down before."""
-    if dist.is_initialized() and group in distributed_c10d._world.pg_map:
-        dist.destroy_process_group(group)
+def _private(group: "ProcessGroup", device: torch.device, name: str, timeout_s: float) -> Communicator:
+    kinds = distributed_c10d.BackendConfig(distributed_c10d.Backend(dist.get_backend_config(group)))
+    kind = kinds.get_device_backend_map().get(device.type, "gloo" if device.type == "cpu" else "none")
+    store = dist.PrefixStore(name, distributed_c10d._world.pg_map[group][1])
+    rank, size, timeout = dist.get_rank(group), dist.get_world_size(group), timedelta(seconds=timeout_s)
+    if kind == "gloo":
+        backend: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+    elif kind == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        backend = dist.ProcessGroupNCCL(store, rank, size, options)
+    else:
+        raise ConfigError(
+            f"comm: the process group {group.group_name!r} uses the backend {kind!r} for {device.type} tensors; "
+            f"gloo and nccl are supported"
+        )
+    return from_backend(backend, device=device, store=store, name=name)
 
 
 def _resolve(group: "ProcessGroup | None") -> "ProcessGroup":
@@ -92,4 +112,6 @@ def _resolve(group: "ProcessGroup | None") -> "ProcessGroup":
         raise ConfigError(f"comm: group must be a ProcessGroup, a communicator or None, got {group!r}")
     if group is None and not dist.is_initialized():
         raise ConfigError("comm: torch.distributed is not initialised; call gossamer.init() first")
-    return group if group is not None else dist.group.WORLD
+    world = group if group is not None else dist.group.WORLD
+    assert world is not None  # is_initialized() above
+    return world
