@@ -26,11 +26,10 @@ const DeviceKernels kCpu{
     [](const codec::Spec& spec, const uint8_t* wire, const codec::Rows& rows, void* out) {
       codec::kernels().decode(spec, wire, rows, out);
     },
-    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid, void* acc) {
-      codec::kernels().decode_add(spec, wire, rows, row_numel, valid, acc);
-    },
-    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid, double scale,
-       uint8_t* out, void* scratch) {
+    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+       void* acc) { codec::kernels().decode_add(spec, wire, rows, row_numel, valid, acc); },
+    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+       double scale, uint8_t* out, void* scratch) {
       codec::kernels().reduce_encode(spec, wire, rows, row_numel, valid, scale, out, scratch);
     },
     flat::gather,

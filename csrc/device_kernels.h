@@ -15,8 +15,8 @@ struct DeviceKernels {
   void (*decode)(const codec::Spec&, const uint8_t* wire, const codec::Rows&, void* out);
   void (*decode_add)(const codec::Spec&, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
                      void* acc);
-  void (*reduce_encode)(const codec::Spec&, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
-                        double scale, uint8_t* out, void* scratch);
+  void (*reduce_encode)(const codec::Spec&, const uint8_t* wire, int64_t rows, int64_t row_numel,
+                        int64_t valid, double scale, uint8_t* out, void* scratch);
   void (*gather)(Dtype, const flat::Segment*, int64_t count, void* flat, double scale);
   void (*scatter)(Dtype, const flat::Segment*, int64_t count, const void* flat, double scale);
   void (*scale)(Dtype, void* flat, int64_t numel, double scale);

@@ -66,15 +66,15 @@ void bind_communicator(py::module_& module) {
       .def("all_gather", &Communicator::all_gather, py::arg("out"), py::arg("x"), Release())
       .def("all_to_all", &Communicator::all_to_all, py::arg("out"), py::arg("x"), Release())
       .def("broadcast", &Communicator::broadcast, py::arg("x"), py::arg("source") = 0, Release())
-      .def("exchange", &Communicator::exchange, py::arg("out"), py::arg("x"), py::arg("to"), py::arg("source"),
-           Release())
+      .def("exchange", &Communicator::exchange, py::arg("out"), py::arg("x"), py::arg("to"),
+           py::arg("source"), Release())
       .def("allocate", &Communicator::allocate, py::arg("bytes"));
   module.def(
       "c10d_communicator",
       [](c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
          std::optional<c10::intrusive_ptr<c10d::Store>> store, std::string name) -> CommunicatorPtr {
-        return std::make_shared<C10dCommunicator>(std::move(backend), device,
-                                                  store ? *store : c10::intrusive_ptr<c10d::Store>(), std::move(name));
+        return std::make_shared<C10dCommunicator>(
+            std::move(backend), device, store ? *store : c10::intrusive_ptr<c10d::Store>(), std::move(name));
       },
       py::arg("backend"), py::arg("device"), py::arg("store"), py::arg("name"));
 }
@@ -94,7 +94,8 @@ void bind_collectives(py::module_& module) {
       Release());
   module.def(
       "reduce_scatter",
-      [](Communicator& comm, const CodecChoice& codec, const at::Tensor& out, const at::Tensor& x, double scale) {
+      [](Communicator& comm, const CodecChoice& codec, const at::Tensor& out, const at::Tensor& x,
+         double scale) {
         Scratch scratch;
         two_shot::reduce_scatter(comm, codec, out, x, scale, scratch);
       },
@@ -107,7 +108,8 @@ void bind_collectives(py::module_& module) {
       },
       Release());
   module.def("instruction_set", [] { return std::string(codec::kernels().name); });
-  module.def("select_instruction_set", [](const std::string& name) { return codec::select_kernels(name.c_str()); });
+  module.def("select_instruction_set",
+             [](const std::string& name) { return codec::select_kernels(name.c_str()); });
 }
 
 void bind_engine(py::module_& module) {
@@ -134,9 +136,11 @@ void bind_engine(py::module_& module) {
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init([](CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
-                       std::vector<std::string> names, std::shared_ptr<BucketWork> work, py::function on_late) {
-             return std::make_shared<Engine>(std::move(comm), std::move(control), std::move(params), std::move(names),
-                                             std::move(work), without_gil(std::move(on_late)));
+                       std::vector<std::string> names, std::shared_ptr<BucketWork> work,
+                       py::function on_late) {
+             return std::make_shared<Engine>(std::move(comm), std::move(control), std::move(params),
+                                             std::move(names), std::move(work),
+                                             without_gil(std::move(on_late)));
            }),
            py::arg("comm"), py::arg("control"), py::arg("params"), py::arg("names"), py::arg("work"),
            py::arg("on_late"))

@@ -19,7 +19,8 @@ codec::Spec spec_of(int64_t kind, int64_t block, at::ScalarType type) {
 void check(bool ok, const char* where, const char* must, const at::Tensor& got) {
   if (ok) return;
   std::ostringstream message;
-  message << where << ": " << must << ", got " << got.scalar_type() << " " << got.sizes() << " on " << got.device();
+  message << where << ": " << must << ", got " << got.scalar_type() << " " << got.sizes() << " on "
+          << got.device();
   throw PythonError(ErrorKind::codec, message.str());
 }
 
@@ -30,8 +31,8 @@ void check_wire(const char* where, const at::Tensor& wire, const codec::Spec& sp
                     wire.size(1) == codec::row_bytes(spec, row_numel);
   if (fits) return;
   std::ostringstream message;
-  message << where << ": wire must be contiguous uint8 [rows, " << codec::row_bytes(spec, row_numel) << "] for rows of "
-          << row_numel << " elements, got " << wire.scalar_type() << " " << wire.sizes();
+  message << where << ": wire must be contiguous uint8 [rows, " << codec::row_bytes(spec, row_numel)
+          << "] for rows of " << row_numel << " elements, got " << wire.scalar_type() << " " << wire.sizes();
   throw PythonError(ErrorKind::codec, message.str());
 }
 
@@ -67,14 +68,15 @@ void decode_add(const at::Tensor& wire, int64_t kind, int64_t block, at::ScalarT
       .decode_add(spec, bytes_of(wire), wire.size(0), acc.numel(), acc.numel(), acc.data_ptr());
 }
 
-at::Tensor reduce_encode(const at::Tensor& wire, int64_t kind, int64_t block, at::ScalarType type, int64_t row_numel,
-                         double scale) {
+at::Tensor reduce_encode(const at::Tensor& wire, int64_t kind, int64_t block, at::ScalarType type,
+                         int64_t row_numel, double scale) {
   const auto spec = spec_of(kind, block, type);
   check_wire("reduce_encode", wire, spec, row_numel);
   auto out = at::empty({1, wire.size(1)}, wire.options());
   auto sum = at::empty({row_numel}, wire.options().dtype(type == at::kDouble ? at::kDouble : at::kFloat));
   device_kernels(wire.device().type())
-      .reduce_encode(spec, bytes_of(wire), wire.size(0), row_numel, row_numel, scale, bytes_of(out), sum.data_ptr());
+      .reduce_encode(spec, bytes_of(wire), wire.size(0), row_numel, row_numel, scale, bytes_of(out),
+                     sum.data_ptr());
   return out;
 }
 
@@ -86,7 +88,8 @@ TORCH_LIBRARY(gossamer, library) {
   library.def("decode(Tensor wire, int kind, int block, Tensor(a!) out) -> ()");
   library.def("decode_add(Tensor wire, int kind, int block, ScalarType dtype, Tensor(a!) acc) -> ()");
   library.def(
-      "reduce_encode(Tensor wire, int kind, int block, ScalarType dtype, int row_numel, float scale) -> Tensor");
+      "reduce_encode(Tensor wire, int kind, int block, ScalarType dtype, int row_numel, float scale) -> "
+      "Tensor");
 }
 
 TORCH_LIBRARY_IMPL(gossamer, CompositeExplicitAutograd, library) {

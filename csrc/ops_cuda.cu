@@ -18,11 +18,10 @@ const DeviceKernels kCuda{
     [](const codec::Spec& spec, const uint8_t* wire, const codec::Rows& rows, void* out) {
       codec::cuda::decode(spec, wire, rows, out, current_stream());
     },
-    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid, void* acc) {
-      codec::cuda::decode_add(spec, wire, rows, row_numel, valid, acc, current_stream());
-    },
-    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid, double scale,
-       uint8_t* out, void* scratch) {
+    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+       void* acc) { codec::cuda::decode_add(spec, wire, rows, row_numel, valid, acc, current_stream()); },
+    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+       double scale, uint8_t* out, void* scratch) {
       codec::cuda::reduce_encode(spec, wire, rows, row_numel, valid, scale, out, scratch, current_stream());
     },
     [](Dtype dtype, const flat::Segment* segments, int64_t count, void* flat, double scale) {

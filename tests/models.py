@@ -40,7 +40,9 @@ def flat_weights(model: nn.Module) -> Tensor:
 
 
 def flat_grads(model: nn.Module) -> Tensor:
-    return torch.cat([param.grad.double().flatten() for param in model.parameters() if param.grad is not None])
+    return torch.cat(
+        [param.grad.double().flatten() for param in model.parameters() if param.grad is not None]
+    )
 
 
 def train(

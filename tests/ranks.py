@@ -16,7 +16,6 @@ from gossamer import comm as gossamer_comm
 
 TIMEOUT_S = 30
 
-# A backend's destructor joins threads that may be waiting for the GIL, so backends live as long as the process.
 _backends: list[Any] = []
 
 
@@ -29,19 +28,30 @@ def run_ranks(
     timeout_s: float = TIMEOUT_S,
 ) -> list:
     store = dist.HashStore()
+
+    def rank_body(rank: int) -> Any:
+        comms = []
+        for group in range(groups):
+            name = f"group{group}"
+            own = dist.PrefixStore(name, store)
+            backend = dist.ProcessGroupGloo(own, rank, size, timedelta(seconds=timeout_s))
+            keep_alive([backend])
+            comms.append(gossamer_comm.from_backend(backend, store=store, name=name))
+        return body(*comms)
+
+    return run_threads(size, rank_body, errors=errors, timeout_s=timeout_s + 20)
+
+
+def run_threads(
+    size: int, rank_body: Callable[[int], Any], *, errors: bool = False, timeout_s: float = 60
+) -> list:
+    """rank_body(rank) for every rank at the same time; results, or with errors=True exceptions, in rank order."""
     results: list[Any] = [None] * size
     failures: list[BaseException | None] = [None] * size
 
     def run(rank: int) -> None:
         try:
-            comms = []
-            for group in range(groups):
-                name = f"group{group}"
-                own = dist.PrefixStore(name, store)
-                backend = dist.ProcessGroupGloo(own, rank, size, timedelta(seconds=timeout_s))
-                _backends.append(backend)
-                comms.append(gossamer_comm.from_backend(backend, store=store, name=name))
-            results[rank] = body(*comms)
+            results[rank] = rank_body(rank)
         except BaseException as error:
             failures[rank] = error
 
@@ -49,11 +59,19 @@ def run_ranks(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout_s + 20)
+        thread.join(timeout_s)
     assert not any(thread.is_alive() for thread in threads), "a rank hangs"
     if errors:
-        return [failure if failure is not None else result for failure, result in zip(failures, results, strict=True)]
+        return [
+            failure if failure is not None else result
+            for failure, result in zip(failures, results, strict=True)
+        ]
     for failure in failures:
         if failure is not None:
             raise failure
     return results
+
+
+def keep_alive(backends: list[Any]) -> None:
+    """A backend's destructor joins threads that may wait for the GIL, so backends live as long as the process."""
+    _backends.extend(backends)

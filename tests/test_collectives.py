@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from ranks import run_ranks
 
 import gossamer as gs
 from gossamer.codec import Codec
+from ranks import run_ranks
 
 CODECS = [None, gs.Identity(), gs.Int8(), gs.Int8(32), gs.MinMaxUInt8(), gs.BF16(), gs.FP16()]
 # Largest error of the mean, as a share of the largest magnitude.
@@ -33,7 +33,9 @@ def values(rank, shape, dtype=torch.float32):
 def tolerance(codec, dtype, reference):
     largest = reference.abs().max().item() if reference.numel() else 0.0
     name = type(codec).__name__
-    dtype_error = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    dtype_error = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[
+        dtype
+    ]
     return 3 * largest * (ERROR.get(name, 0.0) + dtype_error) + 1e-30
 
 

@@ -5,11 +5,11 @@ import weakref
 
 import pytest
 import torch
-from models import batches, flat_grads, mlp, seeded, shard
-from ranks import run_ranks
 from torch import nn
 
 import gossamer as gs
+from models import batches, flat_grads, mlp, seeded, shard
+from ranks import run_ranks
 
 
 def alone(body):
@@ -59,7 +59,9 @@ class EveryDtype(nn.Module):
     def __init__(self, rank: int) -> None:
         super().__init__()
         self.train_me = nn.Parameter(torch.full((3,), float(rank)))
-        self.frozen = nn.Parameter(torch.full((3, 5), float(rank), dtype=torch.bfloat16).t(), requires_grad=False)
+        self.frozen = nn.Parameter(
+            torch.full((3, 5), float(rank), dtype=torch.bfloat16).t(), requires_grad=False
+        )
         for dtype in self.DTYPES:
             self.register_buffer(str(dtype).replace(".", "_"), torch.full((5,), rank).to(dtype))
         self.register_buffer("empty", torch.zeros(0))
@@ -72,7 +74,11 @@ def test_parameters_and_buffers_of_every_dtype_come_from_rank_0_frozen_ones_too(
     def body(comm):
         model = EveryDtype(rank=comm.rank + 1)
         gs.DataParallel(model, process_group=comm)
-        return [tensor.to(torch.complex128).mean() for tensor in [*model.parameters(), *model.buffers()] if tensor.numel()]
+        return [
+            tensor.to(torch.complex128).mean()
+            for tensor in [*model.parameters(), *model.buffers()]
+            if tensor.numel()
+        ]
 
     for means in run_ranks(3, body):
         assert all(mean == 1 for mean in means)
@@ -156,7 +162,9 @@ def test_sum_instead_of_mean():
     def body(comm):
         model = seeded(mlp)
         algorithm = gs.GradientAllReduce(average=False)
-        gs.DataParallel(model, process_group=comm, algorithm=algorithm)(shard(batches(1)[0], comm)).sum().backward()
+        gs.DataParallel(model, process_group=comm, algorithm=algorithm)(
+            shard(batches(1)[0], comm)
+        ).sum().backward()
         return flat_grads(model)
 
     model = seeded(mlp)

@@ -2,17 +2,19 @@
 
 import pytest
 import torch
-from models import batches, flat_weights, mlp, seeded, shard, train
-from ranks import run_ranks
 from torch import nn
 
 import gossamer as gs
 from gossamer.errors import GossamerError
+from models import batches, flat_weights, mlp, seeded, shard, train
+from ranks import run_ranks
 
 
 def wrap_different(builders, **options):
     return run_ranks(
-        len(builders), lambda comm: gs.DataParallel(builders[comm.rank](), process_group=comm, **options), errors=True
+        len(builders),
+        lambda comm: gs.DataParallel(builders[comm.rank](), process_group=comm, **options),
+        errors=True,
     )
 
 
@@ -49,7 +51,9 @@ def wrap_different(builders, **options):
     ids=["shape", "dtype", "order", "count", "frozen"],
 )
 @pytest.mark.parametrize("size", [2, 3])
-def test_models_that_differ_are_an_error_on_every_rank_naming_the_first_difference(first, second, message, size):
+def test_models_that_differ_are_an_error_on_every_rank_naming_the_first_difference(
+    first, second, message, size
+):
     errors = wrap_different([first] + [second] * (size - 1))
     for error in errors:
         assert isinstance(error, gs.ConfigError)
@@ -183,7 +187,10 @@ def test_a_dtype_changed_after_wrapping_is_an_error_that_names_the_parameter():
 
     for error in run_ranks(2, body, errors=True):
         assert isinstance(error, gs.ConfigError)
-        assert "'0.weight' was wrapped as Float on cpu and has been converted or moved since (it is Double on cpu" in str(error)
+        assert (
+            "'0.weight' was wrapped as Float on cpu and has been converted or moved since (it is Double on cpu"
+            in str(error)
+        )
 
 
 class Failing(nn.Module):
@@ -213,7 +220,9 @@ def test_training_goes_on_after_a_step_that_raised(fail, who):
     def body(comm):
         model = seeded(Failing)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        wrapped = gs.DataParallel(model, optimizer, process_group=comm, bucket_bytes=100, first_bucket_bytes=100)
+        wrapped = gs.DataParallel(
+            model, optimizer, process_group=comm, bucket_bytes=100, first_bucket_bytes=100
+        )
         errors = []
         for step, batch in enumerate(batches(6)):
             optimizer.zero_grad()
@@ -258,8 +267,7 @@ def test_reentrant_checkpoint_that_shares_a_parameter_is_a_clear_error():
             self.layer = nn.Linear(10, 10)
 
         def forward(self, x):
-            x = torch.utils.checkpoint.checkpoint(self.layer, self.layer(x), use_reentrant=True)
-            return x
+            return torch.utils.checkpoint.checkpoint(self.layer, self.layer(x), use_reentrant=True)
 
     def body(comm):
         gs.DataParallel(seeded(Shared), process_group=comm)(batches(1)[0]).sum().backward()

@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "csrc" / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "csrc" / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 RUNNABLE = re.compile(r"^<!-- runnable -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MUST_RUN = ["README.md", "docs/training-step.md", "docs/adding-an-algorithm.md", "docs/adding-a-codec.md"]
 
@@ -31,7 +36,9 @@ def without_code(text: str) -> str:
 
 def anchors(page: Path) -> set[str]:
     """Of its headings, as GitHub spells them."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -65,7 +72,9 @@ def test_relative_links_lead_somewhere(page) -> None:
 
 def test_every_page_of_docs_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index] == ["index.md"]
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index] == [
+        "index.md"
+    ]
 
 
 @cache
@@ -74,7 +83,9 @@ def literals() -> str:
     texts: list[str] = []
     for path in [*(ROOT / "python").rglob("*.py"), ROOT / "setup.py"]:
         nodes = ast.walk(ast.parse(path.read_text()))
-        texts += [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        texts += [
+            node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
     for path in (ROOT / "csrc").rglob("*"):
         if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".inl"):
             joined = re.sub(r'"\s*(<<\s*)?"', "", re.sub(r"^\s*//.*$|\\$", "", path.read_text(), flags=re.M))

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from models import ALGORITHMS, batches, gradients, gradients_alone, join, mlp, seeded, shard
-from ranks import run_ranks
 from torch import nn
 
 import gossamer as gs
+from models import ALGORITHMS, batches, gradients, gradients_alone, join, mlp, seeded, shard
+from ranks import run_ranks
+
 
 class RootOwned(nn.Module):
     """A parameter owned by the root module itself, and a tied pair."""
@@ -56,7 +57,9 @@ class Mixed(nn.Module):
 def test_gradient_is_the_mean_over_ranks(algorithm, build, size):
     # Sums, because dividing by another batch size would round differently inside the bfloat16 layer.
     reference = gradients_alone(build, loss=torch.sum)
-    for mine in run_ranks(size, lambda comm: gradients(comm, build, lambda m, x, s: m(x), algorithm, loss=torch.sum)):
+    for mine in run_ranks(
+        size, lambda comm: gradients(comm, build, lambda m, x, s: m(x), algorithm, loss=torch.sum)
+    ):
         for step, summed in zip(mine, reference, strict=True):
             expected = [grad / size for grad in summed]
             if algorithm == "bytegrad":

@@ -5,6 +5,10 @@ Ranks are threads. What a single backward must give is in test_engine_cases.py.
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gossamer as gs
 from models import (
     ALGORITHMS,
     batches,
@@ -20,10 +24,7 @@ from models import (
     train,
 )
 from ranks import run_ranks
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-import gossamer as gs
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("use_no_sync", [True, False])

@@ -62,7 +62,9 @@ except gs.CommError as error:
 def test_survivors_of_a_killed_worker_raise_soon_and_name_it(algorithm, size, victim, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
+    )
     workers = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), str(size), str(victim), algorithm, str(store.port)],

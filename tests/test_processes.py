@@ -80,8 +80,12 @@ def test_models_on_default_group_and_subgroups_train_side_by_side(tmp_path, clos
 
 
 def test_import_costs_little_beside_torch():
-    code = "import sys, torch; before = set(sys.modules); import gossamer; print(*(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    code = (
+        "import sys, torch; before = set(sys.modules); import gossamer; print(*(set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True
+    )
     loaded = done.stdout.split()
     assert not [name for name in loaded if name.split(".")[0] in ("rich", "matplotlib", "mpi4py")]
     assert not [name for name in loaded if name.startswith(("torch._dynamo", "torch.distributed.tensor"))]

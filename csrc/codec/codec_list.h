@@ -17,16 +17,12 @@
 
 // body(Codec{}) for the codec and element type that `spec` names; nothing for an unknown one
 // (row_bytes has refused it before).
-#define GOSSAMER_CASE_CODEC(kind_, Codec) \
-  case codec::Kind::kind_:                \
-    switch (spec.dtype) {                 \
-      case Dtype::f32:                    \
-        return body(Codec<float>{});      \
-      case Dtype::f64:                    \
-        return body(Codec<double>{});     \
-      case Dtype::f16:                    \
-        return body(Codec<Half>{});       \
-      case Dtype::bf16:                   \
-        return body(Codec<Bfloat>{});     \
-    }                                     \
+#define GOSSAMER_CASE_CODEC(kind_, Codec)             \
+  case codec::Kind::kind_:                            \
+    switch (spec.dtype) {                             \
+      case Dtype::f32: return body(Codec<float>{});   \
+      case Dtype::f64: return body(Codec<double>{});  \
+      case Dtype::f16: return body(Codec<Half>{});    \
+      case Dtype::bf16: return body(Codec<Bfloat>{}); \
+    }                                                 \
     break;

@@ -24,7 +24,8 @@ bool needs_sum(const codec::Spec& spec) { return spec.kind == codec::Kind::minma
 void check_parts(const char* where, const at::Tensor& whole, const at::Tensor& part, int size) {
   if (whole.numel() != part.numel() * size || whole.scalar_type() != part.scalar_type()) {
     std::ostringstream message;
-    message << where << ": the large tensor must hold " << size << " times the small one's elements in the same "
+    message << where << ": the large tensor must hold " << size
+            << " times the small one's elements in the same "
             << "dtype, got " << whole.numel() << " " << whole.scalar_type() << " and " << part.numel() << " "
             << part.scalar_type();
     throw PythonError(ErrorKind::config, message.str());
@@ -35,14 +36,10 @@ void check_parts(const char* where, const at::Tensor& whole, const at::Tensor& p
 
 Dtype to_dtype(at::ScalarType type, const char* where) {
   switch (type) {
-    case at::kFloat:
-      return Dtype::f32;
-    case at::kDouble:
-      return Dtype::f64;
-    case at::kHalf:
-      return Dtype::f16;
-    case at::kBFloat16:
-      return Dtype::bf16;
+    case at::kFloat: return Dtype::f32;
+    case at::kDouble: return Dtype::f64;
+    case at::kHalf: return Dtype::f16;
+    case at::kBFloat16: return Dtype::bf16;
     default: {
       std::ostringstream message;
       message << where << ": dtype must be float32, float64, float16 or bfloat16, got " << type;
@@ -76,7 +73,8 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
   const int64_t valid = std::clamp<int64_t>(numel - comm.rank() * chunk, 0, chunk);
   const codec::Rows rows{n, chunk, numel};
   // Uncoded chunks that fill whole rows are sent from, and gathered into, the tensor itself.
-  const bool in_place = spec.kind == codec::Kind::identity && n * row_bytes == static_cast<int64_t>(x.nbytes());
+  const bool in_place =
+      spec.kind == codec::Kind::identity && n * row_bytes == static_cast<int64_t>(x.nbytes());
 
   const at::Tensor send = in_place ? as_bytes(x) : scratch.send(n * row_bytes, x.device());
   const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
@@ -116,7 +114,8 @@ void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out
   out.copy_(sum.view(out.sizes()));
 }
 
-void all_gather(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x, Scratch& scratch) {
+void all_gather(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x,
+                Scratch& scratch) {
   const auto spec = codec.spec(x.scalar_type());
   const auto& kernels = device_kernels(x.device().type());
   const int64_t n = comm.size();

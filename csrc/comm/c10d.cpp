@@ -72,7 +72,8 @@ C10dCommunicator::~C10dCommunicator() {
 }
 
 template <class Start>
-PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t bytes_to_peers, Start&& start) {
+PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t bytes_to_peers,
+                                   Start&& start) {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   try {
     start(works);

@@ -31,11 +31,11 @@ class Communicator {
   virtual at::Device device() const = 0;
 
   // All tensors are contiguous and on device(). Every rank calls with equal shapes and dtypes.
-  virtual PendingPtr all_reduce(at::Tensor x, ReduceOp op) = 0;               // in place
-  virtual PendingPtr reduce_scatter(at::Tensor out, at::Tensor x) = 0;        // sum; x is size() parts of out
-  virtual PendingPtr all_gather(at::Tensor out, at::Tensor x) = 0;            // out is size() parts of x
-  virtual PendingPtr all_to_all(at::Tensor out, at::Tensor x) = 0;            // equal parts
-  virtual PendingPtr broadcast(at::Tensor x, int source) = 0;                 // in place
+  virtual PendingPtr all_reduce(at::Tensor x, ReduceOp op) = 0;         // in place
+  virtual PendingPtr reduce_scatter(at::Tensor out, at::Tensor x) = 0;  // sum; x is size() parts of out
+  virtual PendingPtr all_gather(at::Tensor out, at::Tensor x) = 0;      // out is size() parts of x
+  virtual PendingPtr all_to_all(at::Tensor out, at::Tensor x) = 0;      // equal parts
+  virtual PendingPtr broadcast(at::Tensor x, int source) = 0;           // in place
   virtual PendingPtr exchange(at::Tensor out, at::Tensor x, int to, int source) = 0;  // one send, one receive
 
   // Zero-filled memory for a bucket that this group's wire can reach; 64-byte aligned.
@@ -45,7 +45,9 @@ class Communicator {
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
  protected:
-  void count_sent(int64_t bytes) { bytes_sent_.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed); }
+  void count_sent(int64_t bytes) {
+    bytes_sent_.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed);
+  }
 
  private:
   std::atomic<uint64_t> bytes_sent_{0};

@@ -22,8 +22,8 @@ struct Agreement {
 class AgreementRound {
  public:
   AgreementRound(Communicator& control, int64_t steps, bool failed, bool late, const std::vector<bool>& used);
-  void start();            // issues the all-reduce
-  Agreement wait();        // after start()
+  void start();      // issues the all-reduce
+  Agreement wait();  // after start()
 
  private:
   Communicator& control_;

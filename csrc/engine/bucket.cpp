@@ -30,7 +30,8 @@ at::Tensor view_like(const at::Tensor& flat, int64_t offset, const at::Tensor& p
 
 // The engine reports a gradient that does not fit; here it must only not be touched.
 bool fits(const at::Tensor& grad, const at::Tensor& flat) {
-  return grad.layout() == at::kStrided && grad.scalar_type() == flat.scalar_type() && grad.device() == flat.device();
+  return grad.layout() == at::kStrided && grad.scalar_type() == flat.scalar_type() &&
+         grad.device() == flat.device();
 }
 
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {

@@ -11,7 +11,8 @@
 namespace gossamer {
 
 Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
-               std::vector<std::string> names, std::shared_ptr<BucketWork> work, std::function<void()> on_late)
+               std::vector<std::string> names, std::shared_ptr<BucketWork> work,
+               std::function<void()> on_late)
     : comm_(std::move(comm)),
       control_(std::move(control)),
       params_(std::move(params)),
@@ -97,7 +98,8 @@ void Engine::reset_locked() {
 
 // Submits buckets in plan order: those that are complete, or every one that is left.
 void Engine::fire_locked(bool everything) {
-  while (next_ < buckets_.size() && (everything || progress_[next_].pending == 0)) submit_bucket_locked(next_++);
+  while (next_ < buckets_.size() && (everything || progress_[next_].pending == 0))
+    submit_bucket_locked(next_++);
 }
 
 std::vector<bool> Engine::used_locked() const {
@@ -113,7 +115,8 @@ std::vector<bool> Engine::used_locked() const {
 void Engine::submit_bucket_locked(size_t index) {
   // All gradients are accounted for when the last bucket goes, and its flight hides the agreement's.
   if (index + 1 == buckets_.size()) {
-    round_ = std::make_shared<AgreementRound>(*control_, optimizer_steps_, failure_.has_value(), late_, used_locked());
+    round_ = std::make_shared<AgreementRound>(*control_, optimizer_steps_, failure_.has_value(), late_,
+                                              used_locked());
     executor_->submit([round = round_] { round->start(); });
   }
   executor_->submit([this, bucket = buckets_[index],
@@ -174,7 +177,8 @@ void Engine::finish(bool abandoned) {
     const Agreement agreement = complete();
     if (first_bucket == 0) ++step_;
     if (!agreement.same_steps || agreement.failed) return raise_disagreement(agreement, abandoned);
-    if (failure_) throw PythonError(failure_->first, place() + ": " + failure_->second);  // came after the agreement
+    if (failure_)
+      throw PythonError(failure_->first, place() + ": " + failure_->second);  // came after the agreement
     adopt_used(agreement, first_bucket);
     if (!agreement.late) break;
     // Some rank trains parameters that no bucket holds: plan them now and send them in this same step.
@@ -258,6 +262,8 @@ void Engine::share_arrival_order() {
   order_ = std::move(order);
 }
 
-std::optional<std::vector<int64_t>> Engine::take_arrival_order() { return std::exchange(order_, std::nullopt); }
+std::optional<std::vector<int64_t>> Engine::take_arrival_order() {
+  return std::exchange(order_, std::nullopt);
+}
 
 }  // namespace gossamer

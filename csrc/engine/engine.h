@@ -85,7 +85,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void finish(bool abandoned);
   Agreement complete();
-  void run_bucket(const std::shared_ptr<Bucket>& bucket, std::vector<std::pair<c10::Stream, c10::Event>>& events);
+  void run_bucket(const std::shared_ptr<Bucket>& bucket,
+                  std::vector<std::pair<c10::Stream, c10::Event>>& events);
   void adopt_used(const Agreement& agreement, size_t first_bucket);
   void raise_disagreement(const Agreement& agreement, bool abandoned);
   void share_arrival_order();
@@ -99,7 +100,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<BucketWork> work_;
   std::function<void()> on_late_;
 
-  std::mutex mutex_;  // guards what autograd's threads and the caller share: everything below but the executor
+  std::mutex
+      mutex_;  // guards what autograd's threads and the caller share: everything below but the executor
   std::vector<std::shared_ptr<Bucket>> buckets_;
   std::vector<Slot> slots_;
   std::vector<Progress> progress_;

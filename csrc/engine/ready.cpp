@@ -48,9 +48,10 @@ std::vector<int64_t> Engine::survey() {
     } else if (torch::autograd::impl::try_get_grad_accumulator(params_[i]).get() != slot.node) {
       const auto& flat = buckets_[static_cast<size_t>(slot.bucket)]->flat("grad");
       std::ostringstream text;
-      text << "engine: parameter '" << names_[i] << "' was wrapped as " << flat.scalar_type() << " on " << flat.device()
-           << " and has been converted or moved since (it is " << params_[i].scalar_type() << " on "
-           << params_[i].device() << " now); close() the wrapper, convert or move the model, and wrap it again";
+      text << "engine: parameter '" << names_[i] << "' was wrapped as " << flat.scalar_type() << " on "
+           << flat.device() << " and has been converted or moved since (it is " << params_[i].scalar_type()
+           << " on " << params_[i].device()
+           << " now); close() the wrapper, convert or move the model, and wrap it again";
       throw PythonError(ErrorKind::config, text.str());
     }
   }
@@ -99,19 +100,24 @@ void Engine::check_gradient(int64_t index) {
   const auto name = "parameter '" + names_[static_cast<size_t>(index)] + "' ";
   if (!grad.defined()) return;
   if (grad.layout() != at::kStrided) {
-    remember_failure(ErrorKind::config, name + "has a sparse gradient, which is not supported yet; build its "
-                                               "layer with sparse=False");
+    remember_failure(ErrorKind::config, name +
+                                            "has a sparse gradient, which is not supported yet; build its "
+                                            "layer with sparse=False");
     return;
   }
-  const at::Tensor flat = buckets_[static_cast<size_t>(slots_[static_cast<size_t>(index)].bucket)]->flat("grad");
+  const at::Tensor flat =
+      buckets_[static_cast<size_t>(slots_[static_cast<size_t>(index)].bucket)]->flat("grad");
   if (grad.scalar_type() != flat.scalar_type() || grad.device() != flat.device()) {
     std::ostringstream text;
-    text << name << "has a gradient of " << grad.scalar_type() << " on " << grad.device() << ", but was wrapped as "
-         << flat.scalar_type() << " on " << flat.device() << "; convert or move the model before wrapping it";
+    text << name << "has a gradient of " << grad.scalar_type() << " on " << grad.device()
+         << ", but was wrapped as " << flat.scalar_type() << " on " << flat.device()
+         << "; convert or move the model before wrapping it";
     remember_failure(ErrorKind::config, text.str());
   } else if (grad.requires_grad()) {
-    remember_failure(ErrorKind::config, name + "has a gradient with a graph (create_graph=True), which cannot be "
-                                               "averaged in place; run that backward under no_sync()");
+    remember_failure(ErrorKind::config,
+                     name +
+                         "has a gradient with a graph (create_graph=True), which cannot be "
+                         "averaged in place; run that backward under no_sync()");
   }
 }
 

@@ -24,14 +24,10 @@ struct Scaled {
 template <class Body>
 void with_element_type(Dtype dtype, Body body) {
   switch (dtype) {
-    case Dtype::f32:
-      return body(float{});
-    case Dtype::f64:
-      return body(double{});
-    case Dtype::f16:
-      return body(Half{});
-    case Dtype::bf16:
-      return body(Bfloat{});
+    case Dtype::f32: return body(float{});
+    case Dtype::f64: return body(double{});
+    case Dtype::f16: return body(Half{});
+    case Dtype::bf16: return body(Bfloat{});
   }
 }
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-
 def all_reduce(
     x: Tensor,
     *,

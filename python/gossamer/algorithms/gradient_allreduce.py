@@ -35,9 +35,8 @@ class GradientAllReduce(Algorithm):
         self._comm: Communicator | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(deterministic={self.deterministic}, average={self.average}, codec={self.codec!r})"
-        )
+        arguments = f"deterministic={self.deterministic}, average={self.average}, codec={self.codec!r}"
+        return f"{type(self).__name__}({arguments})"
 
     def alignment(self, comm: Communicator) -> int:
         """Whole blocks for every rank's chunk; 16 bytes' worth of elements where there are no blocks."""

@@ -1,7 +1,7 @@
 """Communicators over torch.distributed's process groups; the only file that looks inside them.
 
-A model gets private connections between the ranks of the user's group, so that its traffic never interleaves with the user's own
-collectives. Direct calls (gossamer.collectives) use the group they are given.
+A model gets private connections between the ranks of the user's group, so that its traffic never interleaves
+with the user's own collectives. Direct calls (gossamer.collectives) use the group they are given.
 """
 
 from datetime import timedelta

@@ -70,7 +70,9 @@ class Engine:
         self._optimizer_hook: Any = None
         self.optimizer_steps = 0
         self._refuse_unsupported(module)
-        settings = f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}"
+        settings = (
+            f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}"
+        )
         require_equal(control, [settings, *self._describe(), *_describe_buffers(module)], "the model")
         if broadcast:
             self._broadcast([*self._params, *module.buffers()])
@@ -245,7 +247,9 @@ def _refuse_param(name: str, param: Tensor, device: torch.device) -> None:
     if not param.requires_grad:
         return
     if param.dtype not in _TRAINABLE_DTYPES:
-        raise ConfigError(f"{what} must be float32, float64, float16 or bfloat16 to be trained, got {param.dtype}")
+        raise ConfigError(
+            f"{what} must be float32, float64, float16 or bfloat16 to be trained, got {param.dtype}"
+        )
     if param.device.type != device.type:
         raise ConfigError(f"{what} is on {param.device}, but the model's group is for {device.type} tensors")
 
