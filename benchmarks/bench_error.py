@@ -1,4 +1,4 @@
-"""What a codec costs in accuracy and saves in bytes: gs.all_reduce(codec=...) of 8 ranks on a heavy-tailed gradient.
+"""What a codec costs in accuracy and saves in bytes: gs.all_reduce(codec=...) of 8 ranks, heavy-tailed gradient.
 
 The gradient: rows with log-normal scales; in each row a part that all ranks share and Student-t noise of each
 rank's own. Error: relative L2 distance of the result from the float64 mean. The figures depend on the tail:
@@ -33,8 +33,8 @@ def errors(codec: gs.Codec | None, sets: list[list[torch.Tensor]]) -> tuple[list
     """Percent of error for each set; bytes a rank sent per call, by Gossamer's count and by the kernel's."""
 
     def body(comm: Any, _backend: Any) -> tuple[list[torch.Tensor], int]:
-        results = [gs.all_reduce(each[comm.rank].clone(), codec=codec, op="mean", group=comm) for each in sets]
-        return results, comm.bytes_sent
+        mine = [each[comm.rank].clone() for each in sets]
+        return [gs.all_reduce(x, codec=codec, op="mean", group=comm) for x in mine], comm.bytes_sent
 
     before = wire.bytes_sent()
     results, counts = zip(*run_threads(RANKS, body), strict=True)
@@ -68,7 +68,7 @@ def main() -> None:
     for codec in CODECS[:-1]:
         _, sent_bytes, kernel_bytes = seen[codec]
         report(
-            f"bytes on the wire, {'ByteGrad: ' if codec == gs.Int8() else ''}{type(codec).__name__}, n = {RANKS}",
+            f"bytes on the wire, {type(codec).__name__}{' (ByteGrad)' if codec == gs.Int8() else ''}, n = {RANKS}",
             sent_bytes,
             "bytes per rank",
             baseline=("ring float32 all-reduce", ring_bytes),

@@ -1,7 +1,7 @@
-"""What data parallelism costs in memory: the peak of a process above the bare module's, in sizes of the gradient.
+"""What data parallelism costs in memory: the peak of a process above the bare module's, in gradient sizes.
 
-The kernel's high-water mark (VmHWM) of rank 0 of 2 over Gloo, fresh processes for each variant, three steps of
-SGD. The bare module runs in the same processes, group included, without a wrapper.
+The kernel's high-water mark (VmHWM) of rank 0 of 2 over Gloo, fresh processes for each variant, three steps
+of SGD. The bare module runs in the same processes, group included, without a wrapper.
 """
 
 import json
@@ -35,7 +35,7 @@ VARIANTS = {
 
 
 def peak_bytes(variant: str, layers: int) -> int:
-    """Trains `layers` square layers (4 MiB of gradients each) and returns the most memory this process ever held."""
+    """Trains `layers` square layers (4 MiB of gradients each); the most memory this process ever held."""
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     model = VARIANTS[variant](module, optimizer)
@@ -73,7 +73,7 @@ def main() -> None:
             baseline=(PEER, statistics.median(over[PEER])),
             at_most=1.0 if variant == OURS else None,
             samples=each,
-            bare_peak_bytes=bare,
+            bare_peak_bytes=int(bare),
         )
 
 

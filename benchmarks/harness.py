@@ -1,12 +1,13 @@
 """What the benchmarks share: the JSON line of a result, timing in turns, and ranks as threads or processes.
 
-No benchmark is here. Every bench_*.py calls `arguments` once and `report` per result; run_all.py reads the lines.
+No benchmark is here. Every bench_*.py calls `arguments` once and `report` per result; run_all.py reads them.
 """
 
 import argparse
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -33,7 +35,7 @@ _backends: list[Any] = []  # a Gloo backend's end joins threads that may want th
 def arguments(description: str, **flags: str) -> argparse.Namespace:
     """--quick, and each of `flags` (name: help) as a switch of its own."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="seconds rather than a minute; figures mean little")
+    parser.add_argument("--quick", action="store_true", help="only a check; figures mean little")
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # this process is a rank: its job in JSON
     for name, text in flags.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
@@ -73,7 +75,8 @@ def report(
         met = judged <= at_most
     line = {"benchmark": Path(sys.argv[0]).stem.removeprefix("bench_"), "what": what}
     line |= {"value": _short(value), "unit": unit, "baseline": name, "baseline_value": _short(peer)}
-    line |= {"ratio": _short(ratio), "at_least": at_least, "at_most": at_most, "target_of": target_of, "met": met}
+    line |= {"ratio": _short(ratio), "at_least": at_least, "at_most": at_most}
+    line |= {"target_of": target_of, "met": met}
     if samples:
         line |= {"median": _short(statistics.median(samples)), "spread": _short(spread(samples))}
         line |= {"samples": len(samples)}
@@ -88,23 +91,30 @@ def spread(samples: Sequence[float]) -> float:
     return high - low
 
 
+@dataclass
+class Turns:
+    """One body's figures, a turn each: the median time of a call, and its mean processor time on all threads."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+
+
 def interleaved(
     bodies: Mapping[str, Callable[[], object]],
     *,
     rounds: int,
     repeats: int,
     before: Callable[[], object] = lambda: None,
-) -> dict[str, list[float]]:
+) -> dict[str, Turns]:
     """Times the bodies in turns, so that whatever else the machine does falls on all alike.
 
-    A turn calls one body `repeats` times after an untimed call; the order moves on by one every round. Returns
-    seconds per call, one figure a round: the median within the turn, so that figures of a round are comparable.
+    A turn calls one body `repeats` times after an untimed call; the order moves on by one every round.
 
     Args:
         before: called ahead of each turn, such as a barrier between ranks.
     """
     names = list(bodies)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    turns = {name: Turns() for name in names}
     for body in bodies.values():
         body()
         body()
@@ -112,13 +122,14 @@ def interleaved(
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             before()
             bodies[name]()
-            calls = []
+            calls, cpu_start_s = [], time.process_time()
             for _ in range(repeats):
                 start_s = time.perf_counter()
                 bodies[name]()
                 calls.append(time.perf_counter() - start_s)
-            seconds[name].append(statistics.median(calls))
-    return seconds
+            turns[name].seconds.append(statistics.median(calls))
+            turns[name].cpu_seconds.append((time.process_time() - cpu_start_s) / repeats)
+    return turns
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> list[float]:
@@ -127,7 +138,7 @@ def paired(seconds: Sequence[float], of: Sequence[float]) -> list[float]:
 
 
 def run_threads(size: int, body: Callable[[Any, Any], Any]) -> list[Any]:
-    """body(communicator, Gloo backend) once per rank, ranks as threads of this process; results in rank order."""
+    """body(communicator, Gloo backend) once per rank, each on a thread of its own; results in rank order."""
     store = dist.HashStore()
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
@@ -177,7 +188,7 @@ def answer(result: dict[str, Any]) -> None:
 
 
 def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 @cache
@@ -187,8 +198,8 @@ def _machine() -> dict[str, Any]:
         commit = subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip() or None
     except OSError:
         commit = None
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    processor = models[0].partition(":")[2].strip() if models else platform.machine()
+    model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    processor = model[1] if model else platform.machine()
     command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
     return {
         "command": shlex.join(command),

@@ -1,7 +1,7 @@
 """All benchmarks, one after the other: their JSON lines as they come, then one table. `make bench` calls it.
 
-Exit code 1 if a benchmark crashed. A missed target is marked in the table and is no failure: other work on the
-machine shows in timings, so read the load beside them. With --gpu only what a GPU changes.
+Exit code 1 if a benchmark crashed. A missed target is marked in the table and is no failure: other work on
+the machine shows in timings, so read the load beside them. With --gpu only what a GPU changes.
 """
 
 import argparse
@@ -33,13 +33,15 @@ def run(name: str, flags: list[str]) -> tuple[list[dict[str, Any]], int]:
 def table_of(lines: list[dict[str, Any]]) -> Table:
     table = Table("what", "figure", "spread", "against", "ratio", "target", "met")
     for line in lines:
-        bound, sign = (line["at_least"], "≥") if line["at_least"] is not None else (line["at_most"], "≤")
-        target = "" if bound is None else f"{'ratio ' if line['target_of'] == 'ratio' else ''}{sign} {bound:g}"
+        bound, sign = (line["at_most"], "≤") if line["at_least"] is None else (line["at_least"], "≥")
+        prefix = "ratio " if line["target_of"] == "ratio" else ""
+        target = "" if bound is None else f"{prefix}{sign} {bound:g}"
         met = {None: "", True: "[green]yes", False: "[bold red]missed"}[line["met"]]
         against = "" if line["baseline"] is None else f"{line['baseline']}: {line['baseline_value']:.4g}"
-        ratio = "" if line["ratio"] is None else f"{line['ratio']:.3g}"
+        ratio = "" if line["ratio"] is None else f"{line['ratio']:.4g}"
         spread = f"{line['spread']:.2g}" if "spread" in line else ""
-        table.add_row(line["what"], f"{line['value']:.4g} {line['unit']}", spread, against, ratio, target, met)
+        figure = f"{line['value']:.4g} {line['unit']}"
+        table.add_row(line["what"], figure, spread, against, ratio, target, met)
     return table
 
 

@@ -98,34 +98,36 @@ void Engine::reset_locked() {
 
 // Submits buckets in plan order: those that are complete, or every one that is left.
 void Engine::fire_locked(bool everything) {
-  while (next_ < buckets_.size() && (everything || progress_[next_].pending == 0))
+  // Looked at before anything is submitted: from then on the worker owns the gradients of that bucket.
+  const auto used = everything ? used_locked() : std::vector<bool>();
+  while (next_ < buckets_.size() && (everything || progress_[next_].pending == 0)) {
+    const bool last = next_ + 1 == buckets_.size();
+    // All gradients are accounted for when the last bucket goes, and its flight hides the agreement's.
+    if (last) submit_agreement_locked(everything ? used : used_locked());
     submit_bucket_locked(next_++);
+  }
 }
 
+// Which parameters have a gradient: those that just got one, or that were left out but kept an earlier one.
 std::vector<bool> Engine::used_locked() const {
   std::vector<bool> used;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    // Only buckets that have not been submitted are looked into: the worker owns the others' gradients, and
-    // all of their parameters are ready or were counted here.
     used.push_back(slots_[i].bucket >= 0 && (slots_[i].ready || params_[i].grad().defined()));
   }
   return used;
 }
 
-void Engine::submit_bucket_locked(size_t index) {
-  // All gradients are accounted for when the last bucket goes, and its flight hides the agreement's.
-  if (index + 1 == buckets_.size()) {
-    round_ = std::make_shared<AgreementRound>(*control_, optimizer_steps_, failure_.has_value(), late_,
-                                              used_locked());
-    executor_->submit([round = round_] { round->start(); });
-  }
-  executor_->submit([this, bucket = buckets_[index],
-                     events = std::make_shared<std::vector<std::pair<c10::Stream, c10::Event>>>(
-                         std::move(progress_[index].events))] { run_bucket(bucket, *events); });
+void Engine::submit_agreement_locked(const std::vector<bool>& used) {
+  round_ = std::make_shared<AgreementRound>(*control_, optimizer_steps_, failure_.has_value(), late_, used);
+  executor_->submit([round = round_] { round->start(); });
 }
 
-void Engine::run_bucket(const std::shared_ptr<Bucket>& bucket,
-                        std::vector<std::pair<c10::Stream, c10::Event>>& events) {
+void Engine::submit_bucket_locked(size_t index) {
+  auto events = std::make_shared<Events>(std::move(progress_[index].events));
+  executor_->submit([this, bucket = buckets_[index], events] { run_bucket(bucket, *events); });
+}
+
+void Engine::run_bucket(const std::shared_ptr<Bucket>& bucket, Events& events) {
   try {
     if (const auto side = executor_->side_stream()) {
       for (auto& [stream, event] : events) event.block(*side);

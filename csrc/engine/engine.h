@@ -67,9 +67,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     const void* node = nullptr;         // that node
     std::function<void()> remove_hook;
   };
+  using Events = std::vector<std::pair<c10::Stream, c10::Event>>;
   struct Progress {  // of one bucket, in this backward
     int64_t pending = 0;
-    std::vector<std::pair<c10::Stream, c10::Event>> events;
+    Events events;
   };
 
   void add_hook(int64_t index);
@@ -78,6 +79,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void record_event(Progress& progress);
   void remember_failure(ErrorKind kind, const std::string& text);
   void fire_locked(bool everything);
+  void submit_agreement_locked(const std::vector<bool>& used);
   void submit_bucket_locked(size_t index);
   std::vector<bool> used_locked() const;
   void install_views(const std::vector<std::shared_ptr<Bucket>>& buckets);
@@ -85,8 +87,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void finish(bool abandoned);
   Agreement complete();
-  void run_bucket(const std::shared_ptr<Bucket>& bucket,
-                  std::vector<std::pair<c10::Stream, c10::Event>>& events);
+  void run_bucket(const std::shared_ptr<Bucket>& bucket, Events& events);
   void adopt_used(const Agreement& agreement, size_t first_bucket);
   void raise_disagreement(const Agreement& agreement, bool abandoned);
   void share_arrival_order();
