@@ -1,7 +1,8 @@
 """Whether data parallelism trains the same model: n ranks against one process on the same global batches.
 
 SGD in float32 on the demo's GPT and text. Rank 0 also trains alone on the global batches, which is the
-reference; stock DDP trains beside it. Figure: |weights - reference| / |reference|, L2, after the last step.
+reference; stock DDP trains beside it. Figure: |weights - reference| / |reference|, L2, after the last step;
+of_update is the same as a part of the way that the weights went.
 """
 
 import json
@@ -48,7 +49,7 @@ def work(steps: int) -> None:
     gs.init(backend="gloo")
     text, _ = data.standard_library()
     if gs.rank() == 0:  # the others wait for rank 0 in the next run
-        reference = trained("one process", text, steps)
+        start, reference = (trained("one process", text, count) for count in (0, steps))
     result = {}
     for variant in ("gradient_allreduce", "deterministic", "stock DDP"):
         weights = trained(variant, text, steps)
@@ -56,8 +57,9 @@ def work(steps: int) -> None:
         differing = (weights.view(torch.int32) != first.view(torch.int32)).sum()
         dist.all_reduce(differing)
         if gs.rank() == 0:
-            apart = ((weights - reference).double().norm() / reference.double().norm()).item()
-            result[variant] = {"apart": apart, "differing": int(differing)}
+            apart, way = (weights - reference).double().norm(), (reference - start).double().norm()
+            result[variant] = {"apart": (apart / reference.double().norm()).item()}
+            result[variant] |= {"of_update": (apart / way).item(), "differing": int(differing)}
     answer(result)
 
 
@@ -77,6 +79,7 @@ def main() -> None:
                 "relative L2",
                 baseline=("stock DDP", seen["stock DDP"]["apart"]),
                 at_most=None if variant == "stock DDP" else TARGET,
+                of_update=float(f"{figures['of_update']:.3g}"),
             )
             report(
                 f"weights with other bits than rank 0's after {steps} steps, {variant}, n = {ranks}",

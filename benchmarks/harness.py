@@ -173,10 +173,16 @@ def run_processes(size: int, job: dict[str, Any]) -> Any:
     launcher = f"-m torch.distributed.run --standalone --nproc-per-node {size}".split()
     command = [sys.executable, *launcher, sys.argv[0], "--worker", json.dumps(job)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WORKER_TIMEOUT_S)
-    if done.returncode != 0:
-        raise RuntimeError(f"a worker of {size} failed:\n{done.stderr[-4000:]}")
-    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **streams) as process:
+        try:
+            out, errors = process.communicate(timeout=WORKER_TIMEOUT_S)
+        except BaseException:  # a timeout or Ctrl-C: the launcher, asked so, ends the workers
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        raise RuntimeError(f"a worker of {size} failed:\n{errors[-4000:]}")
+    answers = [line for line in out.splitlines() if line.startswith("{")]
     return json.loads(answers[-1])
 
 

@@ -26,7 +26,7 @@ def run(name: str, flags: list[str]) -> tuple[list[dict[str, Any]], int]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             print(line, end="", flush=True)
-            lines.append(json.loads(line))
+            lines += [json.loads(line)] if line.startswith("{") else []
     return lines, process.returncode
 
 

@@ -18,9 +18,10 @@ PyObject* python_error_type(ErrorKind kind) {
 
 PyObject* PythonError::python_type() { return python_error_type(kind); }
 
-std::string megabytes(int64_t bytes) {
+std::string readable_bytes(int64_t bytes) {
+  if (bytes < 100000) return std::to_string(bytes) + " bytes";
   char text[32];
-  std::snprintf(text, sizeof(text), bytes < 100000 ? "%.3f MB" : "%.1f MB", static_cast<double>(bytes) / 1e6);
+  std::snprintf(text, sizeof(text), "%.1f MB", static_cast<double>(bytes) / 1e6);
   return text;
 }
 

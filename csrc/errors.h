@@ -22,7 +22,7 @@ class PythonError : public torch::PyTorchError {
 
 PyObject* python_error_type(ErrorKind kind);  // borrowed, GIL held
 
-// "1.5 MB", for messages.
-std::string megabytes(int64_t bytes);
+// "6.3 MB" or "512 bytes", for messages.
+std::string readable_bytes(int64_t bytes);
 
 }  // namespace gossamer

@@ -171,3 +171,27 @@ def test_bad_input_is_a_clear_error_with_the_value(call, error, message):
     for caught in run_ranks(2, call, errors=True):
         assert isinstance(caught, error)
         assert message in str(caught)
+
+
+class WrongSize(PythonFP16):
+    def wire_bytes(self, numel, dtype=torch.float32):
+        return numel
+
+
+def test_a_codec_whose_wire_is_not_what_it_says_is_an_error():
+    def body(comm):
+        gs.all_reduce(torch.ones(10), codec=WrongSize(), group=comm)
+
+    for caught in run_ranks(2, body, errors=True):
+        assert isinstance(caught, gs.CodecError)
+        assert "must return uint8 [2, 5] by its own wire_bytes, got torch.uint8 [2, 10]" in str(caught)
+
+
+def test_integers_are_reduced_exactly_without_a_codec():
+    def body(comm):
+        x = torch.arange(6) + comm.rank
+        return gs.reduce_scatter(x, group=comm), gs.all_reduce(x.clone(), deterministic=True, group=comm)
+
+    for rank, (part, whole) in enumerate(run_ranks(2, body)):
+        assert whole.tolist() == [1, 3, 5, 7, 9, 11]
+        assert part.tolist() == whole.tolist()[rank * 3 : rank * 3 + 3]

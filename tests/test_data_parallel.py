@@ -1,6 +1,8 @@
 """gs.DataParallel as a module: state_dict, broadcasting, closing, and real process groups."""
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 
 import gossamer as gs
-from models import batches, flat_grads, mlp, seeded, shard
+from models import batches, flat_grads, mlp, seeded, shard, train
 from ranks import run_ranks
 
 
@@ -197,3 +199,32 @@ def test_optimizer_with_closure_and_grad_clipping_work_as_before():
 def test_bucket_sizes_must_be_positive(options):
     with pytest.raises(gs.ConfigError, match="must be positive, got"):
         alone(lambda comm: gs.DataParallel(mlp(), process_group=comm, **options))
+
+
+def test_a_stock_ddp_checkpoint_loads_as_it_is():
+    def body(comm):
+        wrapped, other = gs.DataParallel(seeded(mlp, 1), process_group=comm), seeded(mlp, 2)
+        wrapped.load_state_dict({f"module.{name}": value for name, value in other.state_dict().items()})
+        assert torch.equal(wrapped.module[0].weight, other[0].weight)
+
+    alone(body)
+
+
+def test_copying_the_wrapper_is_an_error_that_says_what_to_copy():
+    def body(comm):
+        wrapped = gs.DataParallel(mlp(), process_group=comm)
+        for call in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(gs.ConfigError, match=r"copy or pickle model\.module"):
+                call(wrapped)
+
+    alone(body)
+
+
+def test_an_algorithm_or_codec_of_ones_own_needs_no_repr():
+    class Own(gs.GradientAllReduce):
+        pass
+
+    assert repr(Own(codec=gs.Int8(64))) == "Own(average=True, codec=Int8(block=64), deterministic=False)"
+    assert all(
+        torch.isfinite(weights).all() for weights in run_ranks(2, lambda comm: train(comm, algorithm=Own()))
+    )

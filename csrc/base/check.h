@@ -1,4 +1,4 @@
-// The one exception of the Torch-free core, and the macro that throws it. Torch-free: ops.cpp turns `kind`
+// The one exception of the Torch-free core, and the macro that throws it. Torch-free: module.cpp turns `kind`
 // into the Python class (ConfigError, CodecError, CommError). Not included by the per-instruction-set
 // files: std::string code compiled with AVX flags must not reach the linker.
 // A message reads `where: what must hold, got what; what to do.`

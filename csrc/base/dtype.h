@@ -1,5 +1,5 @@
 // Element types that codecs and flat memory understand. Torch-free; the torch side maps its
-// ScalarType onto this in ops.cpp. Not a type system: only what a gradient can be.
+// ScalarType onto this in collectives/two_shot.cpp. Not a type system: only what a gradient can be.
 #pragma once
 
 #include <cstdint>

@@ -32,6 +32,12 @@ int64_t row_bytes(const codec::Spec& spec, int64_t row_numel) {
         static_cast<int>(spec.dtype));
 }
 
+bool has_row_statistics(const codec::Spec& spec) {
+  const auto body = [](auto codec) { return decltype(codec)::kStatistics == Statistics::row; };
+  switch (spec.kind) { GOSSAMER_CODECS(GOSSAMER_CASE_CODEC) }
+  return false;
+}
+
 }  // namespace gossamer::layout
 
 namespace gossamer::codec {
@@ -71,6 +77,8 @@ int64_t row_bytes(const Spec& spec, int64_t row_numel) {
                  row_numel);
   return layout::row_bytes(spec, row_numel);
 }
+
+bool has_row_statistics(const Spec& spec) { return layout::has_row_statistics(spec); }
 
 const Kernels& kernels() { return *selected().load(std::memory_order_acquire); }
 

@@ -1,5 +1,5 @@
 // The codec interface of the Torch-free core: rows of floats <-> rows of wire bytes.
-// Called by ops_cpu.cpp, collectives/ and the C++ tests; cuda.h is its twin for CUDA streams.
+// Called through device_kernels.h and by the C++ tests; cuda.h is its twin for CUDA streams.
 //
 // A matrix of `rows` rows with `row_numel` elements each, `numel` elements in all, lies contiguously
 // in memory. numel may be smaller than rows * row_numel: the last rows are then short or empty
@@ -31,6 +31,9 @@ struct Rows {
 
 // Wire bytes of one row. A multiple of 16, so that rows stay aligned; 0 for an empty row.
 int64_t row_bytes(const Spec& spec, int64_t row_numel);
+
+// Whether one set of statistics spans a whole row; reduce_encode then needs scratch.
+bool has_row_statistics(const Spec& spec);
 
 struct Kernels {
   const char* name;  // "scalar", "avx2", "avx512"

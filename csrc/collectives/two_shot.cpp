@@ -18,9 +18,6 @@ uint8_t* bytes_of(const at::Tensor& x) { return static_cast<uint8_t*>(x.data_ptr
 
 at::Tensor as_bytes(const at::Tensor& x) { return x.view({x.numel()}).view(at::kByte); }
 
-// Codecs whose statistics span the whole row cannot be tiled and need the row's sum in memory.
-bool needs_sum(const codec::Spec& spec) { return spec.kind == codec::Kind::minmax_u8; }
-
 void check_parts(const char* where, const at::Tensor& whole, const at::Tensor& part, int size) {
   if (whole.numel() != part.numel() * size || whole.scalar_type() != part.scalar_type()) {
     std::ostringstream message;
@@ -79,7 +76,7 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
   const at::Tensor send = in_place ? as_bytes(x) : scratch.send(n * row_bytes, x.device());
   const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
   const at::Tensor own = scratch.own(row_bytes, x.device());
-  void* sum = needs_sum(spec)
+  void* sum = codec::has_row_statistics(spec)
                   ? scratch.sum(chunk * element_size(accumulate_dtype(spec.dtype)), x.device()).data_ptr()
                   : nullptr;
 

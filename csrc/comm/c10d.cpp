@@ -113,7 +113,7 @@ std::string C10dCommunicator::key(const std::string& leaf) const { return "gossa
 
 void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
   std::ostringstream message;
-  message << operation << " of " << megabytes(bytes) << " failed on rank " << rank() << "/" << size() << ": "
+  message << operation << " of " << readable_bytes(bytes) << " failed on rank " << rank() << "/" << size() << ": "
           << first_line(error.what()) << "; " << roll_call();
   throw PythonError(ErrorKind::comm, message.str());
 }
@@ -201,11 +201,19 @@ PendingPtr C10dCommunicator::exchange(at::Tensor out, at::Tensor x, int to, int 
   });
 }
 
+void C10dCommunicator::announce_failure() noexcept {
+  try {
+    if (store_) store_->set(key("failed"), std::vector<uint8_t>{1});
+  } catch (const std::exception&) {
+    // Whoever hosts the store is gone; the others will notice that.
+  }
+}
+
 std::string C10dCommunicator::roll_call() {
   if (!store_) return "no store to ask which ranks are silent";
   std::ostringstream silent;
   try {
-    store_->set(key("failed"), std::vector<uint8_t>{1});
+    announce_failure();
     store_->set(key(std::to_string(rank())), std::vector<uint8_t>{1});
     const auto deadline = std::chrono::steady_clock::now() + kRollCallTimeout;
     std::vector<int> missing;

@@ -27,6 +27,8 @@ class C10dCommunicator : public Communicator {
   PendingPtr broadcast(at::Tensor x, int source) override;
   PendingPtr exchange(at::Tensor out, at::Tensor x, int to, int source) override;
 
+  void announce_failure() noexcept override;
+
   // Waits for a work, and gives up once another rank of the group has failed.
   void wait(c10d::Work& work) const;
 

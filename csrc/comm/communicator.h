@@ -41,6 +41,9 @@ class Communicator {
   // Zero-filled memory for a bucket that this group's wire can reach; 64-byte aligned.
   virtual at::Tensor allocate(int64_t bytes);
 
+  // Lets the ranks that wait for this one know, as far as the group can, that it has failed.
+  virtual void announce_failure() noexcept {}
+
   // Payload bytes this rank has handed to other ranks since construction.
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 

@@ -1,6 +1,6 @@
-// What the ranks tell each other once per synchronised backward: have we taken the same
-// number of optimizer steps, did anyone fail, does anyone have parameters that the plan lacks, and
-// which parameters got a gradient anywhere. One small all-reduce of bytes, in flight while the last bucket is. The engine's private part; not a collective.
+// What the ranks tell each other once per synchronised backward: have we taken the same number of optimizer
+// steps, did anyone fail, does anyone have parameters that the plan lacks, and which parameters got a gradient
+// anywhere. One small all-reduce of bytes, in flight while the last bucket is. The engine's private part.
 #pragma once
 
 #include <ATen/core/Tensor.h>

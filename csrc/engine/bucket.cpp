@@ -101,7 +101,7 @@ void Bucket::gather(double scale) {
 
 std::string Bucket::describe() const {
   std::ostringstream text;
-  text << "bucket " << index_ << " (grad, " << megabytes(bytes()) << ")";
+  text << "bucket " << index_ << " (grad, " << readable_bytes(bytes()) << ")";
   return text.str();
 }
 

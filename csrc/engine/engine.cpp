@@ -135,6 +135,7 @@ void Engine::run_bucket(const std::shared_ptr<Bucket>& bucket, Events& events) {
     bucket->gather(work_->gather_scale(*comm_));
     work_->run(*comm_, bucket);
   } catch (...) {
+    comm_->announce_failure();
     rethrow_with_context(place() + " " + bucket->describe() + ": ");
   }
 }

@@ -1,5 +1,5 @@
 // Multi-tensor moves between dense tensors and one flat buffer: gather, scatter, scale. Torch-free.
-// Called by engine/ (gradients into their bucket) and by ops_cpu.cpp; cuda.h is the twin.
+// Called by engine/ (gradients into their bucket) and by device_kernels.cpp; cuda.h is the twin.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 """Gossamer: data-parallel PyTorch training over whatever network you have.
 
-import gossamer as gs
-gs.init()
-model = gs.DataParallel(model, optimizer, algorithm=gs.ByteGrad())
+>>> import gossamer as gs
+>>> gs.init()
+>>> model = gs.DataParallel(model, optimizer, algorithm=gs.ByteGrad())
 """
 
 import torch as _torch  # noqa: F401  (loads the libraries that gossamer._C links against)

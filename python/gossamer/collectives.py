@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer import _C
 from gossamer.codec import Codec, Identity
 from gossamer.comm import Communicator, from_group, is_communicator
-from gossamer.errors import ConfigError
+from gossamer.errors import CodecError, ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,7 +45,7 @@ def all_reduce(
     comm = _communicator(group, x)
     scale = _scale(op, comm.size, x.dtype)
     dense = x.detach().contiguous()
-    if codec is None and deterministic:
+    if codec is None and deterministic and x.dtype.is_floating_point:  # integers add up alike in any order
         codec = Identity()
     if codec is None:
         if scale != 1.0:
@@ -84,8 +84,11 @@ def reduce_scatter(
         )
     out = x.new_empty((x.size(0) // comm.size, *x.shape[1:]))
     dense = x.detach().contiguous()
-    codec = codec if codec is not None else Identity()
-    if codec.native is not None:
+    if codec is None and x.dtype.is_floating_point:
+        codec = Identity()
+    if codec is None:
+        comm.reduce_scatter(out, dense).wait()
+    elif codec.native is not None:
         _C.reduce_scatter(comm, codec.native, out, dense, scale)
     elif out.numel():
         out.view(-1).copy_(_summed_chunk(comm, codec, dense.view(comm.size, -1), scale))
@@ -111,7 +114,7 @@ def all_gather(
     elif codec.native is not None:
         _C.all_gather(comm, codec.native, out, dense)
     elif dense.numel():
-        wire = codec.encode(dense.view(1, -1))
+        wire = _encode(codec, dense.view(1, -1))
         gathered = wire.new_empty((comm.size, wire.size(1)))
         comm.all_gather(gathered, wire).wait()
         codec.decode(gathered, out.view(comm.size, -1))
@@ -128,7 +131,7 @@ def _two_shot(comm: Communicator, codec: Codec, x: Tensor, scale: float) -> None
     chunk = -(-x.numel() // (comm.size * codec.block)) * codec.block
     rows = x.new_zeros((comm.size, chunk))
     rows.view(-1)[: x.numel()].copy_(x)
-    own = codec.encode(_summed_chunk(comm, codec, rows, scale).to(x.dtype).view(1, -1))
+    own = _encode(codec, _summed_chunk(comm, codec, rows, scale).to(x.dtype).view(1, -1))
     gathered = own.new_empty((comm.size, own.size(1)))
     comm.all_gather(gathered, own).wait()
     x.copy_(codec.decode(gathered, rows).view(-1)[: x.numel()])
@@ -136,12 +139,23 @@ def _two_shot(comm: Communicator, codec: Codec, x: Tensor, scale: float) -> None
 
 def _summed_chunk(comm: Communicator, codec: Codec, rows: Tensor, scale: float) -> Tensor:
     """scale * the sum over ranks of row `rank`, in rank order, as float32 or float64 [row_numel]."""
-    wire = codec.encode(rows)
+    wire = _encode(codec, rows)
     received = torch.empty_like(wire)
     comm.all_to_all(received, wire).wait()
     wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
     total = torch.zeros(rows.size(1), dtype=wide, device=rows.device)
     return codec.decode_add(received, total, rows.dtype).mul_(scale)
+
+
+def _encode(codec: Codec, rows: Tensor) -> Tensor:
+    wire = codec.encode(rows)
+    shape = (rows.size(0), codec.wire_bytes(rows.size(1), rows.dtype))
+    if wire.dtype != torch.uint8 or tuple(wire.shape) != shape:
+        raise CodecError(
+            f"{codec!r}.encode: must return uint8 {list(shape)} by its own wire_bytes, "
+            f"got {wire.dtype} {list(wire.shape)}"
+        )
+    return wire.contiguous()
 
 
 def _communicator(group: "ProcessGroup | Communicator | None", x: Tensor) -> Communicator:

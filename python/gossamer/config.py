@@ -20,7 +20,7 @@ BUILD_VARIABLES = ("GOSSAMER_BUILD_CUDA",)  # read by setup.py alone
 class Config:
     """Defaults that arguments override. Field ``x`` is read from ``GOSSAMER_X``."""
 
-    bucket_bytes: int = 25 * MIB  # at most this much gradient travels together
+    bucket_bytes: int = 25 * MIB  # a bucket of gradients closes once it holds this much
     first_bucket_bytes: int = 1 * MIB  # smaller, so that the first transfer starts early
     timeout_s: float = 1800.0  # of one collective
     log_level: str = "warning"  # debug, info, warning or error

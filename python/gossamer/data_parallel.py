@@ -32,7 +32,7 @@ class DataParallel(nn.Module):
         optimizer: the optimizer of its parameters. Gradient algorithms do not need it.
         algorithm: an Algorithm, or its name.
         process_group: a process group, a communicator, or None for the default group. A process group lends its
-            ranks and its kind of backend: the model gets connections of its own, so all ranks must wrap.
+            ranks, its kind of backend and its timeout: the model gets connections of its own, so all must wrap.
         bucket_bytes: bytes of gradients that travel together; the first bucket holds `first_bucket_bytes`.
             Defaults come from gossamer.config.
         broadcast: copy parameters and buffers (frozen ones too) from rank 0. False where ranks differ on purpose.
@@ -65,7 +65,7 @@ class DataParallel(nn.Module):
             raise ConfigError(
                 f"DataParallel: bucket_bytes and first_bucket_bytes must be positive, got {bucket_bytes} and {first}"
             )
-        comm, control = _communicators(module, process_group, settings.timeout_s)
+        comm, control = _communicators(module, process_group)
         self.engine = Engine(
             module,
             self.algorithm,
@@ -91,18 +91,24 @@ class DataParallel(nn.Module):
         with self.engine.no_sync():
             yield
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise ConfigError(
+            "DataParallel: it cannot be copied or pickled, because its engine belongs to this process; "
+            "copy or pickle model.module"
+        )
+
     def close(self) -> None:
         """Ends the engine; the wrapped model goes on alone, with the gradients it has. Idempotent."""
         self.engine.close()
 
 
 def _communicators(
-    module: nn.Module, group: "ProcessGroup | Communicator | None", timeout_s: float
+    module: nn.Module, group: "ProcessGroup | Communicator | None"
 ) -> tuple[Communicator, Communicator]:
     if is_communicator(group):
         return group, group  # type: ignore[return-value]
     device = next((param.device for param in module.parameters() if param.requires_grad), torch.device("cpu"))
-    return private(group, device, timeout_s)  # type: ignore[arg-type]
+    return private(group, device)  # type: ignore[arg-type]
 
 
 def _drop_module_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
@@ -111,6 +117,10 @@ def _drop_module_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, 
         state[prefix + key[len(inner) :]] = state.pop(key)
 
 
-def _add_module_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _add_module_prefix(wrapper: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    # A checkpoint of stock DDP has the prefix already.
+    wrapped_before = all(key.startswith(prefix + "module.") for key in state if key.startswith(prefix))
+    if wrapped_before and not hasattr(wrapper.module, "module"):
+        return
     for key in [key for key in state if key.startswith(prefix)]:
         state[prefix + "module." + key[len(prefix) :]] = state.pop(key)

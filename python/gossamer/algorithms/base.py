@@ -15,11 +15,15 @@ class Algorithm(ABC):
     """Subclass, override the moments you need, and add one line to the name table in __init__.py.
 
     Either `native_work` returns an object of gossamer._C that does a bucket's work without the GIL, or
-    `bucket_ready` does it in Python. `repr` must show every argument: ranks compare it.
+    `bucket_ready` does it in Python. Ranks compare their algorithms' repr, which shows the public attributes.
     """
 
     #: The name that DataParallel(algorithm="...") takes.
     name: ClassVar[str]
+
+    def __repr__(self) -> str:
+        settings = (f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name[0] != "_")
+        return f"{type(self).__name__}({', '.join(settings)})"
 
     def alignment(self, comm: Communicator) -> int:
         """Bucket sizes are padded to a multiple of this many elements."""

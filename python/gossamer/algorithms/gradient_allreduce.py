@@ -34,10 +34,6 @@ class GradientAllReduce(Algorithm):
         self.codec = codec if codec is not None or not deterministic else Identity()
         self._comm: Communicator | None = None
 
-    def __repr__(self) -> str:
-        arguments = f"deterministic={self.deterministic}, average={self.average}, codec={self.codec!r}"
-        return f"{type(self).__name__}({arguments})"
-
     def alignment(self, comm: Communicator) -> int:
         """Whole blocks for every rank's chunk; 16 bytes' worth of elements where there are no blocks."""
         if self.codec is None:

@@ -43,6 +43,11 @@ class Codec(ABC):
             acc += self.decode(encoded, row)[0]
         return acc
 
+    def __repr__(self) -> str:
+        # Ranks compare it, so it must show every setting and no address.
+        settings = (f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name[0] != "_")
+        return f"{type(self).__name__}({', '.join(settings)})"
+
     @property
     def native(self) -> "_C.CodecChoice | None":
         """What the native collectives take, or None for a codec written in Python."""
@@ -53,9 +58,6 @@ class NativeCodec(Codec):
     """A codec whose arithmetic is in csrc/codec. Subclasses give `kind` and, where it is free, `block`."""
 
     kind: ClassVar[str]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({f'block={self.block}' if self.block > 1 else ''})"
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)

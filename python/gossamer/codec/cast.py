@@ -19,6 +19,6 @@ class BF16(NativeCodec):
 
 
 class FP16(NativeCodec):
-    """float16, rounded to nearest even. 2 bytes an element; above 65504 it becomes Inf, below 6e-8 zero."""
+    """float16, rounded to nearest even. 2 bytes an element; above 65504 it becomes Inf, below 3e-8 zero."""
 
     kind = "fp16"

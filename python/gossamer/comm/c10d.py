@@ -66,14 +66,12 @@ def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu")
     return known[device.type]
 
 
-def private(
-    group: "ProcessGroup | None", device: torch.device, timeout_s: float
-) -> tuple[Communicator, Communicator]:
+def private(group: "ProcessGroup | None", device: torch.device) -> tuple[Communicator, Communicator]:
     """New connections between the ranks of `group`, for one model: for tensors on `device`, and for CPU tensors.
 
     Collective over the group's ranks, which must all make their calls in the same order. Both are the same
-    communicator where `device` is the CPU. The backends are those of the group, and Gloo where it has none for
-    the CPU. They end with the communicators.
+    communicator where `device` is the CPU. The backends and the timeout are those of the group, with
+    Gloo where it has none for the CPU. They end with the communicators.
 
     Raises:
         ConfigError: as from_group; or the group's backend is not one of Gloo and NCCL.
@@ -82,17 +80,17 @@ def private(
     # torch's new_group names a group of these ranks by how many groups a process has, which may differ between
     # ranks and repeats after a group has ended; so the backend is made here, under a name that counts up.
     _private_counts[group] = count = _private_counts.get(group, 0) + 1
-    control = _private(group, torch.device("cpu"), f"gossamer/{count}/control", timeout_s)
+    control = _private(group, torch.device("cpu"), f"gossamer/{count}/control")
     if device.type == "cpu":
         return control, control
-    return _private(group, device, f"gossamer/{count}/{device.type}", timeout_s), control
+    return _private(group, device, f"gossamer/{count}/{device.type}"), control
 
 
-def _private(group: "ProcessGroup", device: torch.device, name: str, timeout_s: float) -> Communicator:
+def _private(group: "ProcessGroup", device: torch.device, name: str) -> Communicator:
     kinds = distributed_c10d.BackendConfig(distributed_c10d.Backend(dist.get_backend_config(group)))
     kind = kinds.get_device_backend_map().get(device.type, "gloo" if device.type == "cpu" else "none")
     store = dist.PrefixStore(name, distributed_c10d._world.pg_map[group][1])
-    rank, size, timeout = dist.get_rank(group), dist.get_world_size(group), timedelta(seconds=timeout_s)
+    rank, size, timeout = dist.get_rank(group), dist.get_world_size(group), _timeout(group)
     if kind == "gloo":
         backend: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
     elif kind == "nccl":
@@ -105,6 +103,11 @@ def _private(group: "ProcessGroup", device: torch.device, name: str, timeout_s: 
             f"gloo and nccl are supported"
         )
     return from_backend(backend, device=device, store=store, name=name)
+
+
+def _timeout(group: "ProcessGroup") -> timedelta:
+    backend = group._get_backend(group._device_types[0])
+    return getattr(backend.options, "_timeout", dist.constants.default_pg_timeout)
 
 
 def _resolve(group: "ProcessGroup | None") -> "ProcessGroup":

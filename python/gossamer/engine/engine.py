@@ -6,6 +6,7 @@ of backward. Here is what happens around it: at wrap, before a forward, and at c
 
 import atexit
 import contextlib
+import logging
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from gossamer.engine.agree import broadcast_tensors, require_equal
 from gossamer.engine.plan import plan_buckets
 from gossamer.errors import ConfigError, GossamerError
 
+_log = logging.getLogger("gossamer")
 _TRAINABLE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _open_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
@@ -167,7 +169,8 @@ class Engine:
             self.algorithm.bucket_ready(bucket)
         except Exception as error:
             place = f"rank {self._comm.rank}/{self._comm.size} step {self.backward_count} {bucket!r}"
-            raise GossamerError(f"{place}: {self.algorithm!r}.bucket_ready raised {error!r}") from error
+            kind = type(error) if isinstance(error, GossamerError) else GossamerError
+            raise kind(f"{place}: {self.algorithm!r}.bucket_ready raised {error!r}") from error
 
     def _install(self, order: list[int]) -> None:
         # Old flat memory that no gradient uses any more is freed before the new is allocated.
@@ -176,6 +179,7 @@ class Engine:
         self.buckets = self._make_buckets(order)
         self._native.set_buckets(self.buckets)
         self.algorithm.setup(self._comm, self.buckets)
+        _log.info("rank %d: %d parameters in %s", self._comm.rank, len(order), self.buckets)
 
     def _make_buckets(self, order: list[int]) -> list[Any]:
         plan = plan_buckets(
