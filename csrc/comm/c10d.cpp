@@ -113,8 +113,8 @@ std::string C10dCommunicator::key(const std::string& leaf) const { return "gossa
 
 void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
   std::ostringstream message;
-  message << operation << " of " << readable_bytes(bytes) << " failed on rank " << rank() << "/" << size() << ": "
-          << first_line(error.what()) << "; " << roll_call();
+  message << operation << " of " << readable_bytes(bytes) << " failed on rank " << rank() << "/" << size()
+          << ": " << first_line(error.what()) << "; " << roll_call();
   throw PythonError(ErrorKind::comm, message.str());
 }
 
