@@ -4,6 +4,7 @@ No benchmark is here. Every bench_*.py calls `arguments` once and `report` per r
 """
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -190,6 +191,7 @@ def answer(result: dict[str, Any]) -> None:
     """The end of a worker: rank 0's result goes to the process that started it."""
     if gs.rank() == 0:
         print(json.dumps(result), flush=True)
+    gc.collect()  # a wrapper in a reference cycle would keep the group's threads alive into interpreter exit
     gs.shutdown()
 
 

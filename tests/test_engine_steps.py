@@ -200,6 +200,18 @@ def test_plan_follows_arrival_order_and_is_equal_on_all_ranks():
     assert set(map(tuple, results[0][1][:2])) == {(0,), (1,)}
 
 
+@pytest.mark.parametrize("algorithm", [gs.GradientAllReduce(deterministic=True), gs.ByteGrad()], ids=str)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_bits_do_not_depend_on_bucket_sizes(algorithm, size):
+    def body(comm, bucket_bytes):
+        return train(
+            comm, algorithm=algorithm, bucket_bytes=bucket_bytes, first_bucket_bytes=bucket_bytes, steps=20
+        )
+
+    small, large = (run_ranks(size, lambda comm, b=b: body(comm, b))[0] for b in (1, 1 << 20))
+    assert torch.equal(small, large)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
 def test_training_equals_one_process_and_all_ranks_hold_equal_bits(algorithm):
     reference = train(None, wrap=False, steps=100)

@@ -40,12 +40,12 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-Bucket::Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params, int64_t alignment,
-               Communicator& comm)
+Bucket::Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params, int64_t block,
+               int64_t alignment, Communicator& comm)
     : index_(index), indices_(std::move(indices)), params_(std::move(params)) {
   const auto type = params_.at(0).scalar_type();
   const int64_t element = params_[0].element_size();
-  const int64_t step = kViewAlignmentBytes / element;
+  const int64_t step = std::lcm(kViewAlignmentBytes / element, block);
   for (const auto& param : params_) {
     offsets_.push_back(numel_);
     numel_ += round_up(param.numel(), step);

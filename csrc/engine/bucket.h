@@ -13,10 +13,11 @@ namespace gossamer {
 
 class Bucket {
  public:
-  // `indices` name the parameters in the engine's list. Views start at multiples of 64 bytes; the total is
-  // padded with zeros to a multiple of `alignment` elements and of 64 bytes.
-  Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params, int64_t alignment,
-         Communicator& comm);
+  // `indices` name the parameters in the engine's list. Views start at multiples of 64 bytes and of `block`
+  // elements, so that no codec block holds two parameters; the total is padded with zeros to a multiple of
+  // `alignment` elements too.
+  Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params, int64_t block,
+         int64_t alignment, Communicator& comm);
 
   int64_t index() const { return index_; }
   int64_t numel() const { return numel_; }

@@ -25,6 +25,10 @@ class Algorithm(ABC):
         settings = (f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name[0] != "_")
         return f"{type(self).__name__}({', '.join(settings)})"
 
+    def block(self) -> int:
+        """Parameters start at multiples of this many elements in a bucket's flat memory (and of 64 bytes)."""
+        return 1
+
     def alignment(self, comm: Communicator) -> int:
         """Bucket sizes are padded to a multiple of this many elements."""
         return 1

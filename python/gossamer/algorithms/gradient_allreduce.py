@@ -34,11 +34,13 @@ class GradientAllReduce(Algorithm):
         self.codec = codec if codec is not None or not deterministic else Identity()
         self._comm: Communicator | None = None
 
+    def block(self) -> int:
+        """The codec's: no block holds two parameters, so the result does not depend on the bucket plan."""
+        return self.codec.block if self.codec is not None else 1
+
     def alignment(self, comm: Communicator) -> int:
-        """Whole blocks for every rank's chunk; 16 bytes' worth of elements where there are no blocks."""
-        if self.codec is None:
-            return 1
-        return comm.size * (self.codec.block if self.codec.block > 1 else 8)
+        """Whole blocks for every rank's chunk; 8 elements, a whole wire row, where there are no blocks."""
+        return comm.size * max(self.block(), 8)
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm = comm

@@ -29,6 +29,7 @@ _open_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 class Moments(Protocol):
     """What the engine asks of an algorithm (gossamer.algorithms.Algorithm)."""
 
+    def block(self) -> int: ...
     def alignment(self, comm: Communicator) -> int: ...
     def setup(self, comm: Communicator, buckets: list[Any]) -> None: ...
     def native_work(self) -> Any: ...
@@ -188,10 +189,12 @@ class Engine:
             bucket_bytes=self._bucket_bytes,
             first_bucket_bytes=self._first_bucket_bytes,
         )
-        alignment = self.algorithm.alignment(self._comm)
+        block, alignment = self.algorithm.block(), self.algorithm.alignment(self._comm)
         start = len(self.buckets)
         return [
-            _C.Bucket(start + position, indices, [self._params[i] for i in indices], alignment, self._comm)
+            _C.Bucket(
+                start + position, indices, [self._params[i] for i in indices], block, alignment, self._comm
+            )
             for position, indices in enumerate(plan)
         ]
 
