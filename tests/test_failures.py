@@ -90,3 +90,51 @@ def test_survivors_of_a_killed_worker_raise_soon_and_name_it(algorithm, size, vi
             assert f"rank {rank}/{size} step 2 bucket" in output
             assert f"silent: rank {victim}" in output, output
     assert took_s < 20
+
+
+WAITING = """
+import sys, time
+import torch
+import torch.distributed as dist
+import gossamer as gs
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", int(sys.argv[2]), is_master=False),
+                        rank=rank, world_size=2)
+model = gs.DataParallel(torch.nn.Linear(4, 4))
+try:
+    if rank == 0:
+        print("waiting", flush=True)
+        model(torch.ones(1, 4)).sum().backward()
+    else:
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(WAITING)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(store.port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert workers[0].stdout.readline() == "waiting\n"
+        time.sleep(1)
+        workers[0].send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        output = workers[0].communicate(timeout=30)[0]
+        assert output.startswith("interrupted"), output
+        assert time.monotonic() - begin < 15
+        assert workers[0].returncode == 0
+    finally:
+        for worker in workers:
+            worker.kill()

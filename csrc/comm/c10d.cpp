@@ -68,7 +68,11 @@ C10dCommunicator::~C10dCommunicator() {
   // The backend joins its threads, and one of them may be waiting for the GIL to free a tensor's Python object.
   std::optional<pybind11::gil_scoped_release> release;
   if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
-  backend_.reset();
+  if (gave_up_) {
+    backend_.release();  // leaked: one of its threads sits in the operation until its timeout, and would be joined
+  } else {
+    backend_.reset();
+  }
 }
 
 template <class Start>
@@ -88,7 +92,7 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
 
 // A rank that dies breaks its neighbours' operations at once, but those who wait for a neighbour would wait for
 // the whole timeout. So whoever fails says so in the store, and whoever waits looks there once a second.
-void C10dCommunicator::wait(c10d::Work& work) const {
+void C10dCommunicator::wait(c10d::Work& work) {
   const bool interruptible = store_ && device_.is_cpu() && work.retrieveOpType() != c10d::OpType::SEND &&
                              work.retrieveOpType() != c10d::OpType::RECV;
   if (!interruptible) {
@@ -105,7 +109,10 @@ void C10dCommunicator::wait(c10d::Work& work) const {
         return;
       }
     }
-    if (store_->check({key("failed")})) throw std::runtime_error("another rank of this group has failed");
+    if (store_->check({key("failed")})) {
+      gave_up_ = true;
+      throw std::runtime_error("another rank of this group has failed");
+    }
   }
 }
 

@@ -30,7 +30,7 @@ class C10dCommunicator : public Communicator {
   void announce_failure() noexcept override;
 
   // Waits for a work, and gives up once another rank of the group has failed.
-  void wait(c10d::Work& work) const;
+  void wait(c10d::Work& work);
 
   // Throws PythonError(comm) for an operation that the backend refused or lost.
   [[noreturn]] void fail(const char* operation, int64_t bytes, const std::exception& error);
@@ -48,6 +48,7 @@ class C10dCommunicator : public Communicator {
   at::Device device_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::string name_;
+  std::atomic<bool> gave_up_{false};
 };
 
 }  // namespace gossamer

@@ -9,6 +9,19 @@
 #include <utility>
 
 namespace gossamer {
+namespace {
+
+// Ctrl-C while the other ranks keep this one waiting: Python's handlers run in its main thread only.
+void raise_interrupt() {
+  if (!Py_IsInitialized()) return;
+  const pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() == 0) return;
+  python_error interrupt;
+  interrupt.persist();
+  throw interrupt;
+}
+
+}  // namespace
 
 Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
                std::vector<std::string> names, std::shared_ptr<BucketWork> work,
@@ -202,10 +215,11 @@ Agreement Engine::complete() {
     fire_locked(/*everything=*/true);
   }
   try {
-    executor_->wait();
+    executor_->wait(raise_interrupt);
     return round_->wait();
   } catch (const std::exception& error) {
     broken_ = error.what();
+    comm_->announce_failure();  // so that the worker's operation and the other ranks' end soon as well
     throw;
   }
 }

@@ -6,9 +6,15 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/thread_name.h>
 
+#include <chrono>
 #include <utility>
 
 namespace gossamer {
+namespace {
+
+constexpr auto kMeanwhile = std::chrono::milliseconds(100);
+
+}  // namespace
 
 Executor::Executor(c10::Device device) : device_(device) {
   if (!device_.is_cpu()) {
@@ -35,9 +41,13 @@ void Executor::submit(std::function<void()> task) {
   wake_worker_.notify_one();
 }
 
-void Executor::wait() {
+void Executor::wait(const std::function<void()>& meanwhile) {
   std::unique_lock<std::mutex> lock(mutex_);
-  wake_waiter_.wait(lock, [this] { return tasks_.empty() && !busy_; });
+  while (!wake_waiter_.wait_for(lock, kMeanwhile, [this] { return tasks_.empty() && !busy_; })) {
+    lock.unlock();
+    meanwhile();
+    lock.lock();
+  }
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   if (side_stream_) {
     c10::Event done(device_.type());

@@ -24,8 +24,9 @@ class Executor {
   void submit(std::function<void()> task);
 
   // Returns when every task has run; rethrows the first exception. After one, later tasks are dropped until it
-  // has been rethrown. The caller's current stream then waits for the side stream.
-  void wait();
+  // has been rethrown. The caller's current stream then waits for the side stream. `meanwhile` is called ten
+  // times a second and may end the wait by throwing.
+  void wait(const std::function<void()>& meanwhile);
 
   std::optional<c10::Stream> side_stream() const { return side_stream_; }
 
