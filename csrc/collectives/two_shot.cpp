@@ -75,7 +75,8 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
 
   const at::Tensor send = in_place ? as_bytes(x) : scratch.send(n * row_bytes, x.device());
   const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
-  const at::Tensor own = scratch.own(row_bytes, x.device());
+  // After the all-to-all this rank's own row of `send` is free for the result.
+  const at::Tensor own = send.narrow(0, comm.rank() * row_bytes, row_bytes);
   void* sum = codec::has_row_statistics(spec)
                   ? scratch.sum(chunk * element_size(accumulate_dtype(spec.dtype)), x.device()).data_ptr()
                   : nullptr;

@@ -48,6 +48,10 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   return op == ReduceOp::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
 }
 
+// The same memory without a Python object. A backend's thread may drop the last reference to a tensor when the
+// interpreter is already ending, and must not need the GIL for it.
+std::vector<at::Tensor> detached(const at::Tensor& x) { return {x.detach()}; }
+
 // c10d errors carry a C++ backtrace after the first line; the first line is what a user can act on.
 std::string first_line(const char* text) {
   const std::string whole(text);
@@ -69,7 +73,8 @@ C10dCommunicator::~C10dCommunicator() {
   std::optional<pybind11::gil_scoped_release> release;
   if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
   if (gave_up_) {
-    backend_.release();  // leaked: one of its threads sits in the operation until its timeout, and would be joined
+    backend_
+        .release();  // leaked: one of its threads sits in the operation until its timeout, and would be joined
   } else {
     backend_.reset();
   }
@@ -138,7 +143,7 @@ PendingPtr C10dCommunicator::all_reduce(at::Tensor x, ReduceOp op) {
   require(x, "all_reduce");
   const int64_t bytes = static_cast<int64_t>(x.nbytes());
   return start("all_reduce", bytes, 2 * bytes * (size() - 1) / size(), [&](auto& works) {
-    std::vector<at::Tensor> tensors{x};
+    auto tensors = detached(x);
     c10d::AllreduceOptions options;
     options.reduceOp = to_c10d(op);
     works.push_back(backend_->allreduce(tensors, options));
@@ -150,7 +155,9 @@ PendingPtr C10dCommunicator::reduce_scatter(at::Tensor out, at::Tensor x) {
   require(out, "reduce_scatter");
   const int64_t bytes = static_cast<int64_t>(x.nbytes());
   return start("reduce_scatter", bytes, bytes * (size() - 1) / size(),
-               [&](auto& works) { works.push_back(backend_->_reduce_scatter_base(out, x)); });
+               [&, out = out.detach(), x = x.detach()](auto& works) mutable {
+                 works.push_back(backend_->_reduce_scatter_base(out, x));
+               });
 }
 
 PendingPtr C10dCommunicator::all_gather(at::Tensor out, at::Tensor x) {
@@ -158,18 +165,21 @@ PendingPtr C10dCommunicator::all_gather(at::Tensor out, at::Tensor x) {
   require(out, "all_gather");
   const int64_t bytes = static_cast<int64_t>(out.nbytes());
   return start("all_gather", bytes, bytes * (size() - 1) / size(),
-               [&](auto& works) { works.push_back(backend_->_allgather_base(out, x)); });
+               [&, out = out.detach(), x = x.detach()](auto& works) mutable {
+                 works.push_back(backend_->_allgather_base(out, x));
+               });
 }
 
 PendingPtr C10dCommunicator::all_to_all(at::Tensor out, at::Tensor x) {
   require(x, "all_to_all");
   require(out, "all_to_all");
   const int64_t bytes = static_cast<int64_t>(x.nbytes());
-  return start("all_to_all", bytes, bytes * (size() - 1) / size(), [&](auto& works) {
-    std::vector<int64_t> equal;
-    std::vector<int64_t> equal_too;
-    works.push_back(backend_->alltoall_base(out, x, equal, equal_too));
-  });
+  return start("all_to_all", bytes, bytes * (size() - 1) / size(),
+               [&, out = out.detach(), x = x.detach()](auto& works) mutable {
+                 std::vector<int64_t> equal;
+                 std::vector<int64_t> equal_too;
+                 works.push_back(backend_->alltoall_base(out, x, equal, equal_too));
+               });
 }
 
 PendingPtr C10dCommunicator::broadcast(at::Tensor x, int source) {
@@ -177,7 +187,7 @@ PendingPtr C10dCommunicator::broadcast(at::Tensor x, int source) {
   const int64_t bytes = static_cast<int64_t>(x.nbytes());
   // A chain or a tree: every rank but the last forwards the tensor about once.
   return start("broadcast", bytes, rank() == source ? bytes : 0, [&](auto& works) {
-    std::vector<at::Tensor> tensors{x};
+    auto tensors = detached(x);
     c10d::BroadcastOptions options;
     options.rootRank = source;
     works.push_back(backend_->broadcast(tensors, options));
@@ -193,8 +203,8 @@ PendingPtr C10dCommunicator::exchange(at::Tensor out, at::Tensor x, int to, int 
     return start("exchange", bytes, 0, [](auto&) {});
   }
   return start("exchange", bytes, bytes, [&](auto& works) {
-    std::vector<at::Tensor> outgoing{x};
-    std::vector<at::Tensor> incoming{out};
+    auto outgoing = detached(x);
+    auto incoming = detached(out);
     const bool grouped = backend_->supportsCoalescing();  // NCCL deadlocks unless the two are one group
     if (grouped) backend_->startCoalescing();
     auto sent = backend_->send(outgoing, to, 0);

@@ -53,6 +53,7 @@ Bucket::Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tens
   numel_ = round_up(std::max<int64_t>(numel_, 1), std::lcm(alignment, step));
   grad_ = comm.allocate(numel_ * element).view(type);
   for (size_t i = 0; i < params_.size(); ++i) views_.push_back(view_like(grad_, offsets_[i], params_[i]));
+  taken_.assign(params_.size(), false);
 }
 
 at::Tensor Bucket::flat(const std::string& field) const {
@@ -68,17 +69,37 @@ std::vector<at::Tensor> Bucket::views(const std::string& field) const {
   return views_;
 }
 
+void Bucket::take(size_t position, double scale) {
+  const at::Tensor grad = params_[position].grad();
+  if (!grad.defined() || !fits(grad, grad_) || !is_fresh(grad, position)) return;
+  copy_in({position}, scale);
+  taken_[position] = true;
+}
+
 void Bucket::gather(double scale) {
+  std::vector<size_t> left;
+  for (size_t position = 0; position < params_.size(); ++position) {
+    if (!taken_[position]) left.push_back(position);
+  }
+  copy_in(left, scale);
+  taken_.assign(params_.size(), false);
+}
+
+bool Bucket::is_fresh(const at::Tensor& grad, size_t position) const {
+  return grad.data_ptr() != views_[position].data_ptr();
+}
+
+void Bucket::copy_in(const std::vector<size_t>& positions, double scale) {
   std::vector<flat::Segment> segments;
   std::vector<at::Tensor> keep_alive;
-  for (size_t i = 0; i < params_.size(); ++i) {
+  for (const size_t i : positions) {
     const at::Tensor& grad = params_[i].grad();
     const int64_t numel = params_[i].numel();
     if (!grad.defined() || !fits(grad, grad_)) {
       segments.push_back({nullptr, offsets_[i], numel});
       continue;
     }
-    const bool fresh = grad.data_ptr() != views_[i].data_ptr();
+    const bool fresh = is_fresh(grad, i);
     if (fresh && !same_layout(grad, views_[i])) {
       views_[i].copy_(grad);
       segments.push_back({views_[i].data_ptr(), offsets_[i], numel});

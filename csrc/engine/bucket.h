@@ -30,13 +30,20 @@ class Bucket {
   std::vector<at::Tensor> views(const std::string& field) const;
   const at::Tensor& grad_view(size_t position) const { return views_[position]; }
 
-  // Brings every fresh gradient into the flat memory (times scale) and makes it a view of it. A parameter
-  // without a gradient contributes zeros and stays without one.
+  // Brings the parameter's fresh gradient into the flat memory (times scale) and makes it a view of it, at once:
+  // while it is in the cache, and so that its own memory is freed. CPU only; one launch per tensor costs too much.
+  void take(size_t position, double scale);
+
+  // The same for every gradient that was not taken, in one pass: fresh ones are copied, views are scaled in place.
+  // A parameter without a gradient contributes zeros and stays without one.
   void gather(double scale);
 
   std::string describe() const;  // "bucket 2 (grad, 6.3 MB)"
 
  private:
+  bool is_fresh(const at::Tensor& grad, size_t position) const;
+  void copy_in(const std::vector<size_t>& positions, double scale);
+
   int64_t index_;
   int64_t numel_ = 0;
   std::vector<int64_t> indices_;
@@ -44,6 +51,7 @@ class Bucket {
   std::vector<int64_t> offsets_;
   at::Tensor grad_;
   std::vector<at::Tensor> views_;
+  std::vector<bool> taken_;  // already copied and scaled in this backward
 };
 
 }  // namespace gossamer

@@ -82,7 +82,9 @@ void Engine::install_views(const std::vector<std::shared_ptr<Bucket>>& buckets) 
   for (const auto& bucket : buckets) {
     for (size_t position = 0; position < bucket->indices().size(); ++position) {
       const int64_t index = bucket->indices()[position];
-      slots_.at(static_cast<size_t>(index)).bucket = static_cast<int64_t>(buckets_.size());
+      Slot& slot = slots_.at(static_cast<size_t>(index));
+      slot.bucket = static_cast<int64_t>(buckets_.size());
+      slot.position = position;
       add_hook(index);
       const at::Tensor& param = params_[static_cast<size_t>(index)];
       if (param.grad().defined() && param.grad().layout() == at::kStrided) {

@@ -62,6 +62,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   struct Slot {  // where a parameter lives in the plan, and its hook
     int64_t bucket = -1;
+    size_t position = 0;  // within the bucket
     bool ready = false;
     std::shared_ptr<void> accumulator;  // keeps the AccumulateGrad node, and so the hook, alive
     const void* node = nullptr;         // that node
@@ -75,7 +76,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void add_hook(int64_t index);
   void on_gradient(int64_t index);
-  void check_gradient(int64_t index);
+  bool check_gradient(int64_t index);  // false: not usable, and remembered as this step's failure
   void record_event(Progress& progress);
   void remember_failure(ErrorKind kind, const std::string& text);
   void fire_locked(bool everything);

@@ -86,7 +86,9 @@ void Engine::on_gradient(int64_t index) {
                          "parameter that it shares; use torch.utils.checkpoint with use_reentrant=False");
     return;
   }
-  check_gradient(index);
+  if (check_gradient(index) && comm_->device().is_cpu()) {
+    buckets_[static_cast<size_t>(slot.bucket)]->take(slot.position, work_->gather_scale(*comm_));
+  }
   slot.ready = true;
   arrival_.push_back(index);
   Progress& progress = progress_[static_cast<size_t>(slot.bucket)];
@@ -94,16 +96,16 @@ void Engine::on_gradient(int64_t index) {
   if (--progress.pending == 0) fire_locked(/*everything=*/false);
 }
 
-void Engine::check_gradient(int64_t index) {
+bool Engine::check_gradient(int64_t index) {
   const at::Tensor& param = params_[static_cast<size_t>(index)];
   const at::Tensor& grad = param.grad();
   const auto name = "parameter '" + names_[static_cast<size_t>(index)] + "' ";
-  if (!grad.defined()) return;
+  if (!grad.defined()) return true;
   if (grad.layout() != at::kStrided) {
     remember_failure(ErrorKind::config, name +
                                             "has a sparse gradient, which is not supported yet; build its "
                                             "layer with sparse=False");
-    return;
+    return false;
   }
   const at::Tensor flat =
       buckets_[static_cast<size_t>(slots_[static_cast<size_t>(index)].bucket)]->flat("grad");
@@ -113,12 +115,16 @@ void Engine::check_gradient(int64_t index) {
          << ", but was wrapped as " << flat.scalar_type() << " on " << flat.device()
          << "; convert or move the model before wrapping it";
     remember_failure(ErrorKind::config, text.str());
-  } else if (grad.requires_grad()) {
+    return false;
+  }
+  if (grad.requires_grad()) {
     remember_failure(ErrorKind::config,
                      name +
                          "has a gradient with a graph (create_graph=True), which cannot be "
                          "averaged in place; run that backward under no_sync()");
+    return false;
   }
+  return true;
 }
 
 // One event per bucket and producing stream; recording again supersedes the earlier one.

@@ -3,6 +3,7 @@
 # on any process group; users and the faces call it.
 """Joining the group of workers: ``init()``, ``rank()``, ``size()``, ``shutdown()``."""
 
+import gc
 import logging
 import socket
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ def shutdown() -> None:
     """
     global _membership
     if _membership is not None and not _membership.adopted and dist.is_initialized():
+        gc.collect()  # a wrapper in a reference cycle holds its group, whose threads would outlive the interpreter
         dist.destroy_process_group()
     _membership = None
 

@@ -174,38 +174,39 @@ class Engine:
             raise kind(f"{place}: {self.algorithm!r}.bucket_ready raised {error!r}") from error
 
     def _install(self, order: list[int]) -> None:
-        # Old flat memory that no gradient uses any more is freed before the new is allocated.
+        plan = self._plan(order)
+        if [bucket.param_indices for bucket in self.buckets] == plan:
+            return
         self._native.set_buckets([])
         self.buckets = []
-        self.buckets = self._make_buckets(order)
-        self._native.set_buckets(self.buckets)
+        # One at a time: the old flat memory goes as the gradients in it move.
+        for indices in plan:
+            self._append(indices)
         self.algorithm.setup(self._comm, self.buckets)
         _log.info("rank %d: %d parameters in %s", self._comm.rank, len(order), self.buckets)
 
-    def _make_buckets(self, order: list[int]) -> list[Any]:
-        plan = plan_buckets(
+    def _plan(self, order: list[int]) -> list[list[int]]:
+        return plan_buckets(
             self._params,
             order,
             bucket_bytes=self._bucket_bytes,
             first_bucket_bytes=self._first_bucket_bytes,
         )
+
+    def _append(self, indices: list[int]) -> None:
+        params = [self._params[i] for i in indices]
         block, alignment = self.algorithm.block(), self.algorithm.alignment(self._comm)
-        start = len(self.buckets)
-        return [
-            _C.Bucket(
-                start + position, indices, [self._params[i] for i in indices], block, alignment, self._comm
-            )
-            for position, indices in enumerate(plan)
-        ]
+        bucket = _C.Bucket(len(self.buckets), indices, params, block, alignment, self._comm)
+        self.buckets = [*self.buckets, bucket]
+        self._native.append_buckets([bucket])
 
     def _append_late(self) -> None:
         """Called on every rank at the end of a backward when some rank trains parameters outside the plan."""
         late = self._native.survey()
         lines = [f"{self._names[i]} is trainable now" for i in late]
         require_equal(self._control, lines, "the set of parameters that became trainable")
-        added = self._make_buckets(list(reversed(late)))
-        self.buckets = [*self.buckets, *added]
-        self._native.append_buckets(added)
+        for indices in self._plan(late[::-1]):
+            self._append(indices)
         self.algorithm.setup(self._comm, self.buckets)
 
     def _broadcast(self, tensors: list[Tensor]) -> None:
