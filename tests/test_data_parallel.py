@@ -228,3 +228,12 @@ def test_an_algorithm_or_codec_of_ones_own_needs_no_repr():
     assert all(
         torch.isfinite(weights).all() for weights in run_ranks(2, lambda comm: train(comm, algorithm=Own()))
     )
+
+
+def test_loading_that_replaces_the_parameters_is_an_error():
+    def body(comm):
+        wrapped = gs.DataParallel(seeded(mlp), process_group=comm)
+        with pytest.raises(gs.ConfigError, match=r"'0\.weight' is another object .* load with assign=False"):
+            wrapped.load_state_dict(seeded(mlp, 2).state_dict(), assign=True)
+
+    alone(body)

@@ -116,7 +116,9 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WAITING)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
+    )
     workers = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), str(store.port)],

@@ -1,5 +1,5 @@
 // Every codec, one line each: the enumerator of codec::Kind and the struct template with its arithmetic.
-// To add a codec: its header, its line here, its enumerator in codec.h, a Python face.
+// To add a codec: its header, its line here, its enumerator in codec.h, its number in _ops.py, a Python face.
 // Included by codec.cpp, cpu_driver.inl and codec_cuda.cu, which expand the list into their dispatch.
 #pragma once
 

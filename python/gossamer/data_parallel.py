@@ -79,6 +79,7 @@ class DataParallel(nn.Module):
             self.engine.watch(optimizer)
         self.register_state_dict_post_hook(_drop_module_prefix)
         self.register_load_state_dict_pre_hook(_add_module_prefix)
+        self.register_load_state_dict_post_hook(_refuse_assigned_parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped model's forward."""
@@ -109,6 +110,11 @@ def _communicators(
         return group, group  # type: ignore[return-value]
     device = next((param.device for param in module.parameters() if param.requires_grad), torch.device("cpu"))
     return private(group, device)  # type: ignore[arg-type]
+
+
+def _refuse_assigned_parameters(wrapper: nn.Module, _incompatible: Any) -> None:
+    assert isinstance(wrapper, DataParallel)
+    wrapper.engine.require_same_parameters(wrapper.module)
 
 
 def _drop_module_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

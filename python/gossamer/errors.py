@@ -4,7 +4,7 @@
 
 
 class GossamerError(Exception):
-    """Base of all; raised directly only for a broken internal invariant (a bug in Gossamer)."""
+    """Base of all. Raised as such where an algorithm's own code raised another exception, which is its cause."""
 
 
 class ConfigError(GossamerError, ValueError):

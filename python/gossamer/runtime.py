@@ -51,7 +51,10 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
             f"rank {rank()} of {size()}; ask gossamer.is_initialized(), or call gossamer.shutdown() first."
         )
     settings = config.current()
-    logging.getLogger("gossamer").setLevel(settings.log_level.upper())
+    log = logging.getLogger("gossamer")
+    log.setLevel(settings.log_level.upper())
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
     if timeout_s is not None and not timeout_s > 0:
         raise ConfigError(f"gossamer.init: timeout_s must be above 0, got {timeout_s}.")
     if dist.is_initialized():

@@ -19,7 +19,7 @@ from gossamer import _C
 from gossamer.comm import Communicator
 from gossamer.engine.agree import broadcast_tensors, require_equal
 from gossamer.engine.plan import plan_buckets
-from gossamer.errors import ConfigError, GossamerError
+from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
 
 _log = logging.getLogger("gossamer")
 _TRAINABLE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -121,6 +121,15 @@ class Engine:
 
         self._optimizer_hook = optimizer.register_step_post_hook(stepped)
 
+    def require_same_parameters(self, module: nn.Module) -> None:
+        """ConfigError if the module holds other parameter objects than when it was wrapped: they have no hooks."""
+        for name, known, param in zip(self._names, self._params, module.parameters(), strict=True):
+            if param is not known:
+                raise ConfigError(
+                    f"engine: parameter '{name}' is another object than the one that was wrapped, and would train "
+                    f"without the other ranks; load with assign=False, or close() and wrap the model again"
+                )
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it, backward only accumulates; the next backward outside sends the sum."""
@@ -170,7 +179,8 @@ class Engine:
             self.algorithm.bucket_ready(bucket)
         except Exception as error:
             place = f"rank {self._comm.rank}/{self._comm.size} step {self.backward_count} {bucket!r}"
-            kind = type(error) if isinstance(error, GossamerError) else GossamerError
+            known = (ConfigError, CodecError, CommError)
+            kind = next((each for each in known if isinstance(error, each)), GossamerError)
             raise kind(f"{place}: {self.algorithm!r}.bucket_ready raised {error!r}") from error
 
     def _install(self, order: list[int]) -> None:
