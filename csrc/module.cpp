@@ -114,8 +114,10 @@ void bind_collectives(py::module_& module) {
 
 void bind_engine(py::module_& module) {
   py::class_<Bucket, std::shared_ptr<Bucket>>(module, "Bucket")
-      .def(py::init<int64_t, std::vector<int64_t>, std::vector<at::Tensor>, int64_t, int64_t, Communicator&>(),
-           py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("block"), py::arg("alignment"), py::arg("comm"))
+      .def(
+          py::init<int64_t, std::vector<int64_t>, std::vector<at::Tensor>, int64_t, int64_t, Communicator&>(),
+          py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("block"), py::arg("alignment"),
+          py::arg("comm"))
       .def_property_readonly("index", &Bucket::index)
       .def_property_readonly("numel", &Bucket::numel)
       .def_property_readonly("bytes", &Bucket::bytes)
