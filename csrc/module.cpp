@@ -151,7 +151,7 @@ void bind_engine(py::module_& module) {
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def_property_readonly("step", &Engine::step)
       .def_property_readonly("inside_backward", &Engine::inside_backward)
-      .def("begin_backward", &Engine::begin_backward)
+      .def("output_gradient", &Engine::output_gradient)
       .def("abandon", &Engine::abandon, Release())
       .def("survey", &Engine::survey)
       .def("set_optimizer_steps", &Engine::set_optimizer_steps, py::arg("steps"))

@@ -220,3 +220,20 @@ def test_training_equals_one_process_and_all_ranks_hold_equal_bits(algorithm):
         results = run_ranks(size, lambda comm: train(comm, algorithm=algorithm, steps=100))
         assert all(torch.equal(results[0], other) for other in results)
         assert relative_error(results[0], reference) < tolerance
+
+
+def test_autograd_grad_communicates_nothing_and_a_gradient_penalty_trains():
+    def body(comm, wrap=True):
+        model = seeded(mlp)
+        wrapped = gs.DataParallel(model, process_group=comm) if wrap else model
+        x = (shard(batches(1)[0], comm) if wrap else batches(1)[0]).clone().requires_grad_()
+        before = wrapped.engine.bytes_sent if wrap else 0
+        (slope,) = torch.autograd.grad(wrapped(x).sum(), x, create_graph=True)
+        assert not wrap or wrapped.engine.bytes_sent == before
+        assert model[0].weight.grad is None
+        slope.square().sum(dim=1).mean().backward()
+        return flat_grads(model)
+
+    reference = body(None, wrap=False)
+    for mine in run_ranks(2, body):
+        assert relative_error(mine, reference) < 1e-6

@@ -37,8 +37,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
 
-  // Inside a backward: makes finish() run at the end of the outermost one. Idempotent.
-  void begin_backward();
+  // Called when the model's output gets its gradient, which is before any parameter does and in the outermost
+  // backward. torch.autograd.grad, which leaves param.grad alone, is none of this engine's business.
+  void output_gradient();
 
   bool inside_backward() const;  // the calling thread is in a backward, such as a recomputed forward
 
@@ -74,6 +75,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Events events;
   };
 
+  // Inside a backward: makes finish() run at its end. Idempotent.
+  void begin_backward();
   void add_hook(int64_t index);
   void on_gradient(int64_t index);
   bool check_gradient(int64_t index);  // false: not usable, and remembered as this step's failure

@@ -61,6 +61,11 @@ std::vector<int64_t> Engine::survey() {
 
 bool Engine::inside_backward() const { return torch::autograd::get_current_graph_task_id() != -1; }
 
+void Engine::output_gradient() {
+  const auto* chosen_inputs = torch::autograd::get_current_graph_task_exec_info();
+  if (chosen_inputs == nullptr || chosen_inputs->empty()) begin_backward();
+}
+
 void Engine::begin_backward() {
   if (!sync_) return;
   const std::lock_guard<std::mutex> lock(mutex_);

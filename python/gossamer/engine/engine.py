@@ -82,7 +82,7 @@ class Engine:
 
         self.buckets: list[Any] = []
         self._native = self._build_native()
-        self._begin = lambda _grad, native=self._native: native.begin_backward()
+        self._begin = lambda _grad, native=self._native: native.output_gradient()
         self._install(trainable[::-1])
         _open_engines.add(self)
 
