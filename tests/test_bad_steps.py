@@ -185,7 +185,7 @@ def test_ranks_that_wait_for_a_failed_one_give_up_long_before_their_timeout():
 
     begin = time.monotonic()
     waiting, failing = run_ranks(2, body, errors=True)
-    assert time.monotonic() - begin < 15  # the group's timeout is 30 s
+    assert time.monotonic() - begin < 25  # the group's timeout is 30 s
     assert isinstance(waiting, gs.CommError)
     assert "another rank of this group has failed; silent: rank 1" in str(waiting)
     assert "no luck" in str(failing)

@@ -76,9 +76,9 @@ def test_survivors_of_a_killed_worker_raise_soon_and_name_it(algorithm, size, vi
         for rank in range(size)
     ]
     try:
-        workers[victim].wait(timeout=40)
+        workers[victim].wait(timeout=120)
         died = time.monotonic()
-        outputs = {rank: worker.communicate(timeout=40)[0] for rank, worker in enumerate(workers)}
+        outputs = {rank: worker.communicate(timeout=120)[0] for rank, worker in enumerate(workers)}
         took_s = time.monotonic() - died
     finally:
         for worker in workers:
@@ -89,7 +89,7 @@ def test_survivors_of_a_killed_worker_raise_soon_and_name_it(algorithm, size, vi
             assert workers[rank].returncode == 3, output
             assert f"rank {rank}/{size} step 2 bucket" in output
             assert f"silent: rank {victim}" in output, output
-    assert took_s < 20
+    assert took_s < 60  # the group's timeout is 30 minutes
 
 
 WAITING = """
@@ -133,9 +133,9 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path):
         time.sleep(1)
         workers[0].send_signal(signal.SIGINT)
         begin = time.monotonic()
-        output = workers[0].communicate(timeout=30)[0]
+        output = workers[0].communicate(timeout=120)[0]
         assert output.startswith("interrupted"), output
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 60
         assert workers[0].returncode == 0
     finally:
         for worker in workers:
