@@ -16,6 +16,7 @@ using namespace gossamer;
 namespace {
 
 using Release = py::call_guard<py::gil_scoped_release>;
+using KeepComm = py::keep_alive<0, 1>;  // what is pending needs its communicator
 
 void translate_errors() {
   py::register_exception_translator([](std::exception_ptr pointer) {
@@ -31,28 +32,6 @@ void translate_errors() {
   });
 }
 
-// A Python callable that native code may call, and destroy, without holding the GIL.
-std::function<void()> without_gil(py::function callable) {
-  auto work = std::make_shared<py::function>(std::move(callable));
-  auto* raw = new std::shared_ptr<py::function>(std::move(work));
-  const std::shared_ptr<void> owner(raw, [](void* pointer) {
-    if (!Py_IsInitialized()) return;
-    const py::gil_scoped_acquire gil;
-    delete static_cast<std::shared_ptr<py::function>*>(pointer);
-  });
-  return [owner, raw] {
-    const py::gil_scoped_acquire gil;
-    try {
-      (**raw)();
-    } catch (py::error_already_set& error) {
-      error.restore();
-      python_error carried;
-      carried.persist();
-      throw carried;
-    }
-  };
-}
-
 void bind_communicator(py::module_& module) {
   py::class_<Pending>(module, "Pending").def("wait", &Pending::wait, Release());
   py::enum_<ReduceOp>(module, "ReduceOp").value("SUM", ReduceOp::sum).value("MAX", ReduceOp::max);
@@ -61,13 +40,15 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("device", &Communicator::device)
       .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
-      .def("all_reduce", &Communicator::all_reduce, py::arg("x"), py::arg("op") = ReduceOp::sum, Release())
-      .def("reduce_scatter", &Communicator::reduce_scatter, py::arg("out"), py::arg("x"), Release())
-      .def("all_gather", &Communicator::all_gather, py::arg("out"), py::arg("x"), Release())
-      .def("all_to_all", &Communicator::all_to_all, py::arg("out"), py::arg("x"), Release())
-      .def("broadcast", &Communicator::broadcast, py::arg("x"), py::arg("source") = 0, Release())
+      .def("all_reduce", &Communicator::all_reduce, py::arg("x"), py::arg("op") = ReduceOp::sum, KeepComm(),
+           Release())
+      .def("reduce_scatter", &Communicator::reduce_scatter, py::arg("out"), py::arg("x"), KeepComm(),
+           Release())
+      .def("all_gather", &Communicator::all_gather, py::arg("out"), py::arg("x"), KeepComm(), Release())
+      .def("all_to_all", &Communicator::all_to_all, py::arg("out"), py::arg("x"), KeepComm(), Release())
+      .def("broadcast", &Communicator::broadcast, py::arg("x"), py::arg("source") = 0, KeepComm(), Release())
       .def("exchange", &Communicator::exchange, py::arg("out"), py::arg("x"), py::arg("to"),
-           py::arg("source"), Release())
+           py::arg("source"), KeepComm(), Release())
       .def("allocate", &Communicator::allocate, py::arg("bytes"));
   module.def(
       "c10d_communicator",
@@ -124,6 +105,7 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("params", &Bucket::params)
       .def_property_readonly("param_indices", &Bucket::indices)
       .def_property_readonly("device", &Bucket::device)
+      .def_property_readonly("step", &Bucket::step)
       .def("flat", &Bucket::flat, py::arg("field") = "grad")
       .def("views", &Bucket::views, py::arg("field") = "grad")
       .def("__repr__", &Bucket::describe);
@@ -138,24 +120,26 @@ void bind_engine(py::module_& module) {
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init([](CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
-                       std::vector<std::string> names, std::shared_ptr<BucketWork> work,
-                       py::function on_late) {
-             return std::make_shared<Engine>(std::move(comm), std::move(control), std::move(params),
-                                             std::move(names), std::move(work),
-                                             without_gil(std::move(on_late)));
+                       std::vector<std::string> names, std::shared_ptr<BucketWork> work, py::function on_late,
+                       py::function on_order) {
+             return std::make_shared<Engine>(
+                 std::move(comm), std::move(control), std::move(params), std::move(names), std::move(work),
+                 [late = PythonCallable(std::move(on_late))] { late(); },
+                 [order = PythonCallable(std::move(on_order))](std::vector<int64_t> indices) {
+                   order(std::move(indices));
+                 });
            }),
            py::arg("comm"), py::arg("control"), py::arg("params"), py::arg("names"), py::arg("work"),
-           py::arg("on_late"))
-      .def("set_buckets", &Engine::set_buckets, py::arg("buckets"))
-      .def("append_buckets", &Engine::append_buckets, py::arg("buckets"))
+           py::arg("on_late"), py::arg("on_order"))
+      .def("set_buckets", &Engine::set_buckets, py::arg("buckets"), Release())
+      .def("append_buckets", &Engine::append_buckets, py::arg("buckets"), Release())
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def_property_readonly("step", &Engine::step)
       .def_property_readonly("inside_backward", &Engine::inside_backward)
-      .def("output_gradient", &Engine::output_gradient)
+      .def("output_gradient", &Engine::output_gradient, Release())
       .def("abandon", &Engine::abandon, Release())
-      .def("survey", &Engine::survey)
+      .def("survey", &Engine::survey, Release())
       .def("set_optimizer_steps", &Engine::set_optimizer_steps, py::arg("steps"))
-      .def("take_arrival_order", &Engine::take_arrival_order)
       .def("check_alive", &Engine::check_alive)
       .def("close", &Engine::close);
 }

@@ -1,5 +1,6 @@
 // torch.ops.gossamer: the codecs as tensor operations, schemas declared once, any device that
 // device_kernels.h knows. Python's codec classes call these; collectives/ and engine/ call the kernels directly.
+#include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -41,6 +42,7 @@ int64_t wire_bytes(int64_t kind, int64_t block, at::ScalarType type, int64_t row
 }
 
 at::Tensor encode(const at::Tensor& x, int64_t kind, int64_t block) {
+  const c10::OptionalDeviceGuard guard(at::device_of(x));
   const auto spec = spec_of(kind, block, x.scalar_type());
   check(x.dim() == 2 && x.is_contiguous(), "encode", "x must be contiguous [rows, row_numel]", x);
   auto wire = at::empty({x.size(0), codec::row_bytes(spec, x.size(1))}, x.options().dtype(at::kByte));
@@ -50,19 +52,23 @@ at::Tensor encode(const at::Tensor& x, int64_t kind, int64_t block) {
 }
 
 void decode(const at::Tensor& wire, int64_t kind, int64_t block, at::Tensor out) {
+  const c10::OptionalDeviceGuard guard(at::device_of(out));
   const auto spec = spec_of(kind, block, out.scalar_type());
   check(out.dim() == 2 && out.is_contiguous() && out.size(0) == wire.size(0), "decode",
         "out must be contiguous [rows, row_numel] with the wire's rows", out);
+  check(out.device() == wire.device(), "decode", "out must be on the wire's device", out);
   check_wire("decode", wire, spec, out.size(1));
   device_kernels(out.device().type())
       .decode(spec, bytes_of(wire), {out.size(0), out.size(1), out.numel()}, out.data_ptr());
 }
 
 void decode_add(const at::Tensor& wire, int64_t kind, int64_t block, at::ScalarType type, at::Tensor acc) {
+  const c10::OptionalDeviceGuard guard(at::device_of(wire));
   const auto spec = spec_of(kind, block, type);
   const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
   check(acc.dim() == 1 && acc.is_contiguous() && acc.scalar_type() == wide, "decode_add",
         "acc must be a contiguous vector of float32 (float64 for float64 tensors)", acc);
+  check(acc.device() == wire.device(), "decode_add", "acc must be on the wire's device", acc);
   check_wire("decode_add", wire, spec, acc.numel());
   device_kernels(acc.device().type())
       .decode_add(spec, bytes_of(wire), wire.size(0), acc.numel(), acc.numel(), acc.data_ptr());
@@ -70,6 +76,7 @@ void decode_add(const at::Tensor& wire, int64_t kind, int64_t block, at::ScalarT
 
 at::Tensor reduce_encode(const at::Tensor& wire, int64_t kind, int64_t block, at::ScalarType type,
                          int64_t row_numel, double scale) {
+  const c10::OptionalDeviceGuard guard(at::device_of(wire));
   const auto spec = spec_of(kind, block, type);
   check_wire("reduce_encode", wire, spec, row_numel);
   auto out = at::empty({1, wire.size(1)}, wire.options());

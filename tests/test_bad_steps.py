@@ -88,15 +88,16 @@ def _raise(_grad):
     raise RuntimeError("backward failed on purpose")
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("fail", ["forward", "backward"])
 @pytest.mark.parametrize("who", ["all", "one"])
-def test_training_goes_on_after_a_step_that_raised(fail, who):
+def test_training_goes_on_after_a_step_that_raised(fail, who, training):
     def body(comm):
         model = seeded(Failing)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         wrapped = gs.DataParallel(
             model, optimizer, process_group=comm, bucket_bytes=100, first_bucket_bytes=100
-        )
+        ).train(training)
         errors = []
         for step, batch in enumerate(batches(6)):
             optimizer.zero_grad()
@@ -203,3 +204,49 @@ def test_an_engine_that_failed_says_so_at_the_next_forward():
             model(batches(1)[0])
 
     run_ranks(1, body)
+
+
+def test_a_second_backward_after_one_that_raised_is_an_error_on_every_rank():
+    def body(comm):
+        model = gs.DataParallel(seeded(Failing), process_group=comm)
+        x = shard(batches(1)[0], comm)
+        failing, good = model(x, fail="backward" if comm.rank == 1 else None), model(x)
+        if comm.rank == 1:
+            with pytest.raises(RuntimeError, match="on purpose"):
+                failing.sum().backward()
+        good.sum().backward()
+
+    for error in run_ranks(2, body, errors=True):
+        assert isinstance(error, gs.CommError)
+        assert "rank 1: its previous backward raised before it ended" in str(error)
+
+
+def test_an_optimizer_that_steps_inside_backward_is_an_error_on_every_rank():
+    def body(comm):
+        model = seeded(mlp)
+        for param in model.parameters():
+            param.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        gs.DataParallel(model, process_group=comm)(shard(batches(1)[0], comm)).sum().backward()
+
+    for error in run_ranks(2, body, errors=True):
+        assert isinstance(error, gs.ConfigError)
+        assert "lost its gradient to a hook before it was averaged" in str(error)
+
+
+def test_closing_in_the_middle_of_a_backward_ends_it_and_the_others():
+    def body(comm):
+        model = gs.DataParallel(seeded(Failing), process_group=comm, bucket_bytes=100, first_bucket_bytes=100)
+        x = shard(batches(1)[0], comm)
+        if comm.rank == 0:
+            return model(x).sum().backward()
+        with pytest.raises(RuntimeError, match="on purpose"):
+            model(x, fail="backward").sum().backward()
+        begin = time.monotonic()
+        model.close()
+        assert time.monotonic() - begin < 20
+        return None
+
+    waiting, closing = run_ranks(2, body, errors=True)
+    assert closing is None
+    assert isinstance(waiting, gs.CommError)
+    assert "another rank of this group has failed" in str(waiting)

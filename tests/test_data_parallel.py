@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 import pickle
 import weakref
 
@@ -235,5 +236,48 @@ def test_loading_that_replaces_the_parameters_is_an_error():
         wrapped = gs.DataParallel(seeded(mlp), process_group=comm)
         with pytest.raises(gs.ConfigError, match=r"'0\.weight' is another object .* load with assign=False"):
             wrapped.load_state_dict(seeded(mlp, 2).state_dict(), assign=True)
+
+    alone(body)
+
+
+class Versioned(nn.Module):
+    """A module whose checkpoints of version 1 are migrated: times 100."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        if local_metadata.get("version", 1) < 2:
+            state_dict[prefix + "weight"] = state_dict[prefix + "weight"] * 100
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def test_a_checkpoint_keeps_its_modules_versions_between_wrapped_and_bare():
+    def body(comm):
+        build = lambda: nn.Sequential(Versioned())  # noqa: E731
+        wrapped, bare = gs.DataParallel(build(), process_group=comm), build()
+        bare.load_state_dict(wrapped.state_dict())
+        wrapped.load_state_dict(build().state_dict())
+        wrapped.load_state_dict(wrapped.state_dict())
+        assert bare[0].weight.tolist() == wrapped.module[0].weight.tolist() == [1, 1]
+
+    alone(body)
+
+
+def test_a_forked_child_ends_without_its_parents_worker():
+    def body(comm):
+        wrapped = gs.DataParallel(seeded(mlp), process_group=comm)
+        wrapped(batches(1)[0]).sum().backward()
+        child = os.fork()
+        if child == 0:
+            wrapped.close()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
     alone(body)

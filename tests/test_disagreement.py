@@ -138,3 +138,40 @@ def test_a_model_that_cannot_be_trained_this_way_is_refused_at_wrap(build, messa
     for error in run_ranks(2, body, errors=True):
         assert isinstance(error, gs.ConfigError)
         assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.Linear(4, 3).requires_grad_(False),
+        lambda: nn.Linear(4, 3, dtype=torch.complex64),
+        lambda: nn.Linear(4, 3, device="meta"),
+    ],
+    ids=["frozen", "complex", "meta"],
+)
+def test_a_model_that_only_one_rank_refuses_is_an_error_on_every_rank(build):
+    for error in wrap_different([lambda: nn.Linear(4, 3), build]):
+        assert isinstance(error, gs.ConfigError)
+        assert "entry 1 is 'accepted' on rank 0 and 'refused: engine: " in str(error)
+
+
+def test_wrapping_works_under_a_default_device():
+    def body(comm):
+        model = seeded(mlp)
+        with torch.device("meta"):
+            gs.DataParallel(model, process_group=comm)
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((mlp(), "bytegrad"), "optimizer must be a torch.optim.Optimizer or None, got 'bytegrad'"),
+        ((mlp().parameters(),), "module must be a torch.nn.Module, got generator"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(arguments, message):
+    with pytest.raises(gs.ConfigError) as caught:
+        gs.DataParallel(*arguments)
+    assert message in str(caught.value)

@@ -55,8 +55,8 @@ const Kernels* usable_avx512() {
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
 }
 #else
-const Kernels* usable_avx2() { return if_supported(avx2_kernels, false); }
-const Kernels* usable_avx512() { return if_supported(avx512_kernels, false); }
+const Kernels* usable_avx2() { return nullptr; }
+const Kernels* usable_avx512() { return nullptr; }
 #endif
 
 const Kernels* widest() {

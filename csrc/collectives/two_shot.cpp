@@ -1,6 +1,7 @@
 // See two_shot.h. One all-to-all and one all-gather of wire bytes, with the codec's fused middle between them.
 #include "collectives/two_shot.h"
 
+#include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -58,6 +59,7 @@ at::Tensor Scratch::take(at::Tensor& slot, int64_t bytes, at::Device device) {
 namespace two_shot {
 
 void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch) {
+  const c10::OptionalDeviceGuard guard(at::device_of(x));
   const auto spec = codec.spec(x.scalar_type());
   const auto& kernels = device_kernels(x.device().type());
   const int64_t n = comm.size();
@@ -90,6 +92,7 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
 
 void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x, double scale,
                     Scratch& scratch) {
+  const c10::OptionalDeviceGuard guard(at::device_of(x));
   const auto spec = codec.spec(x.scalar_type());
   const auto& kernels = device_kernels(x.device().type());
   const int64_t n = comm.size();
@@ -114,6 +117,7 @@ void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out
 
 void all_gather(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x,
                 Scratch& scratch) {
+  const c10::OptionalDeviceGuard guard(at::device_of(x));
   const auto spec = codec.spec(x.scalar_type());
   const auto& kernels = device_kernels(x.device().type());
   const int64_t n = comm.size();

@@ -72,9 +72,9 @@ C10dCommunicator::~C10dCommunicator() {
   // The backend joins its threads, and one of them may be waiting for the GIL to free a tensor's Python object.
   std::optional<pybind11::gil_scoped_release> release;
   if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
-  if (gave_up_) {
-    backend_
-        .release();  // leaked: one of its threads sits in the operation until its timeout, and would be joined
+  if (gave_up_ || getpid() != owner_) {
+    // Leaked: a thread that sits in the operation until its timeout would be joined; a forked child has no threads.
+    backend_.release();
   } else {
     backend_.reset();
   }
@@ -86,10 +86,11 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   try {
     start(works);
-  } catch (const PythonError&) {
-    throw;
   } catch (const std::exception& error) {
-    fail(operation, bytes, error);
+    // Refused before anything was sent, an unsupported dtype for example: the group is as good as before.
+    throw PythonError(ErrorKind::comm, std::string(operation) + " of " + readable_bytes(bytes) +
+                                           " was refused on rank " + std::to_string(rank()) + "/" +
+                                           std::to_string(size()) + ": " + first_line(error.what()));
   }
   count_sent(bytes_to_peers);
   return std::make_unique<C10dPending>(std::move(works), operation, bytes, this);
@@ -98,7 +99,8 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
 // A rank that dies breaks its neighbours' operations at once, but those who wait for a neighbour would wait for
 // the whole timeout. So whoever fails says so in the store, and whoever waits looks there once a second.
 void C10dCommunicator::wait(c10d::Work& work) {
-  const bool interruptible = store_ && device_.is_cpu() && work.retrieveOpType() != c10d::OpType::SEND &&
+  const bool interruptible = store_ && backend_->getBackendName() == "gloo" &&
+                             work.retrieveOpType() != c10d::OpType::SEND &&
                              work.retrieveOpType() != c10d::OpType::RECV;
   if (!interruptible) {
     work.wait();
@@ -114,10 +116,9 @@ void C10dCommunicator::wait(c10d::Work& work) {
         return;
       }
     }
-    if (store_->check({key("failed")})) {
-      gave_up_ = true;
-      throw std::runtime_error("another rank of this group has failed");
-    }
+    gave_up_ = true;  // also if the store does not answer
+    if (store_->check({key("failed")})) throw std::runtime_error("another rank of this group has failed");
+    gave_up_ = false;
   }
 }
 

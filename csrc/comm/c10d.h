@@ -5,6 +5,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <unistd.h>
+
 #include "comm/communicator.h"
 
 namespace gossamer {
@@ -49,6 +51,7 @@ class C10dCommunicator : public Communicator {
   c10::intrusive_ptr<c10d::Store> store_;
   std::string name_;
   std::atomic<bool> gave_up_{false};
+  pid_t owner_ = getpid();
 };
 
 }  // namespace gossamer

@@ -31,7 +31,7 @@ at::Tensor view_like(const at::Tensor& flat, int64_t offset, const at::Tensor& p
 // The engine reports a gradient that does not fit; here it must only not be touched.
 bool fits(const at::Tensor& grad, const at::Tensor& flat) {
   return grad.layout() == at::kStrided && grad.scalar_type() == flat.scalar_type() &&
-         grad.device() == flat.device();
+         grad.device() == flat.device() && !grad.requires_grad();
 }
 
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {
@@ -94,21 +94,21 @@ void Bucket::copy_in(const std::vector<size_t>& positions, double scale) {
   std::vector<at::Tensor> keep_alive;
   for (const size_t i : positions) {
     const at::Tensor& grad = params_[i].grad();
-    const int64_t numel = params_[i].numel();
+    const int64_t numel = views_[i].numel();
     if (!grad.defined() || !fits(grad, grad_)) {
       segments.push_back({nullptr, offsets_[i], numel});
       continue;
     }
     const bool fresh = is_fresh(grad, i);
+    if (fresh && grad.is_cuda()) {
+      const c10::impl::VirtualGuardImpl device(grad.device().type());
+      grad.record_stream(device.getStream(grad.device()));
+    }
     if (fresh && !same_layout(grad, views_[i])) {
       views_[i].copy_(grad);
       segments.push_back({views_[i].data_ptr(), offsets_[i], numel});
     } else {
       segments.push_back({grad.data_ptr(), offsets_[i], numel});
-      if (fresh && grad.is_cuda()) {
-        const c10::impl::VirtualGuardImpl device(grad.device().type());
-        grad.record_stream(device.getStream(grad.device()));
-      }
     }
     if (fresh) {
       keep_alive.push_back(grad);  // until the copy below has read it

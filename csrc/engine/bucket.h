@@ -21,6 +21,8 @@ class Bucket {
 
   int64_t index() const { return index_; }
   int64_t numel() const { return numel_; }
+  int64_t step() const { return step_; }  // synchronised backwards before the one it is in
+  void set_step(int64_t step) { step_ = step; }
   int64_t bytes() const { return numel_ * static_cast<int64_t>(grad_.element_size()); }
   const std::vector<int64_t>& indices() const { return indices_; }
   const std::vector<at::Tensor>& params() const { return params_; }
@@ -46,6 +48,7 @@ class Bucket {
 
   int64_t index_;
   int64_t numel_ = 0;
+  int64_t step_ = 0;
   std::vector<int64_t> indices_;
   std::vector<at::Tensor> params_;
   std::vector<int64_t> offsets_;

@@ -11,7 +11,8 @@
 namespace gossamer {
 namespace {
 
-// Ctrl-C while the other ranks keep this one waiting: Python's handlers run in its main thread only.
+// Ctrl-C while the other ranks keep this one waiting. Python's handlers run in its main thread only, which is where
+// a backward on the CPU ends; on an accelerator it ends in autograd's thread, and the interrupt waits for the group.
 void raise_interrupt() {
   if (!Py_IsInitialized()) return;
   const pybind11::gil_scoped_acquire gil;
@@ -25,19 +26,23 @@ void raise_interrupt() {
 
 Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
                std::vector<std::string> names, std::shared_ptr<BucketWork> work,
-               std::function<void()> on_late)
+               std::function<void()> on_late, std::function<void(std::vector<int64_t>)> on_order)
     : comm_(std::move(comm)),
       control_(std::move(control)),
       params_(std::move(params)),
       names_(std::move(names)),
       work_(std::move(work)),
       on_late_(std::move(on_late)),
+      on_order_(std::move(on_order)),
       slots_(params_.size()),
       executor_(std::make_unique<Executor>(comm_->device())) {}
 
 Engine::~Engine() { close(); }
 
 void Engine::close() {
+  // A Python task on the worker may need the GIL that this thread holds.
+  std::optional<pybind11::gil_scoped_release> release;
+  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) return;
@@ -47,10 +52,14 @@ void Engine::close() {
       slot = Slot{};
     }
   }
-  // A Python task on the worker may need the GIL that this thread holds.
-  std::optional<pybind11::gil_scoped_release> release;
-  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
-  executor_.reset();
+  // An operation that waits for other ranks, and ranks that wait for this one, would go on for the whole timeout.
+  if (in_backward_ || executor_->busy()) announce_failure();
+  executor_->stop();
+}
+
+void Engine::announce_failure() noexcept {
+  comm_->announce_failure();
+  if (control_ != comm_) control_->announce_failure();
 }
 
 void Engine::check_alive() const {
@@ -102,7 +111,7 @@ void Engine::reset_locked() {
   progress_.clear();
   progress_.resize(buckets_.size());
   for (auto& slot : slots_) {
-    slot.ready = false;
+    slot.ready = slot.has_gradient = false;
     if (slot.bucket >= 0) ++progress_[static_cast<size_t>(slot.bucket)].pending;
   }
   next_ = 0;
@@ -119,15 +128,21 @@ void Engine::fire_locked(bool everything) {
     const bool last = next_ + 1 == buckets_.size();
     // All gradients are accounted for when the last bucket goes, and its flight hides the agreement's.
     if (last) submit_agreement_locked(everything ? used : used_locked());
+    // Buckets without a gradient of this backward still follow what the caller's stream did to their memory.
+    if (everything) record_event(progress_[next_]);
     submit_bucket_locked(next_++);
+    // Waited for here too: the caller's wait for the worker can be interrupted, this operation's cannot.
+    if (last) executor_->submit([round = round_] { round->wait(); });
   }
+  if (everything && !round_) submit_agreement_locked(used);  // a plan without buckets, after a failed re-plan
 }
 
 // Which parameters have a gradient: those that just got one, or that were left out but kept an earlier one.
 std::vector<bool> Engine::used_locked() const {
   std::vector<bool> used;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    used.push_back(slots_[i].bucket >= 0 && (slots_[i].ready || params_[i].grad().defined()));
+    const Slot& slot = slots_[i];
+    used.push_back(slot.bucket >= 0 && (slot.ready ? slot.has_gradient : params_[i].grad().defined()));
   }
   return used;
 }
@@ -147,10 +162,11 @@ void Engine::run_bucket(const std::shared_ptr<Bucket>& bucket, Events& events) {
     if (const auto side = executor_->side_stream()) {
       for (auto& [stream, event] : events) event.block(*side);
     }
+    bucket->set_step(step_);
     bucket->gather(work_->gather_scale(*comm_));
     work_->run(*comm_, bucket);
   } catch (...) {
-    comm_->announce_failure();
+    announce_failure();
     rethrow_with_context(place() + " " + bucket->describe() + ": ");
   }
 }
@@ -182,6 +198,10 @@ void Engine::abandon() {
 }
 
 void Engine::finish(bool abandoned) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return;  // by a hook, in the middle of this backward
+  }
   struct Reset {
     Engine& engine;
     ~Reset() {
@@ -195,8 +215,11 @@ void Engine::finish(bool abandoned) {
     const Agreement agreement = complete();
     if (first_bucket == 0) ++step_;
     if (!agreement.same_steps || agreement.failed) return raise_disagreement(agreement, abandoned);
-    if (failure_)
-      throw PythonError(failure_->first, place() + ": " + failure_->second);  // came after the agreement
+    if (failure_) {  // it came after the agreement, so the other ranks go on without this one
+      broken_ = failure_->second;
+      announce_failure();
+      throw PythonError(failure_->first, place() + ": " + failure_->second);
+    }
     adopt_used(agreement, first_bucket);
     if (!agreement.late) break;
     // Some rank trains parameters that no bucket holds: plan them now and send them in this same step.
@@ -221,7 +244,7 @@ Agreement Engine::complete() {
     return round_->wait();
   } catch (const std::exception& error) {
     broken_ = error.what();
-    comm_->announce_failure();  // so that the worker's operation and the other ranks' end soon as well
+    announce_failure();  // so that the worker's operation and the other ranks' end soon as well
     throw;
   }
 }
@@ -278,11 +301,7 @@ void Engine::share_arrival_order() {
     control_->broadcast(tensor, 0)->wait();
     order.assign(tensor.data_ptr<int64_t>(), tensor.data_ptr<int64_t>() + tensor.numel());
   }
-  order_ = std::move(order);
-}
-
-std::optional<std::vector<int64_t>> Engine::take_arrival_order() {
-  return std::exchange(order_, std::nullopt);
+  on_order_(std::move(order));
 }
 
 }  // namespace gossamer

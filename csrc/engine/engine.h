@@ -26,8 +26,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // `params` are all parameters of the model, trainable or not, the same on every rank; `control` is a CPU
   // group of the same ranks (the same object where `comm` is one). `on_late` is called, without the GIL, when
   // some rank has trainable parameters outside the plan; it must append_buckets() the same on every rank.
+  // `on_order` is called once, at the end of the first synchronised backward, with rank 0's order of arrival: the
+  // same on every rank, at the same place in the sequence of collectives.
   Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
-         std::vector<std::string> names, std::shared_ptr<BucketWork> work, std::function<void()> on_late);
+         std::vector<std::string> names, std::shared_ptr<BucketWork> work, std::function<void()> on_late,
+         std::function<void(std::vector<int64_t>)> on_order);
   ~Engine();
 
   // Between backwards. Gradients that exist move into the new buckets' memory.
@@ -53,9 +56,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The ranks compare this number at the end of each synchronised backward.
   void set_optimizer_steps(int64_t steps) { optimizer_steps_ = steps; }
 
-  // Rank 0's order of arrival in the first synchronised backward, once; every rank gets the same list.
-  std::optional<std::vector<int64_t>> take_arrival_order();
-
   int64_t step() const { return step_; }  // synchronised backwards that have ended
   void check_alive() const;               // throws the error that ended this engine, if one did
   void close();                           // idempotent
@@ -65,6 +65,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     int64_t bucket = -1;
     size_t position = 0;  // within the bucket
     bool ready = false;
+    bool has_gradient = false;          // meaningful where ready: autograd may bring none
     std::shared_ptr<void> accumulator;  // keeps the AccumulateGrad node, and so the hook, alive
     const void* node = nullptr;         // that node
     std::function<void()> remove_hook;
@@ -78,9 +79,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Inside a backward: makes finish() run at its end. Idempotent.
   void begin_backward();
   void add_hook(int64_t index);
-  void on_gradient(int64_t index);
+  void on_gradient(int64_t index, bool arrived);
   bool check_gradient(int64_t index);  // false: not usable, and remembered as this step's failure
   void record_event(Progress& progress);
+  void announce_failure() noexcept;
   void remember_failure(ErrorKind kind, const std::string& text);
   void fire_locked(bool everything);
   void submit_agreement_locked(const std::vector<bool>& used);
@@ -104,9 +106,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::string> names_;
   std::shared_ptr<BucketWork> work_;
   std::function<void()> on_late_;
+  std::function<void(std::vector<int64_t>)> on_order_;
 
-  std::mutex
-      mutex_;  // guards what autograd's threads and the caller share: everything below but the executor
+  std::mutex mutex_;  // guards what autograd's threads and the caller share while a backward runs
   std::vector<std::shared_ptr<Bucket>> buckets_;
   std::vector<Slot> slots_;
   std::vector<Progress> progress_;
@@ -114,6 +116,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<AgreementRound> round_;
   size_t next_ = 0;
   bool in_backward_ = false;
+  int graph_task_ = -1;  // autograd's number of the backward that the output's gradient came in
   std::atomic<bool> sync_{true};
   std::atomic<bool> late_{false};
   bool closed_ = false;
@@ -122,7 +125,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<int64_t> step_{0};
   std::atomic<int64_t> optimizer_steps_{0};
   bool order_shared_ = false;
-  std::optional<std::vector<int64_t>> order_;
   std::unique_ptr<Executor> executor_;
 };
 

@@ -24,13 +24,21 @@ Executor::Executor(c10::Device device) : device_(device) {
   thread_ = std::thread([this] { loop(); });
 }
 
-Executor::~Executor() {
+void Executor::stop() {
+  if (!thread_.joinable()) return;
+  if (getpid() != owner_) return thread_.detach();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
+    tasks_.clear();
   }
   wake_worker_.notify_one();
   thread_.join();
+}
+
+bool Executor::busy() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return busy_ || !tasks_.empty();
 }
 
 void Executor::submit(std::function<void()> task) {
@@ -48,12 +56,12 @@ void Executor::wait(const std::function<void()>& meanwhile) {
     meanwhile();
     lock.lock();
   }
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   if (side_stream_) {
     c10::Event done(device_.type());
     done.record(*side_stream_);
     done.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void Executor::loop() {

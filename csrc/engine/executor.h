@@ -14,12 +14,19 @@
 #include <optional>
 #include <thread>
 
+#include <unistd.h>
+
 namespace gossamer {
 
 class Executor {
  public:
   explicit Executor(c10::Device device);
-  ~Executor();  // runs what was submitted, then joins
+  ~Executor() { stop(); }
+
+  // Drops what has not begun, lets the running task end, and ends the thread. In a forked child, where there is
+  // no such thread, it only forgets it. Idempotent.
+  void stop();
+  bool busy();  // something was submitted that has not ended
 
   void submit(std::function<void()> task);
 
@@ -43,6 +50,7 @@ class Executor {
   bool busy_ = false;
   bool stop_ = false;
   std::exception_ptr failure_;
+  pid_t owner_ = getpid();
   std::thread thread_;
 };
 

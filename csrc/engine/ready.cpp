@@ -28,8 +28,9 @@ void Engine::add_hook(int64_t index) {
   auto accumulator = torch::autograd::impl::grad_accumulator(params_[static_cast<size_t>(index)]);
   auto* node = accumulator.get();
   const auto key = node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-      [engine = weak_from_this(), index](const variable_list& outputs, const variable_list&) {
-        if (const auto alive = engine.lock()) alive->on_gradient(index);
+      [engine = weak_from_this(), index](const variable_list& outputs, const variable_list& inputs) {
+        const bool arrived = !inputs.empty() && inputs[0].defined();
+        if (const auto alive = engine.lock()) alive->on_gradient(index, arrived);
         return outputs;
       },
       no_compiled_args));
@@ -45,7 +46,9 @@ std::vector<int64_t> Engine::survey() {
     const Slot& slot = slots_[i];
     if (slot.bucket < 0) {
       if (params_[i].requires_grad()) outside.push_back(static_cast<int64_t>(i));
-    } else if (torch::autograd::impl::try_get_grad_accumulator(params_[i]).get() != slot.node) {
+    } else if (torch::autograd::impl::try_get_grad_accumulator(params_[i]).get() != slot.node ||
+               params_[i].numel() !=
+                   buckets_[static_cast<size_t>(slot.bucket)]->grad_view(slot.position).numel()) {
       const auto& flat = buckets_[static_cast<size_t>(slot.bucket)]->flat("grad");
       std::ostringstream text;
       text << "engine: parameter '" << names_[i] << "' was wrapped as " << flat.scalar_type() << " on "
@@ -63,7 +66,18 @@ bool Engine::inside_backward() const { return torch::autograd::get_current_graph
 
 void Engine::output_gradient() {
   const auto* chosen_inputs = torch::autograd::get_current_graph_task_exec_info();
-  if (chosen_inputs == nullptr || chosen_inputs->empty()) begin_backward();
+  if (!sync_ || (chosen_inputs != nullptr && !chosen_inputs->empty())) return;
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (in_backward_ && graph_task_ != -1 && graph_task_ != graph_task) {
+      // Its end was never reached, and this backward counts on top of what it left behind.
+      remember_failure(ErrorKind::comm, "its previous backward raised before it ended");
+      in_backward_ = false;
+    }
+    graph_task_ = graph_task;
+  }
+  begin_backward();
 }
 
 void Engine::begin_backward() {
@@ -78,7 +92,7 @@ void Engine::begin_backward() {
   });
 }
 
-void Engine::on_gradient(int64_t index) {
+void Engine::on_gradient(int64_t index, bool arrived) {
   if (!sync_) return;
   begin_backward();
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -90,6 +104,14 @@ void Engine::on_gradient(int64_t index) {
                          "' got its gradient twice in one backward, which a reentrant checkpoint does to a "
                          "parameter that it shares; use torch.utils.checkpoint with use_reentrant=False");
     return;
+  }
+  slot.has_gradient = params_[static_cast<size_t>(index)].grad().defined();
+  if (arrived && !slot.has_gradient) {
+    remember_failure(
+        ErrorKind::config,
+        "parameter '" + names_[static_cast<size_t>(index)] +
+            "' lost its gradient to a hook before it was averaged, as an optimizer that steps inside "
+            "backward does; step after backward()");
   }
   if (check_gradient(index) && comm_->device().is_cpu()) {
     buckets_[static_cast<size_t>(slot.bucket)]->take(slot.position, work_->gather_scale(*comm_));

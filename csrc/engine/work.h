@@ -4,6 +4,11 @@
 
 #include <pybind11/pybind11.h>
 
+#include <torch/csrc/Exceptions.h>
+
+#include <memory>
+#include <utility>
+
 #include "collectives/two_shot.h"
 #include "engine/bucket.h"
 
@@ -41,14 +46,37 @@ class CodecAllReduce : public BucketWork {
   Scratch scratch_;
 };
 
-// Calls callable(bucket) with the GIL held. The callable wraps its own errors with context.
-class PythonWork : public BucketWork {
+// A Python callable that native threads may call and destroy without holding the GIL. Its exception is carried as
+// python_error, which crosses threads and autograd.
+class PythonCallable {
  public:
-  explicit PythonWork(pybind11::object callable);
-  void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
+  explicit PythonCallable(pybind11::object callable);
+
+  template <class... Arguments>
+  void operator()(Arguments&&... arguments) const {
+    pybind11::gil_scoped_acquire gil;
+    try {
+      (*callable_)(std::forward<Arguments>(arguments)...);
+    } catch (pybind11::error_already_set& error) {
+      error.restore();
+      python_error carried;
+      carried.persist();
+      throw carried;
+    }
+  }
 
  private:
   std::shared_ptr<pybind11::object> callable_;
+};
+
+// Calls callable(bucket). The callable gives its own errors their context.
+class PythonWork : public BucketWork {
+ public:
+  explicit PythonWork(pybind11::object callable) : callable_(std::move(callable)) {}
+  void run(Communicator&, const std::shared_ptr<Bucket>& bucket) override { callable_(bucket); }
+
+ private:
+  PythonCallable callable_;
 };
 
 }  // namespace gossamer

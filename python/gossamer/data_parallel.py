@@ -55,6 +55,13 @@ class DataParallel(nn.Module):
         broadcast: bool = True,
     ) -> None:
         super().__init__()
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"DataParallel: module must be a torch.nn.Module, got {type(module).__name__}")
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"DataParallel: optimizer must be a torch.optim.Optimizer or None, got {optimizer!r}; "
+                f"give the algorithm as algorithm=..."
+            )
         settings = config.current()
         self.module = module
         self.training = module.training
@@ -108,7 +115,9 @@ def _communicators(
 ) -> tuple[Communicator, Communicator]:
     if is_communicator(group):
         return group, group  # type: ignore[return-value]
-    device = next((param.device for param in module.parameters() if param.requires_grad), torch.device("cpu"))
+    devices = (param.device for param in module.parameters() if param.requires_grad)
+    # A model on a device without communication is refused by the engine, on all ranks together.
+    device = next((device for device in devices if device.type in ("cpu", "cuda")), torch.device("cpu"))
     return private(group, device)  # type: ignore[arg-type]
 
 
@@ -121,9 +130,16 @@ def _drop_module_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, 
     inner = prefix + "module."
     for key in [key for key in state if key.startswith(inner)]:
         state[prefix + key[len(inner) :]] = state.pop(key)
+    # The modules' versions, under both names: a bare model and a wrapper inside a larger model look for them.
+    versions = getattr(state, "_metadata", {})
+    for key in [key for key in versions if f"{key}.".startswith(inner)]:
+        versions[(prefix + f"{key}."[len(inner) :])[:-1]] = versions[key]
 
 
 def _add_module_prefix(wrapper: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    versions = getattr(state, "_metadata", {})
+    for key in [key for key in versions if f"{key}.".startswith(prefix)]:
+        versions.setdefault((prefix + "module." + f"{key}."[len(prefix) :])[:-1], versions[key])
     # A checkpoint of stock DDP has the prefix already.
     wrapped_before = all(key.startswith(prefix + "module.") for key in state if key.startswith(prefix))
     if wrapped_before and not hasattr(wrapper.module, "module"):

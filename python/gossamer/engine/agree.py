@@ -49,9 +49,9 @@ def _first_difference(reference: list[str], other: list[str], rank: int) -> str:
 
 
 def _gather_bytes(control: Communicator, data: bytes, width: int) -> list[bytes]:
-    mine = torch.zeros(width, dtype=torch.uint8)
+    mine = torch.zeros(width, dtype=torch.uint8, device="cpu")
     mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
-    every = torch.empty(control.size * width, dtype=torch.uint8)
+    every = torch.empty(control.size * width, dtype=torch.uint8, device="cpu")
     control.all_gather(every, mine).wait()
     return [part.numpy().tobytes() for part in every.split(width)]
 

@@ -6,6 +6,7 @@ of backward. Here is what happens around it: at wrap, before a forward, and at c
 
 import atexit
 import contextlib
+import dataclasses
 import logging
 import weakref
 from collections.abc import Iterator
@@ -17,12 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from gossamer import _C
 from gossamer.comm import Communicator
+from gossamer.engine.admission import describe, refusal_of
 from gossamer.engine.agree import broadcast_tensors, require_equal
 from gossamer.engine.plan import plan_buckets
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
 
 _log = logging.getLogger("gossamer")
-_TRAINABLE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _open_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
@@ -72,40 +73,41 @@ class Engine:
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
         self._optimizer_hook: Any = None
         self.optimizer_steps = 0
-        self._refuse_unsupported(module)
+        refusal = refusal_of(module, comm, [(other._comm, other._params) for other in _open_engines])
         settings = (
             f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}"
         )
-        require_equal(control, [settings, *self._describe(), *_describe_buffers(module)], "the model")
+        verdict = f"refused: {refusal}" if refusal else "accepted"
+        require_equal(control, [settings, verdict, *describe(module)], "the model")
+        if refusal:
+            raise refusal
         if broadcast:
             self._broadcast([*self._params, *module.buffers()])
 
         self.buckets: list[Any] = []
         self._native = self._build_native()
-        self._begin = lambda _grad, native=self._native: native.output_gradient()
+        self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
         self._install(trainable[::-1])
         _open_engines.add(self)
 
     # --- the moments of a step ---
 
     def before_forward(self, training: bool) -> None:
-        """Called before each forward. Re-plans once after the first step; completes a backward that raised."""
-        self._native.check_alive()
-        if not (training and torch.is_grad_enabled()) or self._native.inside_backward:
+        """Called before each forward. Completes a backward that raised; notices parameters that changed."""
+        if not torch.is_grad_enabled() or self._native.inside_backward:
             return
+        self._native.check_alive()
         self._native.abandon()
-        order = self._native.take_arrival_order()
-        if order is not None:
-            self._install(order)
         self._native.survey()
-        self.algorithm.before_forward(self.optimizer_steps)
+        if training:
+            self.algorithm.before_forward(self.optimizer_steps)
 
     def after_forward(self, output: Any) -> Any:
         """Called with each forward's output, which is returned: its backward tells the engine that it begins."""
-        if torch.is_grad_enabled() and self._native.sync:
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    leaf.register_hook(self._begin)
+        if torch.is_grad_enabled():
+            for tensor in _tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._output_gradient)
         return output
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
@@ -164,7 +166,7 @@ class Engine:
     def _build_native(self) -> Any:
         work = self.algorithm.native_work()
         if work is None:
-            work = _C.PythonWork(_weak_call(weakref.WeakMethod(self._call_bucket_ready)))
+            work = _C.PythonWork(_bucket_ready_of(self.algorithm, self._comm))
         return _C.Engine(
             comm=self._comm,
             control=self._control,
@@ -172,16 +174,8 @@ class Engine:
             names=self._names,
             work=work,
             on_late=_weak_call(weakref.WeakMethod(self._append_late)),
+            on_order=_weak_call(weakref.WeakMethod(self._install)),
         )
-
-    def _call_bucket_ready(self, bucket: Any) -> None:
-        try:
-            self.algorithm.bucket_ready(bucket)
-        except Exception as error:
-            place = f"rank {self._comm.rank}/{self._comm.size} step {self.backward_count} {bucket!r}"
-            known = (ConfigError, CodecError, CommError)
-            kind = next((each for each in known if isinstance(error, each)), GossamerError)
-            raise kind(f"{place}: {self.algorithm!r}.bucket_ready raised {error!r}") from error
 
     def _install(self, order: list[int]) -> None:
         plan = self._plan(order)
@@ -225,55 +219,27 @@ class Engine:
         broadcast_tensors(self._comm, on_device)
         broadcast_tensors(self._control, elsewhere)
 
-    def _describe(self) -> list[str]:
-        return [
-            f"parameter {name} {list(param.shape)} {param.dtype} {'trainable' if param.requires_grad else 'frozen'}"
-            for name, param in zip(self._names, self._params, strict=True)
-        ]
 
-    def _refuse_unsupported(self, module: nn.Module) -> None:
-        if not any(param.requires_grad for param in self._params):
-            raise ConfigError("engine: the model has no parameter with requires_grad=True, nothing to train")
-        for engine in _open_engines:
-            if engine._comm is self._comm:
-                raise ConfigError(
-                    "engine: this communicator serves another model already, and their traffic would mix; "
-                    "pass a process group, or a communicator of its own"
-                )
-            shared = {id(param) for param in engine._params} & {id(param) for param in self._params}
-            if shared:
-                name = next(n for n, p in zip(self._names, self._params, strict=True) if id(p) in shared)
-                raise ConfigError(
-                    f"engine: parameter '{name}' belongs to a model that is wrapped already; close() that first"
-                )
-        for name, param in zip(self._names, self._params, strict=True):
-            _refuse_param(name, param, self._comm.device)
-        for name, child in module.named_modules():
-            if getattr(child, "sparse", False) is True and getattr(child, "weight", None) is not None:
-                raise ConfigError(
-                    f"engine: module '{name}' ({type(child).__name__}) makes sparse gradients, which are not "
-                    f"supported yet; build it with sparse=False"
-                )
+def _tensors_in(output: Any) -> Iterator[Tensor]:
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
 
 
-def _refuse_param(name: str, param: Tensor, device: torch.device) -> None:
-    what = f"engine: parameter '{name}'"
-    if hasattr(param, "device_mesh"):
-        raise ConfigError(f"{what} is a DTensor (FSDP or tensor parallel), which has its own reduction")
-    if nn.parameter.is_lazy(param):
-        raise ConfigError(f"{what} is not initialised yet; run one forward before wrapping the model")
-    if not param.requires_grad:
-        return
-    if param.dtype not in _TRAINABLE_DTYPES:
-        raise ConfigError(
-            f"{what} must be float32, float64, float16 or bfloat16 to be trained, got {param.dtype}"
-        )
-    if param.device.type != device.type:
-        raise ConfigError(f"{what} is on {param.device}, but the model's group is for {device.type} tensors")
+def _bucket_ready_of(algorithm: Moments, comm: Communicator) -> Any:
+    # Holds no engine: the worker thread must never be the one to drop the last reference to its own.
+    def call(bucket: Any) -> None:
+        try:
+            algorithm.bucket_ready(bucket)
+        except Exception as error:
+            known = (ConfigError, CodecError, CommError)
+            kind = next((each for each in known if isinstance(error, each)), GossamerError)
+            place = f"rank {comm.rank}/{comm.size} step {bucket.step} {bucket!r}"
+            raise kind(f"{place}: {algorithm!r}.bucket_ready raised {error!r}") from error
 
-
-def _describe_buffers(module: nn.Module) -> list[str]:
-    return [f"buffer {name} {list(buffer.shape)} {buffer.dtype}" for name, buffer in module.named_buffers()]
+    return call
 
 
 def _weak_call(method: "weakref.WeakMethod[Any]") -> Any:

@@ -17,6 +17,8 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from gossamer.errors import ConfigError
+
 WORKER = Path(__file__).with_name("worker.py")
 NOTICE_S = 5  # a killed worker may be noticed this much later than the errors it causes
 EXAMPLES = """\
@@ -75,14 +77,24 @@ def _complete(args: argparse.Namespace, stack: ExitStack) -> None:
         if args.log_dir is None:
             folder = tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
             args.log_dir = stack.enter_context(folder)
+    workers = _local_workers(str(args.nproc_per_node))
     if "OMP_NUM_THREADS" not in os.environ:
-        workers = torchrun.determine_local_world_size(args.nproc_per_node)
         cores = len(os.sched_getaffinity(0))
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // workers))
     if not (args.no_python or args.run_path):
         target = ["-m", args.training_script] if args.module else [args.training_script]
         args.training_script_args = [*target, *args.training_script_args]
         args.training_script, args.module = str(WORKER), False
+
+
+def _local_workers(wanted: str) -> int:
+    try:
+        workers = int(torchrun.determine_local_world_size(wanted))
+    except ValueError:
+        workers = 0
+    if workers < 1:
+        raise ConfigError(f"-np must be a positive number, cpu, gpu or auto, got {wanted!r}")
+    return workers
 
 
 def _report(error: ChildFailedError) -> int:
