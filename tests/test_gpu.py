@@ -1,4 +1,6 @@
-"""What only a GPU can show: equal bytes on CPU and CUDA, and the engine on CUDA tensors. Run by `make gpu-check`.
+"""What only a GPU can show: equal bytes on CPU and CUDA, and collectives on CUDA tensors. Run by `make gpu-check`.
+
+Training on a GPU is in test_devices.py, with processes: autograd has one thread for each device.
 
 Several ranks share one GPU here, so their group is Gloo with CUDA tensors; NCCL refuses duplicate devices.
 """
@@ -11,7 +13,7 @@ import torch.distributed as dist
 
 import gossamer as gs
 from gossamer import _C, _ops, comm
-from models import batches, flat_weights, mlp, relative_error, seeded, shard
+from models import relative_error
 from ranks import keep_alive, run_threads
 
 pytestmark = [
@@ -77,36 +79,3 @@ def test_all_reduce_of_cuda_tensors_is_what_it_is_on_the_cpu(codec):
     first, second = run_cuda_ranks(2, body)
     assert torch.equal(first, second)
     assert relative_error(first.double(), reference.double()) < 0.02
-
-
-@pytest.mark.parametrize(
-    "algorithm", [gs.GradientAllReduce(), gs.GradientAllReduce(True), gs.ByteGrad()], ids=str
-)
-def test_training_on_cuda_equals_one_process(algorithm):
-    from gossamer.engine import Engine
-
-    def body(device_comm, control):
-        model = seeded(mlp).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = Engine(
-            model, algorithm, comm=device_comm, control=control, bucket_bytes=1 << 20, first_bucket_bytes=1000
-        )
-        for batch in batches(20):
-            optimizer.zero_grad()
-            engine.before_forward(True)
-            engine.after_forward(model(shard(batch, device_comm).cuda())).square().mean().backward()
-            optimizer.step()
-        engine.close()
-        return flat_weights(model).cpu()
-
-    alone = seeded(mlp).cuda()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    for batch in batches(20):
-        optimizer.zero_grad()
-        alone(batch.cuda()).square().mean().backward()
-        optimizer.step()
-    first, second = run_cuda_ranks(2, body)
-    assert torch.equal(first, second)
-    assert relative_error(first, flat_weights(alone).cpu()) < (
-        0.02 if isinstance(algorithm, gs.ByteGrad) else 1e-5
-    )

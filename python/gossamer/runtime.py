@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from gossamer import config
 from gossamer.config import Placement
@@ -28,6 +29,7 @@ class _Membership:
 
 
 _membership: _Membership | None = None
+_joins = 0  # of this process, so that each gets keys of its own in a store that outlives the group
 
 
 def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
@@ -136,15 +138,10 @@ def _join(placement: Placement, backend: str, timeout_s: float) -> None:
         "world_size": placement.size,
         "timeout": timedelta(seconds=timeout_s),
     }
-    if placement.source == "torchrun":
-        options["init_method"] = "env://"  # torchrun's agent may hold the store already
-    elif placement.source == "srun":
-        options["init_method"] = f"tcp://{placement.master_addr}:{placement.master_port}"
-    elif placement.source == "mpirun":
-        options["store"] = _mpi_store(placement, timeout_s)
-    else:
-        options["store"] = dist.HashStore()
+    global _joins
+    _joins += 1
     try:
+        options |= _rendezvous(placement, timeout_s)
         dist.init_process_group(**options)
     except (RuntimeError, TimeoutError) as error:
         where = f" at {placement.master_addr}:{placement.master_port}" if placement.master_addr else ""
@@ -152,6 +149,21 @@ def _join(placement: Placement, backend: str, timeout_s: float) -> None:
             f"gossamer.init: rank {placement.rank}/{placement.size} ({placement.source}) could not join"
             f"{where} with backend {backend!r} in {timeout_s:g} s: {error}"
         ) from error
+
+
+def _rendezvous(placement: Placement, timeout_s: float) -> dict[str, Any]:
+    """The arguments of init_process_group that let the workers find each other."""
+    if placement.source == "torchrun" and _joins == 1:
+        return {"init_method": "env://"}  # torchrun's agent may hold the store already
+    if placement.source == "torchrun":
+        # The agent's store still holds the addresses of the group before, which a fast rank would find.
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        return {"store": dist.PrefixStore(f"gossamer/join{_joins}", store)}
+    if placement.source == "srun":
+        return {"init_method": f"tcp://{placement.master_addr}:{placement.master_port}"}
+    if placement.source == "mpirun":
+        return {"store": _mpi_store(placement, timeout_s)}
+    return {"store": dist.HashStore()}
 
 
 def _mpi_store(placement: Placement, timeout_s: float) -> dist.Store:
