@@ -1,13 +1,17 @@
-"""Ranks as threads: one Gloo backend a thread around a shared HashStore, no default group.
+"""Ranks as threads (one Gloo backend a thread around a shared HashStore, no default group), and as processes.
 
 `run_ranks(n, body)` calls body(comm) once per rank at the same time and returns the results in rank order;
 with groups=2, body(comm, other) of the same ranks.
 The first exception of any rank is raised, unless `errors=True` asks for them as results.
 """
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -75,3 +79,20 @@ def run_threads(
 def keep_alive(backends: list[Any]) -> None:
     """A backend's destructor joins threads that may wait for the GIL, so backends live as long as the process."""
     _backends.extend(backends)
+
+
+def run_job(script: str, size: int, folder: Path, *arguments: str) -> str:
+    """Runs the text of a script in `size` processes under torchrun; its standard output. Fails if one fails."""
+    file = folder / "job.py"
+    file.write_text(script)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(file), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

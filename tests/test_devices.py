@@ -1,13 +1,10 @@
 """Training on each kind of device with two processes equals one process. On a GPU both share it, over Gloo."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from gossamer import _C
+from ranks import run_job
 
 JOB = """
 import sys
@@ -64,19 +61,7 @@ ON_A_GPU = [
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "deterministic", "bytegrad"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=ON_A_GPU)])
 def test_two_processes_train_as_one_and_can_join_again(device, algorithm, tmp_path):
-    script = tmp_path / "job.py"
-    script.write_text(JOB)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script), device, algorithm],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    error, equal, joined = done.stdout.split()
+    error, equal, joined = run_job(JOB, 2, tmp_path, device, algorithm).split()
     assert float(error) < (0.05 if algorithm == "bytegrad" else 1e-4)
     assert equal == "True"
     assert joined == "2.0"

@@ -57,24 +57,30 @@ except gs.CommError as error:
 """
 
 
+def serve_store() -> dist.TCPStore:
+    """As a launcher's agent does: outside the workers, so that it outlives rank 0."""
+    return dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
+    )
+
+
+def start_worker(script, *arguments) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, str(script), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "deterministic"])
 @pytest.mark.parametrize(("size", "victim"), [(2, 1), (4, 2)])
 def test_survivors_of_a_killed_worker_raise_soon_and_name_it(algorithm, size, victim, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
-    )
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(size), str(victim), algorithm, str(store.port)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(size)
-    ]
+    store = serve_store()
+    workers = [start_worker(script, rank, size, victim, algorithm, store.port) for rank in range(size)]
     try:
         workers[victim].wait(timeout=120)
         died = time.monotonic()
@@ -116,18 +122,8 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WAITING)
-    store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
-    )
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(store.port)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    store = serve_store()
+    workers = [start_worker(script, rank, store.port) for rank in range(2)]
     try:
         assert workers[0].stdout.readline() == "waiting\n"
         time.sleep(1)

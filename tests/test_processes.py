@@ -1,10 +1,11 @@
 """Real processes with torch's default group: gs.init, private groups, subgroups, several models. One job for all."""
 
-import os
 import subprocess
 import sys
 
 import pytest
+
+from ranks import run_job
 
 JOB = """
 import torch, torch.distributed as dist
@@ -67,18 +68,7 @@ if rank == 0:
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "left-open"])
 def test_models_on_default_group_and_subgroups_train_side_by_side(tmp_path, close):
     job = JOB if close else JOB.replace("wrapped.close()\nsecond.close()\ngs.shutdown()\n", "")
-    script = tmp_path / "job.py"
-    script.write_text(job)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all claims hold" in done.stdout
+    assert "all claims hold" in run_job(job, 3, tmp_path)
 
 
 def test_import_costs_little_beside_torch():
