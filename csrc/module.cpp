@@ -131,8 +131,8 @@ void bind_engine(py::module_& module) {
            }),
            py::arg("comm"), py::arg("control"), py::arg("params"), py::arg("names"), py::arg("work"),
            py::arg("on_late"), py::arg("on_order"))
-      .def("set_buckets", &Engine::set_buckets, py::arg("buckets"), Release())
-      .def("append_buckets", &Engine::append_buckets, py::arg("buckets"), Release())
+      .def("clear_buckets", &Engine::clear_buckets, Release())
+      .def("append_bucket", &Engine::append_bucket, py::arg("bucket"), Release())
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def_property_readonly("step", &Engine::step)
       .def_property_readonly("inside_backward", &Engine::inside_backward)

@@ -73,37 +73,31 @@ std::string Engine::place() const {
   return text.str();
 }
 
-void Engine::set_buckets(std::vector<std::shared_ptr<Bucket>> buckets) {
+void Engine::clear_buckets() {
   check_alive();
   const std::lock_guard<std::mutex> lock(mutex_);
   buckets_.clear();
   for (auto& slot : slots_) slot.bucket = -1;
-  install_views(buckets);
+  reset_locked();
 }
 
-void Engine::append_buckets(const std::vector<std::shared_ptr<Bucket>>& buckets) {
+void Engine::append_bucket(const std::shared_ptr<Bucket>& bucket) {
   check_alive();
   const std::lock_guard<std::mutex> lock(mutex_);
-  install_views(buckets);
-}
-
-void Engine::install_views(const std::vector<std::shared_ptr<Bucket>>& buckets) {
-  for (const auto& bucket : buckets) {
-    for (size_t position = 0; position < bucket->indices().size(); ++position) {
-      const int64_t index = bucket->indices()[position];
-      Slot& slot = slots_.at(static_cast<size_t>(index));
-      slot.bucket = static_cast<int64_t>(buckets_.size());
-      slot.position = position;
-      add_hook(index);
-      const at::Tensor& param = params_[static_cast<size_t>(index)];
-      if (param.grad().defined() && param.grad().layout() == at::kStrided) {
-        const at::Tensor& view = bucket->grad_view(position);
-        view.copy_(param.grad().detach());
-        param.mutable_grad() = view;
-      }
+  for (size_t position = 0; position < bucket->indices().size(); ++position) {
+    const int64_t index = bucket->indices()[position];
+    Slot& slot = slots_.at(static_cast<size_t>(index));
+    slot.bucket = static_cast<int64_t>(buckets_.size());
+    slot.position = position;
+    add_hook(index);
+    const at::Tensor& param = params_[static_cast<size_t>(index)];
+    if (param.grad().defined() && param.grad().layout() == at::kStrided) {
+      const at::Tensor& view = bucket->grad_view(position);
+      view.copy_(param.grad().detach());
+      param.mutable_grad() = view;
     }
-    buckets_.push_back(bucket);
   }
+  buckets_.push_back(bucket);
   reset_locked();
 }
 

@@ -25,7 +25,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
  public:
   // `params` are all parameters of the model, trainable or not, the same on every rank; `control` is a CPU
   // group of the same ranks (the same object where `comm` is one). `on_late` is called, without the GIL, when
-  // some rank has trainable parameters outside the plan; it must append_buckets() the same on every rank.
+  // some rank has trainable parameters outside the plan; it must append_bucket() the same on every rank.
   // `on_order` is called once, at the end of the first synchronised backward, with rank 0's order of arrival: the
   // same on every rank, at the same place in the sequence of collectives.
   Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
@@ -33,9 +33,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
          std::function<void(std::vector<int64_t>)> on_order);
   ~Engine();
 
-  // Between backwards. Gradients that exist move into the new buckets' memory.
-  void set_buckets(std::vector<std::shared_ptr<Bucket>> buckets);
-  void append_buckets(const std::vector<std::shared_ptr<Bucket>>& buckets);
+  // Between backwards, or in on_late and on_order. Gradients that exist move into the new bucket's memory.
+  void clear_buckets();
+  void append_bucket(const std::shared_ptr<Bucket>& bucket);
 
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
@@ -88,7 +88,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void submit_agreement_locked(const std::vector<bool>& used);
   void submit_bucket_locked(size_t index);
   std::vector<bool> used_locked() const;
-  void install_views(const std::vector<std::shared_ptr<Bucket>>& buckets);
   void reset_locked();
 
   void finish(bool abandoned);

@@ -126,10 +126,11 @@ void Engine::on_gradient(int64_t index, bool arrived) {
 bool Engine::check_gradient(int64_t index) {
   const at::Tensor& param = params_[static_cast<size_t>(index)];
   const at::Tensor& grad = param.grad();
-  const auto name = "parameter '" + names_[static_cast<size_t>(index)] + "' ";
+  // Only a failure needs it: this runs for every gradient of every backward.
+  const auto name = [&] { return "parameter '" + names_[static_cast<size_t>(index)] + "' "; };
   if (!grad.defined()) return true;
   if (grad.layout() != at::kStrided) {
-    remember_failure(ErrorKind::config, name +
+    remember_failure(ErrorKind::config, name() +
                                             "has a sparse gradient, which is not supported yet; build its "
                                             "layer with sparse=False");
     return false;
@@ -138,7 +139,7 @@ bool Engine::check_gradient(int64_t index) {
       buckets_[static_cast<size_t>(slots_[static_cast<size_t>(index)].bucket)]->flat("grad");
   if (grad.scalar_type() != flat.scalar_type() || grad.device() != flat.device()) {
     std::ostringstream text;
-    text << name << "has a gradient of " << grad.scalar_type() << " on " << grad.device()
+    text << name() << "has a gradient of " << grad.scalar_type() << " on " << grad.device()
          << ", but was wrapped as " << flat.scalar_type() << " on " << flat.device()
          << "; convert or move the model before wrapping it";
     remember_failure(ErrorKind::config, text.str());
@@ -146,7 +147,7 @@ bool Engine::check_gradient(int64_t index) {
   }
   if (grad.requires_grad()) {
     remember_failure(ErrorKind::config,
-                     name +
+                     name() +
                          "has a gradient with a graph (create_graph=True), which cannot be "
                          "averaged in place; run that backward under no_sync()");
     return false;

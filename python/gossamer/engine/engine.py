@@ -181,7 +181,7 @@ class Engine:
         plan = self._plan(order)
         if [bucket.param_indices for bucket in self.buckets] == plan:
             return
-        self._native.set_buckets([])
+        self._native.clear_buckets()
         self.buckets = []
         # One at a time: the old flat memory goes as the gradients in it move.
         for indices in plan:
@@ -202,7 +202,7 @@ class Engine:
         block, alignment = self.algorithm.block(), self.algorithm.alignment(self._comm)
         bucket = _C.Bucket(len(self.buckets), indices, params, block, alignment, self._comm)
         self.buckets = [*self.buckets, bucket]
-        self._native.append_buckets([bucket])
+        self._native.append_bucket(bucket)
 
     def _append_late(self) -> None:
         """Called on every rank at the end of a backward when some rank trains parameters outside the plan."""
