@@ -33,13 +33,16 @@ WORKER_TIMEOUT_S = 240
 _backends: list[Any] = []  # a Gloo backend's end joins threads that may want the GIL: they live as long as we
 
 
-def arguments(description: str, **flags: str) -> argparse.Namespace:
-    """--quick, and each of `flags` (name: help) as a switch of its own."""
+def arguments(description: str, **flags: str | tuple[str, str]) -> argparse.Namespace:
+    """--quick, and each of `flags`: (name: help) a switch, (name: (default, help)) an option with a value."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="only a check; figures mean little")
     parser.add_argument("--worker", help=argparse.SUPPRESS)  # this process is a rank: its job in JSON
     for name, text in flags.items():
-        parser.add_argument(f"--{name}", action="store_true", help=text)
+        if isinstance(text, str):
+            parser.add_argument(f"--{name}", action="store_true", help=text)
+        else:
+            parser.add_argument(f"--{name}", default=text[0], help=f"{text[1]} (%(default)s)")
     return parser.parse_args()
 
 
@@ -136,6 +139,14 @@ def interleaved(
 def paired(seconds: Sequence[float], of: Sequence[float]) -> list[float]:
     """The ratio of each round; its median is steadier than the ratio of medians on a busy machine."""
     return [mine / other for mine, other in zip(seconds, of, strict=True)]
+
+
+def slowest(turns: Mapping[str, Turns]) -> dict[str, list[float]]:
+    """The seconds of each turn on the rank that took longest; a collective of the default group."""
+    mine = {name: each.seconds for name, each in turns.items()}
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, mine)
+    return {name: [max(each) for each in zip(*(of[name] for of in ranks), strict=True)] for name in mine}
 
 
 def run_threads(size: int, body: Callable[[Any, Any], Any]) -> list[Any]:

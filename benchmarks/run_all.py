@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 FOLDER = Path(__file__).resolve().parent
-NAMES = ("codec", "error", "determinism", "exactness", "memory", "step")
+NAMES = ("codec", "error", "determinism", "exactness", "memory", "step", "allreduce", "collectives", "ddp")
 GPU_NAMES = ("codec",)
 
 

@@ -18,6 +18,11 @@ PyObject* python_error_type(ErrorKind kind) {
 
 PyObject* PythonError::python_type() { return python_error_type(kind); }
 
+std::string first_line(const char* text) {
+  const std::string whole(text);
+  return whole.substr(0, whole.find('\n'));
+}
+
 std::string readable_bytes(int64_t bytes) {
   if (bytes < 100000) return std::to_string(bytes) + " bytes";
   char text[32];

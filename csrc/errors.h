@@ -22,6 +22,9 @@ class PythonError : public torch::PyTorchError {
 
 PyObject* python_error_type(ErrorKind kind);  // borrowed, GIL held
 
+// c10d's errors carry a C++ backtrace after the first line; the first line is what a user can act on.
+std::string first_line(const char* text);
+
 // "6.3 MB" or "512 bytes", for messages.
 std::string readable_bytes(int64_t bytes);
 

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "backend/bindings.h"
 #include "collectives/two_shot.h"
 #include "comm/c10d.h"
 #include "engine/engine.h"
@@ -151,6 +152,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_communicator(module);
   bind_collectives(module);
   bind_engine(module);
+  bind_backend(module);
 #ifdef GOSSAMER_WITH_CUDA
   module.attr("with_cuda") = true;
 #else

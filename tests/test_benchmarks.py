@@ -14,10 +14,11 @@ FIELDS = {
     "met", "command", "torch", "commit", "machine", "instruction_set", "load",
 }  # fmt: skip
 TIMELESS = {"error", "determinism", "exactness"}  # figures that no load changes
+PLOTS = {"allreduce": "build/benchmarks/allreduce.png"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_quick_run_prints_valid_results(name, start) -> None:
+def test_quick_run_prints_valid_results(name, tmp_path, start) -> None:
     code, out, err = start([str(FOLDER / f"bench_{name}.py"), "--quick"]).finish()
     assert code == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
@@ -30,6 +31,7 @@ def test_quick_run_prints_valid_results(name, start) -> None:
         if name in TIMELESS:
             assert line["met"] is not False, f"{line['what']}: {line['value']}"
     assert any(line["met"] is not None for line in lines), "no target"
+    assert name not in PLOTS or (tmp_path / PLOTS[name]).stat().st_size > 0
 
 
 def test_run_all_names_every_benchmark() -> None:

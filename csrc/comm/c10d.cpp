@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/backend.h"
 #include "errors.h"
 
 namespace gossamer {
@@ -52,12 +53,6 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
 // interpreter is already ending, and must not need the GIL for it.
 std::vector<at::Tensor> detached(const at::Tensor& x) { return {x.detach()}; }
 
-// c10d errors carry a C++ backtrace after the first line; the first line is what a user can act on.
-std::string first_line(const char* text) {
-  const std::string whole(text);
-  return whole.substr(0, whole.find('\n'));
-}
-
 }  // namespace
 
 at::Tensor Communicator::allocate(int64_t bytes) {
@@ -66,7 +61,12 @@ at::Tensor Communicator::allocate(int64_t bytes) {
 
 C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
                                    c10::intrusive_ptr<c10d::Store> store, std::string name)
-    : backend_(std::move(backend)), device_(device), store_(std::move(store)), name_(std::move(name)) {}
+    : backend_(std::move(backend)),
+      device_(device),
+      store_(std::move(store)),
+      name_(std::move(name)),
+      shared_memory_(dynamic_cast<GossamerBackend*>(backend_.get())),
+      async_(!shared_memory_ || shared_memory_->hosts().size() > 1) {}
 
 C10dCommunicator::~C10dCommunicator() {
   // The backend joins its threads, and one of them may be waiting for the GIL to free a tensor's Python object.
@@ -127,7 +127,8 @@ std::string C10dCommunicator::key(const std::string& leaf) const { return "gossa
 void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
   std::ostringstream message;
   message << operation << " of " << readable_bytes(bytes) << " failed on rank " << rank() << "/" << size()
-          << ": " << first_line(error.what()) << "; " << roll_call();
+          << ": " << first_line(error.what());
+  if (!shared_memory_) message << "; " << roll_call();  // which names the ranks in its own errors
   throw PythonError(ErrorKind::comm, message.str());
 }
 
@@ -147,6 +148,7 @@ PendingPtr C10dCommunicator::all_reduce(at::Tensor x, ReduceOp op) {
     auto tensors = detached(x);
     c10d::AllreduceOptions options;
     options.reduceOp = to_c10d(op);
+    options.asyncOp = async_;
     works.push_back(backend_->allreduce(tensors, options));
   });
 }
@@ -157,7 +159,9 @@ PendingPtr C10dCommunicator::reduce_scatter(at::Tensor out, at::Tensor x) {
   const int64_t bytes = static_cast<int64_t>(x.nbytes());
   return start("reduce_scatter", bytes, bytes * (size() - 1) / size(),
                [&, out = out.detach(), x = x.detach()](auto& works) mutable {
-                 works.push_back(backend_->_reduce_scatter_base(out, x));
+                 c10d::ReduceScatterOptions options;
+                 options.asyncOp = async_;
+                 works.push_back(backend_->_reduce_scatter_base(out, x, options));
                });
 }
 
@@ -167,7 +171,9 @@ PendingPtr C10dCommunicator::all_gather(at::Tensor out, at::Tensor x) {
   const int64_t bytes = static_cast<int64_t>(out.nbytes());
   return start("all_gather", bytes, bytes * (size() - 1) / size(),
                [&, out = out.detach(), x = x.detach()](auto& works) mutable {
-                 works.push_back(backend_->_allgather_base(out, x));
+                 c10d::AllgatherOptions options;
+                 options.asyncOp = async_;
+                 works.push_back(backend_->_allgather_base(out, x, options));
                });
 }
 
@@ -179,7 +185,9 @@ PendingPtr C10dCommunicator::all_to_all(at::Tensor out, at::Tensor x) {
                [&, out = out.detach(), x = x.detach()](auto& works) mutable {
                  std::vector<int64_t> equal;
                  std::vector<int64_t> equal_too;
-                 works.push_back(backend_->alltoall_base(out, x, equal, equal_too));
+                 c10d::AllToAllOptions options;
+                 options.asyncOp = async_;
+                 works.push_back(backend_->alltoall_base(out, x, equal, equal_too, options));
                });
 }
 
@@ -191,6 +199,7 @@ PendingPtr C10dCommunicator::broadcast(at::Tensor x, int source) {
     auto tensors = detached(x);
     c10d::BroadcastOptions options;
     options.rootRank = source;
+    options.asyncOp = async_;
     works.push_back(backend_->broadcast(tensors, options));
   });
 }
@@ -219,8 +228,13 @@ PendingPtr C10dCommunicator::exchange(at::Tensor out, at::Tensor x, int to, int 
   });
 }
 
+at::Tensor C10dCommunicator::allocate(int64_t bytes) {
+  return shared_memory_ ? shared_memory_->allocate(bytes) : Communicator::allocate(bytes);
+}
+
 void C10dCommunicator::announce_failure() noexcept {
   try {
+    if (shared_memory_) return shared_memory_->abort();
     if (store_) store_->set(key("failed"), std::vector<uint8_t>{1});
   } catch (const std::exception&) {
     // Whoever hosts the store is gone; the others will notice that.

@@ -11,6 +11,8 @@
 
 namespace gossamer {
 
+class GossamerBackend;
+
 class C10dCommunicator : public Communicator {
  public:
   // `store` (may be null) serves the roll call after a failure; `name` keys it and is equal on all ranks.
@@ -28,6 +30,8 @@ class C10dCommunicator : public Communicator {
   PendingPtr all_to_all(at::Tensor out, at::Tensor x) override;
   PendingPtr broadcast(at::Tensor x, int source) override;
   PendingPtr exchange(at::Tensor out, at::Tensor x, int to, int source) override;
+
+  at::Tensor allocate(int64_t bytes) override;
 
   void announce_failure() noexcept override;
 
@@ -50,6 +54,8 @@ class C10dCommunicator : public Communicator {
   at::Device device_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::string name_;
+  GossamerBackend* shared_memory_;  // backend_ if it is one; else null
+  bool async_;  // false where an operation costs less than handing it to another thread
   std::atomic<bool> gave_up_{false};
   pid_t owner_ = getpid();
 };

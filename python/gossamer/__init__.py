@@ -10,11 +10,14 @@ import torch as _torch  # noqa: F401  (loads the libraries that gossamer._C link
 from gossamer.algorithms import Algorithm, ByteGrad, GradientAllReduce
 from gossamer.codec import BF16, FP16, Codec, Identity, Int8, MinMaxUInt8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
+from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
 from gossamer.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
 
 __version__ = "0.1.0"
+
+_register_backend()  # "gossamer" is a backend of torch.distributed from here on
 
 __all__ = [
     "BF16",

@@ -1,5 +1,6 @@
 """Communicators: moving bytes between ranks, and nothing else."""
 
+from gossamer.comm.backend import register as register_backend
 from gossamer.comm.base import Communicator, Work
 from gossamer.comm.c10d import from_backend, from_group, is_communicator, private
 
@@ -10,4 +11,5 @@ __all__ = [
     "from_group",
     "is_communicator",
     "private",
+    "register_backend",
 ]

@@ -74,7 +74,7 @@ def private(group: "ProcessGroup | None", device: torch.device) -> tuple[Communi
     Gloo where it has none for the CPU. They end with the communicators.
 
     Raises:
-        ConfigError: as from_group; or the group's backend is not one of Gloo and NCCL.
+        ConfigError: as from_group; or the group's backend is not one of gossamer, Gloo and NCCL.
     """
     group = _resolve(group)
     # torch's new_group names a group of these ranks by how many groups a process has, which may differ between
@@ -91,8 +91,11 @@ def _private(group: "ProcessGroup", device: torch.device, name: str) -> Communic
     kind = kinds.get_device_backend_map().get(device.type, "gloo" if device.type == "cpu" else "none")
     store = dist.PrefixStore(name, distributed_c10d._world.pg_map[group][1])
     rank, size, timeout = dist.get_rank(group), dist.get_world_size(group), _timeout(group)
-    if kind == "gloo":
-        backend: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+    backend: Any
+    if kind == "gossamer":
+        backend = _C.GossamerBackend(store, rank, size, timeout)
+    elif kind == "gloo":
+        backend = dist.ProcessGroupGloo(store, rank, size, timeout)
     elif kind == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
@@ -100,7 +103,7 @@ def _private(group: "ProcessGroup", device: torch.device, name: str) -> Communic
     else:
         raise ConfigError(
             f"comm: the process group {group.group_name!r} uses the backend {kind!r} for {device.type} tensors; "
-            f"gloo and nccl are supported"
+            f"gossamer, gloo and nccl are supported"
         )
     return from_backend(backend, device=device, store=store, name=name)
 

@@ -1,0 +1,123 @@
+"""How much of stock DDP's training step is communication that shows: our backend against Gloo on one host.
+
+Every process trains copies of the demo's GPT, in turns: bare (the floor: the same step, all processes at once,
+nothing said), under DDP whose buckets are declared reduced without being sent (what DDP itself costs), and
+under DDP on each backend. One thread each; a step counts on the slowest rank. Exposed communication is the
+step less the floor of the same turn. The backends' gradients are compared first.
+"""
+
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import answer, arguments, interleaved, paired, report, run_processes, slowest, spread
+from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel
+
+import gossamer as gs
+from gossamer.demo.model import CONTEXT, GPT
+
+ROWS = 8  # of text per rank and step, as in the demo
+FLOOR, SILENT, OURS, GLOO = "bare module", "DDP, nothing sent", "DDP on ours", "DDP on Gloo"
+TARGET = 1.03  # times the floor, with 2 processes: communication is not visible
+
+
+def nothing_sent(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook: the bucket as it is, at once."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+class Training:
+    """A fresh GPT with AdamW, on DDP over `group` unless None; a call is one step."""
+
+    def __init__(self, group: Any, *, sends: bool = True) -> None:
+        torch.manual_seed(0)
+        self.network = GPT()
+        self.optimizer = optim.AdamW(self.network.parameters(), lr=1e-4, fused=True)
+        self.model: nn.Module = self.network
+        if group is not None:
+            self.model = DistributedDataParallel(self.network, process_group=group)
+            if not sends:
+                self.model.register_comm_hook(None, nothing_sent)
+        seeded = torch.Generator().manual_seed(dist.get_rank())
+        self.text = torch.randint(256, (ROWS, CONTEXT + 1), generator=seeded)
+
+    def __call__(self) -> None:
+        loss = self.model(self.text)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def compare(mine: nn.Module, other: nn.Module) -> None:
+    """Both after the same steps: gradients that differ by more than rounding fail."""
+    for (name, ours), theirs in zip(mine.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(
+            ours.grad, theirs.grad, rtol=1e-3, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def worker(*, backend: str, quick: bool) -> dict[str, list[float]]:
+    """Milliseconds a step of each variant, a figure for each turn."""
+    world = dist.group.WORLD
+    bodies: dict[str, Callable[[], None]] = {
+        FLOOR: Training(None),
+        SILENT: Training(world, sends=False),
+        OURS: (ours := Training(dist.new_group(backend=backend))),
+        GLOO: (gloo := Training(world)),
+    }
+    ours()
+    gloo()
+    compare(ours.network, gloo.network)
+    rounds, repeats = (2, 2) if quick else (16, 8)
+    turns = slowest(interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier))
+    return {name: [1e3 * s for s in each] for name, each in turns.items()}
+
+
+def show(times: dict[str, list[float]], size: int) -> None:
+    floor = times[FLOOR]
+    for name in (SILENT, OURS, GLOO):
+        exposed = [step - least for step, least in zip(times[name], floor, strict=True)]
+        report(
+            f"step of the demo's GPT, {size} processes, {name}",
+            statistics.median(times[name]),
+            "ms",
+            baseline=(FLOOR, statistics.median(floor)),
+            ratio=statistics.median(paired(times[name], floor)),
+            at_most=TARGET if name == OURS and size == 2 else None,
+            target_of="ratio",
+            samples=times[name],
+            exposed_ms=round(statistics.median(exposed), 3),
+            exposed_spread_ms=round(spread(exposed), 3),
+        )
+    for peer in (SILENT, GLOO):
+        report(
+            f"step of the demo's GPT, {size} processes, {OURS} against {peer}",
+            statistics.median(times[OURS]),
+            "ms",
+            baseline=(peer, statistics.median(times[peer])),
+            ratio=statistics.median(paired(times[OURS], times[peer])),
+            at_most=TARGET if peer == SILENT and size == 2 else None,
+            target_of="ratio",
+            samples=times[OURS],
+        )
+
+
+def main() -> None:
+    options = arguments(__doc__, backend=("gossamer", "the torch.distributed backend that is ours"))
+    torch.set_num_threads(1)
+    if options.worker:
+        gs.init(backend="gloo")
+        answer(worker(**json.loads(options.worker)))
+        return
+    for size in (2,) if options.quick else (2, 4):
+        show(run_processes(size, {"backend": options.backend, "quick": options.quick}), size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+// Life and death of the backend, and what its operations share; the operations are in collectives.cpp and p2p.cpp
+// of this folder. See backend.h.
+#include "backend/backend.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <pybind11/pybind11.h>
+
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <optional>
+
+#include "backend/gloo.h"
+#include "backend/start.h"
+#include "errors.h"
+
+namespace gossamer {
+namespace {
+
+// The meeting's store over c10d's.
+class MeetingStore : public shm::Store {
+ public:
+  explicit MeetingStore(c10d::Store& store) : store_(store) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store_.set("gossamer/" + key, std::vector<uint8_t>(value.begin(), value.end()));
+  }
+
+  std::string get(const std::string& key, shm::Deadline deadline) override {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - shm::Clock::now());
+    try {
+      store_.wait({"gossamer/" + key}, std::max(left, std::chrono::milliseconds(1)));
+    } catch (const std::exception& error) {
+      raise(ErrorKind::comm, "meeting of the ranks: ", key, " has not come to the store: ", first_line(error.what()));
+    }
+    const auto value = store_.get("gossamer/" + key);
+    return {value.begin(), value.end()};
+  }
+
+ private:
+  c10d::Store& store_;
+};
+
+}  // namespace
+
+std::exception_ptr python_error(const char* title, std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const PythonError&) {
+    return error;
+  } catch (const Error& known) {
+    return std::make_exception_ptr(PythonError(known.kind, known.what()));
+  } catch (const std::exception& other) {
+    return std::make_exception_ptr(
+        PythonError(ErrorKind::comm, std::string(title) + ": " + first_line(other.what())));
+  }
+}
+
+GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                                 std::chrono::milliseconds timeout)
+    : Backend(rank, size),
+      store_(std::move(store)),
+      options_(c10::make_intrusive<Options>("gossamer", timeout)),
+      owner_(getpid()) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    throw PythonError(ErrorKind::config, "gossamer backend: rank must be in [0, size), got rank " +
+                                             std::to_string(rank) + " of " + std::to_string(size));
+  }
+  MeetingStore meeting_store(*store_);
+  const auto deadline = deadline_of(timeout);
+  group_ = std::make_unique<shm::Group>(shm::meet(meeting_store, rank, size, deadline));
+  if (hosts().size() > 1) {
+    const auto own = c10::make_intrusive<c10d::PrefixStore>("gossamer/hosts", store_);
+    hosts_ = std::make_unique<Hosts>(*group_, make_gloo(own, rank, size, timeout), own, rank, size);
+  }
+  // Nobody returns before all have come: a rank that is lost in the meeting is everyone's error.
+  hosts_ ? hosts_->barrier(deadline) : shm::barrier(*group_, deadline);
+}
+
+GossamerBackend::~GossamerBackend() {
+  // The queue's thread is joined, and may be waiting for the GIL to free a tensor's Python object.
+  std::optional<pybind11::gil_scoped_release> release;
+  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
+  if (owner_ != getpid()) {  // a forked child has none of the threads, and must not say that the rank has left
+    group_.release();
+    mailbox_.release();
+    gloo_.release();
+    return;
+  }
+  queue_.close();
+  mailbox_.reset();
+}
+
+c10::intrusive_ptr<c10d::Backend> GossamerBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                         const std::vector<int>& ranks,
+                                                         const c10::intrusive_ptr<Options>& options) {
+  const auto found = std::find(ranks.begin(), ranks.end(), getRank());
+  if (found == ranks.end()) return nullptr;
+  std::string name = "split";
+  for (const int rank : ranks) name += "/" + std::to_string(rank);
+  return c10::make_intrusive<GossamerBackend>(c10::make_intrusive<c10d::PrefixStore>(name, store),
+                                              static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size()),
+                                              options ? options->timeout : options_->timeout);
+}
+
+c10d::ErrorType GossamerBackend::getError() {
+  for (int peer = 0; peer < group_->size(); ++peer) {
+    if (!group_->trouble(peer).empty()) return c10d::ErrorType::COMM_ERROR;
+  }
+  return c10d::ErrorType::SUCCESS;
+}
+
+void GossamerBackend::abort() { group_->abort("the group was aborted on rank " + std::to_string(getRank())); }
+
+void GossamerBackend::shutdown() {
+  queue_.close();
+  const std::lock_guard<std::mutex> lock(lazy_mutex_);
+  mailbox_.reset();
+}
+
+void GossamerBackend::require_usable() const {
+  if (owner_ == getpid()) return;
+  throw PythonError(ErrorKind::comm, "gossamer backend: rank " + std::to_string(getRank()) +
+                                         "'s group was made in process " + std::to_string(owner_) +
+                                         " and cannot be used in its forked child " + std::to_string(getpid()) +
+                                         "; make the group after the fork");
+}
+
+shm::Deadline GossamerBackend::deadline_of(std::chrono::milliseconds timeout) const {
+  return shm::Clock::now() + (timeout == c10d::kUnsetTimeout ? options_->timeout : timeout);
+}
+
+GossamerBackend::Reply GossamerBackend::start(const Plan& plan, const Tensors& inputs, Lists outputs, Body body) {
+  require_usable();
+  const auto done = [this](GossamerWork& work) { queue_.help([&work] { return work.isCompleted(); }); };
+  auto work = c10::make_intrusive<GossamerWork>(getRank(), plan.type, plan.title, inputs, std::move(outputs),
+                                                ++sequence_, done);
+  work->on_abort([this] { abort(); });
+  queue_.submit(
+      [this, work, body = std::move(body), title = plan.title, timeout = plan.timeout]() mutable {
+        std::exception_ptr error;
+        try {
+          body(deadline_of(timeout));
+        } catch (...) {
+          error = python_error(title, std::current_exception());
+        }
+        body = nullptr;  // frees the tensors before anyone learns that the work is complete
+        work->complete(error);
+      },
+      !plan.async);
+  return work;
+}
+
+at::Tensor GossamerBackend::allocate(int64_t bytes) {
+  const auto options = at::TensorOptions().dtype(at::kByte);
+  if (hosts_ || bytes == 0) return at::zeros({bytes}, options);
+  auto block = std::make_shared<shm::Block>(bytes);
+  auto shared = share(block);
+  return at::from_blob(
+      block->mapping.data(), {bytes}, [shared](void*) {}, options);
+}
+
+std::shared_ptr<shm::Shared> GossamerBackend::share(const std::shared_ptr<shm::Block>& block) {
+  if (hosts_) {
+    throw PythonError(ErrorKind::config, "symmetric memory: all ranks must be on one host, got " +
+                                             std::to_string(hosts().size()) + " hosts");
+  }
+  std::shared_ptr<shm::Shared> shared;
+  const Plan plan{c10d::OpType::UNKNOWN, "gossamer:symmetric_memory", c10d::kUnsetTimeout, false};
+  start(plan, {}, {}, [&](shm::Deadline deadline) {
+    shared = std::make_shared<shm::Shared>(*group_, block, windows_.next_id(), deadline);
+    windows_.add(shared);
+  })->wait();
+  return shared;
+}
+
+c10d::Backend& GossamerBackend::gloo() {
+  const std::lock_guard<std::mutex> lock(lazy_mutex_);
+  if (!gloo_) gloo_ = make_gloo(c10::make_intrusive<c10d::PrefixStore>("gossamer/gloo", store_), getRank(), getSize(), options_->timeout);
+  return *gloo_;
+}
+
+c10::intrusive_ptr<GossamerBackend> find_backend(const std::string& group_name) {
+  const auto group = c10d::resolve_process_group(group_name);
+  auto* backend = dynamic_cast<GossamerBackend*>(group->getBackend(c10::DeviceType::CPU).get());
+  if (!backend) {
+    throw PythonError(ErrorKind::config, "symmetric memory: the group '" + group_name +
+                                             "' must use the backend 'gossamer' for CPU tensors, got '" +
+                                             group->getBackend(c10::DeviceType::CPU)->getBackendName() + "'");
+  }
+  return c10::intrusive_ptr<GossamerBackend>::reclaim_copy(backend);
+}
+
+}  // namespace gossamer

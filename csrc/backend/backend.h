@@ -1,0 +1,131 @@
+// The c10d backend "gossamer": shared memory between the ranks of a host (shm/), Gloo between hosts (hosts.h). One
+// object a rank and group. Collectives run one at a time in the order of the calls (queue.h); send and receive
+// have a thread of their own (shm/mailbox.h). Knows nothing of engine and algorithms.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/hosts.h"
+#include "backend/queue.h"
+#include "backend/types.h"
+#include "backend/work.h"
+#include "shm/mailbox.h"
+#include "shm/symmetric.h"
+
+namespace gossamer {
+
+class GossamerBackend : public c10d::Backend {
+ public:
+  // Collective. `timeout`: of an operation that gives none, and of this constructor.
+  GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout);
+  ~GossamerBackend() override;
+
+  const std::string getBackendName() const override { return "gossamer"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+  // Ranks that share memory, by host.
+  const std::vector<std::vector<int>>& hosts() const { return group_->hosts(); }
+  // Bytes of shared memory that the group holds on this host, in all; pages that nobody wrote take none.
+  int64_t memory_bytes() const { return group_->memory_bytes(); }
+
+  // Collective. Zero-filled memory that all ranks map, for the same tensor on every rank: all_reduce on it needs no
+  // copy. Plain memory where the ranks are on several hosts.
+  at::Tensor allocate(int64_t bytes);
+  // Collective. What backend/symmetric_memory.cpp calls.
+  std::shared_ptr<shm::Shared> share(const std::shared_ptr<shm::Block>& block);
+  // Why nothing more can come from a rank of this host; empty while all is well.
+  std::string trouble(int rank) const { return group_->trouble(rank); }
+
+  using Tensors = std::vector<at::Tensor>;
+  using Lists = std::vector<Tensors>;
+  using Reply = c10::intrusive_ptr<c10d::Work>;
+
+  Reply broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  Reply allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Reply allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Reply allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  Reply reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  Reply allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Reply _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  Reply allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Reply allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                        const c10d::AllgatherOptions& options) override;
+  Reply gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  Reply scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) override;
+  Reply reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override;
+  Reply _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                             const c10d::ReduceScatterOptions& options) override;
+  Reply reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                        const c10d::ReduceScatterOptions& options) override;
+  Reply alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                      std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  Reply alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  Reply send(Tensors& tensors, int to, int tag) override;
+  Reply recv(Tensors& tensors, int from, int tag) override;
+  Reply recvAnysource(Tensors& tensors, int tag) override;
+  Reply barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+ private:
+  // What every collective is given by its caller.
+  struct Plan {
+    c10d::OpType type;
+    const char* title;  // in profiles, "gossamer:all_reduce"
+    std::chrono::milliseconds timeout;
+    bool async;
+  };
+  using Body = std::function<void(shm::Deadline)>;
+
+  // Queues `body`, which blocks until the operation is over.
+  Reply start(const Plan& plan, const Tensors& inputs, Lists outputs, Body body);
+  // Checks arguments by `check`; if it throws, so does the call, and the other ranks are told.
+  template <class Check>
+  auto checked(const Plan& plan, Check&& check);
+  void require_usable() const;
+  shm::Deadline deadline_of(std::chrono::milliseconds timeout) const;
+  // The forms that take one large tensor, several at a time.
+  Reply gather_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs);
+  Reply reduce_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op);
+  // Blocking, in the queue: by shared memory, or by hosts_.
+  void all_reduce(Flat& flat, const shm::Summing& summing, shm::Deadline deadline);
+  void all_gather(const Flat& in, const std::vector<void*>& outs, shm::Deadline deadline);
+  void reduce_scatter(const std::vector<void*>& ins, Flat& out, const shm::Summing& summing, shm::Deadline deadline);
+  void all_to_all(const std::vector<void*>& ins, const std::vector<int64_t>& in_bytes,
+                  const std::vector<void*>& outs, const std::vector<int64_t>& out_bytes, shm::Deadline deadline);
+  Reply post(Tensors& tensors, int peer, int tag, c10d::OpType type);
+  shm::Mailbox& mailbox();
+  c10d::Backend& gloo();
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<Options> options_;
+  std::unique_ptr<shm::Group> group_;
+  std::unique_ptr<Hosts> hosts_;  // none where all ranks share one host
+  shm::Windows windows_;
+  std::mutex lazy_mutex_;
+  std::unique_ptr<shm::Mailbox> mailbox_;
+  c10::intrusive_ptr<c10d::Backend> gloo_;  // for sparse tensors; and for sends between hosts
+  std::atomic<uint64_t> sequence_{0};
+  pid_t owner_;
+  Queue queue_;  // last: its thread ends before what it uses
+};
+
+// The backend "gossamer" behind a process group of that name, for tensors on the CPU.
+c10::intrusive_ptr<GossamerBackend> find_backend(const std::string& group_name);
+
+}  // namespace gossamer

@@ -1,0 +1,72 @@
+// The collectives of a group whose ranks are on several hosts: shared memory inside a host, Gloo between hosts. Sums
+// go in rank order inside each host, then in the order of the hosts; in all_reduce every rank of a host carries a
+// share of what crosses the network. Not used where all ranks share a host. Ranks are those of the whole group.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "shm/collectives.h"
+
+namespace gossamer {
+
+class Hosts {
+ public:
+  // `local`: the ranks of this host. `gloo` and `store`: of all ranks, both for this object alone.
+  Hosts(shm::Group& local, c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store, int rank,
+        int size);
+  ~Hosts();
+
+  // As in shm/collectives.h, with ranks of the whole group and parts of equal size.
+  void all_reduce(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline);
+  void reduce(void* data, int64_t count, const shm::Summing& summing, int root, shm::Deadline deadline);
+  void reduce_scatter(const void* const* ins, void* out, int64_t count, const shm::Summing& summing,
+                      shm::Deadline deadline);
+  void broadcast(void* data, int64_t bytes, int root, shm::Deadline deadline);
+  void all_gather(const void* in, void* const* outs, int64_t bytes, shm::Deadline deadline);
+  void gather(const void* in, void* const* outs, int64_t bytes, int root, shm::Deadline deadline);
+  void scatter(const void* const* ins, void* out, int64_t bytes, int root, shm::Deadline deadline);
+  void all_to_all(const void* const* ins, const int64_t* in_bytes, void* const* outs, const int64_t* out_bytes,
+                  shm::Deadline deadline);
+  void barrier(shm::Deadline deadline);
+  // This rank refuses its call; the ranks of all hosts throw.
+  void refuse(const std::string& reason, shm::Deadline deadline);
+
+ private:
+  struct Part {
+    void* data;
+    int64_t bytes;
+    int peer;
+  };
+  // Every rank calls it. Parts for one peer arrive in the order in which they were sent.
+  void transfer(const std::vector<Part>& sends, const std::vector<Part>& receives, shm::Deadline deadline);
+  void wait(c10d::Work& work, shm::Deadline deadline);
+  // The ranks of all hosts compare what they are about to do; all throw alike if the calls differ.
+  void agree(const shm::Call& call, shm::Deadline deadline, const std::string& refusal = {});
+  // After an error that others may not see: says why in the store, where all look while they wait.
+  [[noreturn]] void fail(std::string reason);
+  std::string silent_ranks();
+  // Runs an operation; an Error(comm) in it becomes everyone's.
+  void run(const std::function<void()>& body);
+  void reduce_across(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline);
+
+  const std::vector<int>& ranks_of(int host) const { return local_.hosts()[host]; }
+  int host_count() const { return static_cast<int>(local_.hosts().size()); }
+  // The rank of `host` that stands for the `index`th of another host.
+  int carrier(int host, int index) const { return ranks_of(host)[index % ranks_of(host).size()]; }
+
+  shm::Group& local_;
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+  int size_;
+  std::vector<int> host_of_;   // by rank
+  std::vector<int> place_of_;  // in its host, by rank
+  bool gave_up_ = false;
+};
+
+}  // namespace gossamer

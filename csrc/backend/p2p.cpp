@@ -1,0 +1,60 @@
+// send, recv and recv from any source: by the mailbox inside one host, by Gloo where a group spans several (a receive
+// from any source could not wait for both). See backend.h.
+#include "backend/start.h"
+
+namespace gossamer {
+
+shm::Mailbox& GossamerBackend::mailbox() {
+  const std::lock_guard<std::mutex> lock(lazy_mutex_);
+  if (!mailbox_) mailbox_ = std::make_unique<shm::Mailbox>(*group_);
+  return *mailbox_;
+}
+
+GossamerBackend::Reply GossamerBackend::post(Tensors& tensors, int peer, int tag, c10d::OpType type) {
+  require_usable();
+  const bool sends = type == c10d::OpType::SEND;
+  const bool any = type == c10d::OpType::RECVANYSOURCE;
+  const char* title = sends ? "gossamer:send" : "gossamer:recv";
+  if (tensors.size() != 1 || !tensors[0].is_cpu() || tensors[0].layout() != at::kStrided || tag < 0 ||
+      (!any && (peer < 0 || peer >= getSize()))) {
+    throw PythonError(ErrorKind::config, std::string(title) + ": one dense CPU tensor, a rank in [0, " +
+                                             std::to_string(getSize()) + ") and a tag >= 0, got " +
+                                             std::to_string(tensors.size()) + " tensors, rank " +
+                                             std::to_string(peer) + ", tag " + std::to_string(tag));
+  }
+  auto work = c10::make_intrusive<GossamerWork>(getRank(), type, title, tensors, Lists{tensors}, sequence_.load(),
+                                                nullptr);
+  work->on_abort([this] { abort(); });
+  Flat flat(tensors[0]);
+  void* data = flat.data();
+  const int64_t bytes = flat.bytes();
+  auto done = [work, flat, sends, title](int source, std::exception_ptr error) mutable {
+    if (!sends && !error) flat.write_back();
+    work->complete(error ? python_error(title, error) : nullptr, source);
+  };
+  const auto deadline = deadline_of(c10d::kUnsetTimeout);
+  try {
+    if (sends) {
+      mailbox().send(peer, static_cast<uint64_t>(tag), data, bytes, deadline, std::move(done));
+    } else {
+      mailbox().receive(any ? -1 : peer, static_cast<uint64_t>(tag), data, bytes, deadline, std::move(done));
+    }
+  } catch (...) {
+    std::rethrow_exception(python_error(title, std::current_exception()));
+  }
+  return work;
+}
+
+GossamerBackend::Reply GossamerBackend::send(Tensors& tensors, int to, int tag) {
+  return hosts_ ? gloo().send(tensors, to, tag) : post(tensors, to, tag, c10d::OpType::SEND);
+}
+
+GossamerBackend::Reply GossamerBackend::recv(Tensors& tensors, int from, int tag) {
+  return hosts_ ? gloo().recv(tensors, from, tag) : post(tensors, from, tag, c10d::OpType::RECV);
+}
+
+GossamerBackend::Reply GossamerBackend::recvAnysource(Tensors& tensors, int tag) {
+  return hosts_ ? gloo().recvAnysource(tensors, tag) : post(tensors, -1, tag, c10d::OpType::RECVANYSOURCE);
+}
+
+}  // namespace gossamer

@@ -1,0 +1,44 @@
+// torch's dtypes and reduce operations as the shared-memory core names them, and tensors as flat memory.
+// Used by the backend's operations.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <vector>
+
+#include "shm/collectives.h"
+
+namespace gossamer {
+
+shm::Type to_shm(at::ScalarType type, const char* where);
+
+// Throws PythonError(config) where `op` is not defined for `type`. `size` is what AVG divides by.
+shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, const char* where);
+
+// A tensor as contiguous memory: itself, or a copy if it is strided. Without autograd: an operation writes under it.
+class Flat {
+ public:
+  explicit Flat(const at::Tensor& tensor);
+  void* data() const { return flat_.data_ptr(); }
+  int64_t bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
+  int64_t numel() const { return flat_.numel(); }
+  const at::Tensor& tensor() const { return flat_; }
+  bool is_itself() const { return same_; }
+  void write_back();  // into the strided tensor, if there is one
+
+ private:
+  at::Tensor tensor_;
+  at::Tensor flat_;
+  bool same_;
+};
+
+std::vector<Flat> flatten(const std::vector<at::Tensor>& tensors);
+std::vector<void*> pointers(const std::vector<Flat>& flats);
+void write_back(std::vector<Flat>& flats);
+
+// Pointers to the `parts` equal parts of one flat tensor.
+std::vector<void*> parts_of(const Flat& flat, int parts);
+
+}  // namespace gossamer

@@ -1,0 +1,78 @@
+// See work.h. The future is made when somebody asks for it: most operations are only waited for.
+#include "backend/work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <utility>
+
+#include "errors.h"
+
+namespace gossamer {
+
+GossamerWork::GossamerWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+                           std::vector<std::vector<at::Tensor>> outputs, uint64_t sequence,
+                           std::function<void(GossamerWork&)> help)
+    : Work(rank, type, title, inputs),
+      outputs_(std::move(outputs)),
+      sequence_(sequence),
+      help_(std::move(help)) {}
+
+bool GossamerWork::wait(std::chrono::milliseconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!completed_ && timeout == kNoTimeout) {
+    lock.unlock();
+    if (help_) help_(*this);
+    lock.lock();
+    cv_.wait(lock, [this] { return completed_; });
+  } else if (!completed_ && !cv_.wait_for(lock, timeout, [this] { return completed_; })) {
+    throw PythonError(ErrorKind::comm, c10d::opTypeToString(opType_) + ": not complete after " +
+                                           std::to_string(timeout.count()) + " ms of waiting; it goes on");
+  }
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+std::vector<at::Tensor> GossamerWork::result() {
+  std::vector<at::Tensor> all;
+  for (const auto& list : outputs_) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+void GossamerWork::settle(std::exception_ptr error) {
+  if (error) {
+    future_->setError(std::move(error));
+  } else if (outputs_.size() > 1) {
+    future_->markCompleted(c10::IValue(outputs_));
+  } else {
+    future_->markCompleted(c10::IValue(outputs_.empty() ? std::vector<at::Tensor>() : outputs_[0]));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> GossamerWork::getFuture() {
+  const std::lock_guard<std::mutex> lock(future_mutex_);
+  if (!future_) {
+    const auto list = c10::ListType::create(c10::TensorType::get());
+    future_ = c10::make_intrusive<c10::ivalue::Future>(outputs_.size() > 1 ? c10::ListType::create(list) : list);
+    if (isCompleted()) settle(exception());
+  }
+  return future_;
+}
+
+void GossamerWork::complete(std::exception_ptr error, int source) {
+  source_ = source;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard<std::mutex> lock(future_mutex_);
+    finish(error);
+    future = future_;
+  }
+  // Outside the lock: callbacks of the future run here, and may ask this work for its future again.
+  if (future) settle(std::move(error));
+}
+
+void GossamerWork::abort() {
+  if (on_abort_) on_abort_();
+}
+
+}  // namespace gossamer

@@ -1,0 +1,68 @@
+// Every rank writes a piece for each other one and reads those for itself, round by round, until the largest part is
+// through. What each rank sends and expects stands before the pieces: parts may differ in size. See collectives.h.
+#include "base/check.h"
+#include "shm/collectives.h"
+#include "shm/pieces.h"
+
+namespace gossamer::shm {
+namespace {
+
+// The beginning of a segment: int64 bytes sent to each rank, then expected of each.
+int64_t table_bytes(int size) { return ceil_div(2 * size * 8, kLine) * kLine; }
+
+int64_t entry(const uint8_t* segment, int index) {
+  int64_t value;
+  std::memcpy(&value, segment + index * 8, 8);
+  return value;
+}
+
+// All ranks look at all pairs, so that all throw alike. The largest part of any pair.
+int64_t compare_tables(const Group& group) {
+  int64_t largest = 0;
+  for (int from = 0; from < group.size(); ++from) {
+    for (int to = 0; to < group.size(); ++to) {
+      const int64_t sent = entry(group.theirs(from), to);
+      const int64_t expected = entry(group.theirs(to), group.size() + from);
+      GOSSAMER_CHECK(sent == expected, ErrorKind::config, "all_to_all: rank ", group.global_rank(from), " sends ",
+                     sent, " bytes to rank ", group.global_rank(to), ", which expects ", expected);
+      largest = std::max(largest, sent);
+    }
+  }
+  return largest;
+}
+
+}  // namespace
+
+void all_to_all(Group& group, const void* const* ins, const int64_t* in_bytes, void* const* outs,
+                const int64_t* out_bytes, Deadline deadline) {
+  const int size = group.size();
+  const int own = group.rank();
+  const int64_t table = table_bytes(size);
+  const int64_t place = round_down((group.round_bytes() - table) / size, kLine);
+  Call call;
+  call.kind = Kind::all_to_all;
+  group.begin(call, deadline);
+  std::memcpy(group.mine(), in_bytes, static_cast<size_t>(size) * 8);
+  std::memcpy(group.mine() + size * 8, out_bytes, static_cast<size_t>(size) * 8);
+  int64_t largest = 0;
+  for (int64_t index = 0; index == 0 || index * place < largest; ++index) {
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == own) continue;
+      const Range range = piece_of(in_bytes[peer], place, index);
+      copy(group.mine() + table + peer * place, at(ins[peer], range.begin), range.count);
+    }
+    group.meet();
+    if (index == 0) {
+      group.compare();
+      largest = compare_tables(group);
+      copy(outs[own], ins[own], in_bytes[own]);
+    }
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == own) continue;
+      const Range range = piece_of(out_bytes[peer], place, index);
+      copy(at(outs[peer], range.begin), group.theirs(peer) + table + own * place, range.count);
+    }
+  }
+}
+
+}  // namespace gossamer::shm

@@ -1,0 +1,55 @@
+// The collectives of one host, each a loop of rounds in a file of its own. Blocking; all local ranks make the same call.
+// `peers`, `ins`, `outs` and `bytes` have one entry a local rank, in rank order. Memory is the caller's; any
+// alignment. An Error(config) is thrown on all ranks alike, and the group goes on; after an Error(comm) it is broken.
+#pragma once
+
+#include <cstdint>
+
+#include "shm/group.h"
+#include "shm/reduce.h"
+
+namespace gossamer::shm {
+
+// What is summed, and how; for avg the divisor is set, see reduce.h.
+struct Summing {
+  Reduction reduction;
+  double factor = 1;  // this rank's, of premul_sum
+};
+
+// The same tensor in the memory of each local rank, if all of them can be reached. See symmetric.h.
+struct Window {
+  int64_t id = 0;      // equal on all ranks, never 0
+  int64_t offset = 0;  // of the tensor in it, bytes
+  void* const* peers = nullptr;
+};
+
+// data = fold of data over the ranks, in place. `window`: may be null; used if all ranks give the same one.
+void all_reduce(Group& group, void* data, int64_t count, const Summing& summing, const Window* window,
+                Deadline deadline);
+
+// out = fold of the ranks' ins[rank of the caller]. counts[p]: elements of ins[p], equal on all ranks.
+void reduce_scatter(Group& group, const void* const* ins, void* out, const int64_t* counts, const Summing& summing,
+                    Deadline deadline);
+
+// On `root`: out = fold of the ranks' in; out may be in. Elsewhere out is not touched.
+void reduce(Group& group, const void* in, void* out, int64_t count, const Summing& summing, int root,
+            Deadline deadline);
+
+// outs[p] = the `in` of rank p, of bytes[p]. outs[own] may be in.
+void all_gather(Group& group, const void* in, void* const* outs, const int64_t* bytes, Deadline deadline);
+
+// ins[p] of in_bytes[p] go to rank p; outs[p] of out_bytes[p] come from it.
+void all_to_all(Group& group, const void* const* ins, const int64_t* in_bytes, void* const* outs,
+                const int64_t* out_bytes, Deadline deadline);
+
+void broadcast(Group& group, void* data, int64_t bytes, int root, Deadline deadline);
+
+// On `root`: outs[p] = the `in` of rank p.
+void gather(Group& group, const void* in, void* const* outs, int64_t bytes, int root, Deadline deadline);
+
+// out = ins[rank of the caller] of `root`.
+void scatter(Group& group, const void* const* ins, void* out, int64_t bytes, int root, Deadline deadline);
+
+void barrier(Group& group, Deadline deadline);
+
+}  // namespace gossamer::shm

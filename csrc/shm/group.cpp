@@ -1,0 +1,240 @@
+// The round and its barrier; see group.h.
+#include "shm/group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+#include "base/check.h"
+#include "shm/reduce.h"
+#include "shm/watch.h"
+
+namespace gossamer::shm {
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(50);
+// Where ranks spin, a meeting costs less than a piece that falls out of the cores' caches.
+constexpr int64_t kSpinningRoundBytes = int64_t{64} << 10;  // of each rank
+constexpr int kSpinsBetweenClocks = 64;
+constexpr auto kLook = std::chrono::milliseconds(100);  // how often a sleeper looks after its peers
+
+const char* name(Kind kind) {
+  switch (kind) {
+    case Kind::refused: return "a refused call";
+    case Kind::all_reduce: return "all_reduce";
+    case Kind::broadcast: return "broadcast";
+    case Kind::reduce: return "reduce";
+    case Kind::all_gather: return "all_gather";
+    case Kind::gather: return "gather";
+    case Kind::scatter: return "scatter";
+    case Kind::reduce_scatter: return "reduce_scatter";
+    case Kind::all_to_all: return "all_to_all";
+    case Kind::barrier: return "barrier";
+    case Kind::share: return "sharing of memory";
+  }
+  return "an unknown call";
+}
+
+}  // namespace
+
+bool alike(const Call& a, const Call& b) {
+  return a.kind == b.kind && a.type == b.type && a.op == b.op && a.root == b.root && a.count == b.count;
+}
+
+std::string describe(const Call& call) {
+  std::ostringstream text;
+  text << name(call.kind);
+  if (call.kind == Kind::barrier || call.kind == Kind::refused) return text.str();
+  text << " of " << call.count << " " << (call.type < 0 ? "bytes" : name(static_cast<Type>(call.type)));
+  if (call.op >= 0) text << " (" << name(static_cast<Op>(call.op)) << ")";
+  if (call.root >= 0) text << ", root " << call.root;
+  return text.str();
+}
+
+Group::Group(Meeting meeting)
+    : region_(std::move(meeting.region)),
+      layout_(static_cast<int>(meeting.hosts[meeting.host].size())),
+      rank_(meeting.local),
+      hosts_(std::move(meeting.hosts)),
+      host_(meeting.host),
+      sockets_(std::move(meeting.sockets)),
+      spin_(header().cores >= layout_.size),
+      round_bytes_(spin_ ? std::min(kSegmentBytes, kSpinningRoundBytes * layout_.size) : kSegmentBytes) {
+  set_presence(rank_, Presence::present);
+  for (size_t place = 0; place < sockets_.size(); ++place) {
+    if (!sockets_[place]) continue;
+    const int peer = rank_ == 0 ? static_cast<int>(place) : 0;
+    watches_.push_back(Watch::of_this_process().add(sockets_[place], [this, peer] {
+      const auto was = static_cast<Presence>(slot(peer).presence.load());
+      if (was == Presence::joining || was == Presence::present) set_presence(peer, Presence::dead);
+    }));
+  }
+}
+
+Group::~Group() {
+  for (const uint64_t watch : watches_) Watch::of_this_process().remove(watch);
+  if (static_cast<Presence>(slot(rank_).presence.load()) == Presence::present) {
+    set_presence(rank_, Presence::left);
+  }
+}
+
+void Group::set_presence(int local, Presence presence) {
+  slot(local).presence.store(static_cast<uint32_t>(presence));
+  futex_wake_all(header().generation);
+  for (int peer = 0; peer < size(); ++peer) {
+    slot(peer).doorbell.fetch_add(1);
+    futex_wake_all(slot(peer).doorbell);
+  }
+}
+
+void Group::begin(const Call& call, Deadline deadline) {
+  GOSSAMER_CHECK(broken_.empty(), ErrorKind::comm, "the group is of no use any more: ", broken_);
+  call_ = call;
+  allowed_ = deadline - Clock::now();
+  deadline_ = deadline;
+  slot(rank_).calls[round_ & 1] = call;
+}
+
+void Group::meet() {
+  auto& head = header();
+  const uint32_t generation = head.generation.load(std::memory_order_acquire);
+  ++round_;
+  slot(rank_).arrived.store(round_, std::memory_order_release);
+  if (head.count.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(size())) {
+    head.count.store(0, std::memory_order_relaxed);
+    head.generation.store(generation + 1);  // sequentially consistent, as is the read of sleepers
+    if (head.sleepers.load() > 0) futex_wake_all(head.generation);
+    return;
+  }
+  if (spin_) {
+    const auto until = Clock::now() + kSpin;
+    do {
+      for (int i = 0; i < kSpinsBetweenClocks; ++i) {
+        if (head.generation.load(std::memory_order_acquire) != generation) return;
+        relax();
+      }
+    } while (Clock::now() < until);
+  }
+  while (!wait_for(generation)) check_peers();
+}
+
+// Sleeps until the round ends; false if it is time to look after the peers.
+bool Group::wait_for(uint32_t generation) {
+  auto& head = header();
+  head.sleepers.fetch_add(1);
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline_ - Clock::now());
+  if (head.generation.load() == generation && !aborted()) {
+    futex_wait(head.generation, generation, std::min<std::chrono::nanoseconds>(kLook, left));
+  }
+  head.sleepers.fetch_sub(1);
+  return head.generation.load(std::memory_order_acquire) != generation;
+}
+
+void Group::check_peers() {
+  const uint32_t generation = header().generation.load(std::memory_order_acquire);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (slot(peer).arrived.load(std::memory_order_acquire) >= round_ && !aborted()) continue;
+    const std::string why = trouble(peer);
+    // The round may have ended between the two looks; then meet() returns as it should.
+    if (!why.empty() && header().generation.load(std::memory_order_acquire) == generation) break_with(why);
+  }
+  if (Clock::now() < deadline_) return;
+  std::ostringstream text;
+  text << "timed out after " << std::chrono::duration<double>(allowed_).count() << " s; silent: " << missing();
+  break_with(text.str());
+}
+
+std::string Group::trouble(int peer) const {
+  if (aborted()) {
+    const std::lock_guard<std::mutex> lock(reason_mutex_);
+    return abort_reason_;
+  }
+  const std::string who = "rank " + std::to_string(global_rank(peer));
+  switch (static_cast<Presence>(slot(peer).presence.load())) {
+    case Presence::dead: return who + " has ended without a word (killed, or crashed)";
+    case Presence::left: return who + " has left the group";
+    case Presence::failed: return who + " has failed: " + slot(peer).reason;
+    default: return {};
+  }
+}
+
+std::string Group::missing() const {
+  std::string text;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (slot(peer).arrived.load(std::memory_order_acquire) >= round_) continue;
+    text += (text.empty() ? "rank " : ", ") + std::to_string(global_rank(peer));
+  }
+  return text.empty() ? "none" : text;
+}
+
+void Group::break_with(const std::string& reason) {
+  broken_ = describe(call_) + " on rank " + std::to_string(global_rank(rank_)) + ": " + reason;
+  auto& own = slot(rank_);
+  own.reason[reason.copy(own.reason, kReasonBytes - 1)] = 0;
+  set_presence(rank_, Presence::failed);
+  throw Error(ErrorKind::comm, broken_);
+}
+
+void Group::compare() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (call_of(peer).kind != Kind::refused) continue;
+    raise(ErrorKind::config, describe(call_), ": rank ", global_rank(peer), " refused its call: ", slot(peer).reason);
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (alike(call_of(peer), call_of(0))) continue;
+    raise(ErrorKind::config, "every rank must make the same call, got ", describe(call_of(0)), " on rank ",
+          global_rank(0), " and ", describe(call_of(peer)), " on rank ", global_rank(peer));
+  }
+}
+
+void Group::refuse(const std::string& reason, Deadline deadline) {
+  Call call;
+  call.kind = Kind::refused;
+  begin(call, deadline);
+  auto& own = slot(rank_);
+  own.reason[reason.copy(own.reason, kReasonBytes - 1)] = 0;
+  meet();
+}
+
+std::vector<Fd> Group::share(int fd, int64_t bytes, Deadline deadline) {
+  Call call;
+  call.kind = Kind::share;
+  call.count = bytes;
+  begin(call, deadline);
+  meet();
+  compare();
+  const auto who = [this](int peer) { return "rank " + std::to_string(global_rank(peer)); };
+  try {
+    char word = 0;
+    if (rank_ != 0) {
+      sockets_[0].send(&word, 1, {fd}, deadline, who(0));
+      return sockets_[0].receive(&word, 1, static_cast<size_t>(size()), deadline, who(0));
+    }
+    std::vector<Fd> fds;
+    fds.emplace_back(dup(fd));
+    for (int peer = 1; peer < size(); ++peer) {
+      fds.push_back(std::move(sockets_[peer].receive(&word, 1, 1, deadline, who(peer))[0]));
+    }
+    std::vector<int> numbers;
+    for (const auto& each : fds) numbers.push_back(each.get());
+    for (int peer = 1; peer < size(); ++peer) sockets_[peer].send(&word, 1, numbers, deadline, who(peer));
+    return fds;
+  } catch (const Error& error) {
+    break_with(error.what());
+  }
+}
+
+void Group::abort(const std::string& reason) {
+  {
+    const std::lock_guard<std::mutex> lock(reason_mutex_);
+    if (aborted()) return;
+    abort_reason_ = reason;
+    aborted_.store(true);
+  }
+  auto& own = slot(rank_);
+  if (static_cast<Presence>(own.presence.load()) != Presence::present) return;
+  own.reason[reason.copy(own.reason, kReasonBytes - 1)] = 0;
+  set_presence(rank_, Presence::failed);
+}
+
+}  // namespace gossamer::shm

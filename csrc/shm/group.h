@@ -1,0 +1,99 @@
+// The ranks of a group that share a host, and their rounds. A round is: write into my segment, meet(), read the
+// others' segments. There are two segments a rank, used in turn, so one meet() per round is enough: whoever
+// writes into a segment again has met everyone who was still reading it. Every collective is a loop of rounds
+// (all_reduce.cpp, ...). Not thread-safe but for abort() and what mailbox.h uses: the backend runs one
+// collective of a group at a time. Ranks are local ones here, numbered as in hosts()[host()].
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "shm/meet.h"
+#include "shm/region.h"
+
+namespace gossamer::shm {
+
+class Group {
+ public:
+  explicit Group(Meeting meeting);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return layout_.size; }
+  int global_rank(int peer) const { return slot(peer).rank; }
+  const std::vector<std::vector<int>>& hosts() const { return hosts_; }
+  int host() const { return host_; }
+
+  // ---- rounds
+  // Begins an operation: posts `call` for the first round. Throws if the group is broken.
+  void begin(const Call& call, Deadline deadline);
+  // How much of a segment the collectives fill in one round; equal on all ranks.
+  int64_t round_bytes() const { return round_bytes_; }
+  uint8_t* mine() { return segment(rank_, round_ & 1); }                      // to write in this round
+  const uint8_t* theirs(int peer) const { return segment(peer, (round_ + 1) & 1); }  // of the round that ended
+  void meet();  // throws Error(comm) if a peer ends, fails, or does not come before the deadline
+  // After the first meet(): what the others began. Throws Error(config) on all ranks alike if the calls differ.
+  void compare();
+  const Call& call_of(int peer) const { return slot(peer).calls[(round_ + 1) & 1]; }
+
+  // Takes the place of an operation that this rank cannot begin; all ranks throw, and the group goes on.
+  void refuse(const std::string& reason, Deadline deadline);
+
+  // Ends what this rank waits for, now and later; any thread.
+  void abort(const std::string& reason);
+
+  // Hands one descriptor of each rank, of memory of `bytes`, to all of them; in rank order.
+  std::vector<Fd> share(int fd, int64_t bytes, Deadline deadline);
+
+  // ---- for the mailbox
+  uint8_t* mail() const { return region_.data() + layout_.mail; }
+  Slot& slot(int local) const { return *reinterpret_cast<Slot*>(region_.data() + layout_.slot(local)); }
+  bool may_spin() const { return spin_; }
+  bool aborted() const { return aborted_.load(std::memory_order_relaxed); }
+  // Why nothing more can come from a peer: it has ended, left or failed, or this rank was aborted. Else empty.
+  std::string trouble(int peer) const;
+
+  // Bytes of shared memory of this host's ranks, touched or not.
+  int64_t memory_bytes() const { return layout_.bytes; }
+
+ private:
+  uint8_t* segment(int local, uint64_t parity) const {
+    return region_.data() + layout_.segment(local, static_cast<int>(parity));
+  }
+  Header& header() const { return *reinterpret_cast<Header*>(region_.data()); }
+  bool wait_for(uint32_t generation);
+  void check_peers();
+  [[noreturn]] void break_with(const std::string& reason);
+  std::string missing() const;
+  void set_presence(int local, Presence presence);
+
+  Mapping region_;
+  Layout layout_;
+  int rank_;
+  std::vector<std::vector<int>> hosts_;
+  int host_;
+  std::vector<Socket> sockets_;
+  std::vector<uint64_t> watches_;
+  bool spin_;
+  int64_t round_bytes_;
+  uint64_t round_ = 0;
+  Call call_;
+  Deadline deadline_;
+  Clock::duration allowed_{};
+  std::string broken_;  // why; empty while the group works
+  std::atomic<bool> aborted_{false};
+  mutable std::mutex reason_mutex_;
+  std::string abort_reason_;
+};
+
+// Whether two ranks mean the same operation.
+bool alike(const Call& a, const Call& b);
+
+// "all_reduce of 1024 f32 (sum)", for messages.
+std::string describe(const Call& call);
+
+}  // namespace gossamer::shm

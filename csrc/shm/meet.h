@@ -1,0 +1,33 @@
+// How the ranks of a group find out which of them share a host, and get the shared memory of those. Locality is
+// proven, never assumed: two ranks are on one host when one can reach the other's socket, gets a descriptor from
+// it and both see in the mapped memory what the other says it wrote. Called once, by group.cpp.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "shm/memory.h"
+#include "shm/socket.h"
+
+namespace gossamer::shm {
+
+// The group's key-value store, shared by all its ranks on all hosts.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual std::string get(const std::string& key, Deadline deadline) = 0;  // waits for the key; throws if in vain
+};
+
+struct Meeting {
+  std::vector<std::vector<int>> hosts;  // ranks of each host, ascending; hosts in the order of their first ranks
+  int host = 0;                         // this rank's
+  int local = 0;                        // its place in hosts[host]
+  Mapping region;                       // see region.h
+  std::vector<Socket> sockets;          // the first rank of a host: to each local rank; the others: to the first
+};
+
+// Collective. Throws Error(comm) that names the rank in whose place nothing came.
+Meeting meet(Store& store, int rank, int size, Deadline deadline);
+
+}  // namespace gossamer::shm

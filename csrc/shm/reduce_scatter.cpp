@@ -1,0 +1,49 @@
+// Every rank hands its input for the slices of the others over, piece by piece, and folds its own. See collectives.h.
+#include <array>
+
+#include "shm/collectives.h"
+#include "shm/pieces.h"
+
+namespace gossamer::shm {
+
+void reduce_scatter(Group& group, const void* const* ins, void* out, const int64_t* counts, const Summing& summing,
+                    Deadline deadline) {
+  const int size = group.size();
+  const int own = group.rank();
+  const int64_t element = element_size(summing.reduction.from);
+  const int64_t place = round_down(group.round_bytes() / size, kLine);
+  const int64_t piece = place / element;
+  Call call;
+  call.kind = Kind::reduce_scatter;
+  call.type = static_cast<int32_t>(summing.reduction.from);
+  call.op = static_cast<int32_t>(summing.reduction.op);
+  call.factor = summing.factor;
+  for (int peer = 0; peer < size; ++peer) call.count += counts[peer];
+  group.begin(call, deadline);
+
+  const int64_t largest = *std::max_element(counts, counts + size);
+  std::array<double, kMaxLocalRanks> factors;
+  Reduction reduction = summing.reduction;
+  for (int64_t index = 0; index == 0 || index * piece < largest; ++index) {
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == own) continue;
+      const Range range = piece_of(counts[peer], piece, index);
+      copy(group.mine() + peer * place, at(ins[peer], range.begin * element), range.count * element);
+    }
+    group.meet();
+    if (index == 0) {
+      group.compare();
+      for (int peer = 0; peer < size; ++peer) factors[peer] = group.call_of(peer).factor;
+      if (reduction.op == Op::premul_sum) reduction.factors = factors.data();
+    }
+    const Range range = piece_of(counts[own], piece, index);
+    std::array<const void*, kMaxLocalRanks> sources;
+    for (int peer = 0; peer < size; ++peer) {
+      sources[peer] = peer == own ? at(ins[own], range.begin * element) : group.theirs(peer) + own * place;
+    }
+    void* result = at(out, range.begin * element_size(reduction.to));
+    reduce(reduction, sources.data(), size, &result, 1, range.count);
+  }
+}
+
+}  // namespace gossamer::shm

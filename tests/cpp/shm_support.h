@@ -1,0 +1,166 @@
+// Groups for the tests of shm/: n ranks on this host as threads, or as forked processes where the end of one matters.
+// A body gets its Group and throws, or fails an expectation, if something is wrong.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+#include "shm/group.h"
+
+#if defined(__SANITIZE_THREAD__)
+// run_processes() forks a process that may have threads, of which the children use none.
+extern "C" __attribute__((weak, used)) const char* __tsan_default_options() { return "die_after_fork=0"; }
+#endif
+
+namespace gossamer::test {
+
+using Body = std::function<void(shm::Group&)>;
+constexpr unsigned kTestSeconds = 50;  // a forked rank that hangs is killed after these
+
+inline shm::Deadline in_seconds(double seconds) {
+  return shm::Clock::now() +
+         std::chrono::duration_cast<shm::Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+class ThreadStore : public shm::Store {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    values_[key] = value;
+    news_.notify_all();
+  }
+  std::string get(const std::string& key, shm::Deadline deadline) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool found = news_.wait_until(lock, deadline, [&] { return values_.count(key) > 0; });
+    GOSSAMER_CHECK(found, ErrorKind::comm, "the test's store: nobody has set ", key);
+    return values_[key];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable news_;
+  std::map<std::string, std::string> values_;
+};
+
+// In a mapping that forked processes share: entries that are written once and never change.
+class ProcessStore : public shm::Store {
+ public:
+  ProcessStore()
+      : shared_(static_cast<Shared*>(
+            mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+    GOSSAMER_CHECK(shared_ != MAP_FAILED, ErrorKind::comm, "the test's store: mmap failed");
+  }
+  ~ProcessStore() override { munmap(shared_, sizeof(Shared)); }
+  ProcessStore(const ProcessStore&) = delete;
+  ProcessStore& operator=(const ProcessStore&) = delete;
+
+  void set(const std::string& key, const std::string& value) override {
+    const uint32_t place = shared_->used.fetch_add(1);
+    GOSSAMER_CHECK(place < kEntries && key.size() < kText && value.size() < kText, ErrorKind::comm,
+                   "the test's store: no room for ", key);
+    Entry& entry = shared_->entries[place];
+    std::strcpy(entry.key, key.c_str());
+    std::strcpy(entry.value, value.c_str());
+    entry.ready.store(true);
+  }
+  std::string get(const std::string& key, shm::Deadline deadline) override {
+    do {
+      for (const Entry& entry : shared_->entries) {
+        if (entry.ready.load() && key == entry.key) return entry.value;
+      }
+      usleep(1000);
+    } while (shm::Clock::now() < deadline);
+    raise(ErrorKind::comm, "the test's store: nobody has set ", key);
+  }
+
+ private:
+  static constexpr uint32_t kEntries = 1024;
+  static constexpr size_t kText = 128;
+  struct Entry {
+    std::atomic<bool> ready;
+    char key[kText], value[kText];
+  };
+  struct Shared {
+    std::atomic<uint32_t> used;
+    Entry entries[kEntries];
+  };
+  Shared* shared_;
+};
+
+// What is wrong with rank's run of body; empty if nothing is.
+inline std::string run_rank(shm::Store& store, int rank, int n, const Body& body) {
+  try {
+    shm::Group group(shm::meet(store, rank, n, in_seconds(20)));
+    body(group);
+  } catch (const std::exception& error) {
+    return "rank " + std::to_string(rank) + ": " + error.what();
+  }
+  return {};
+}
+
+inline void run_threads(int n, const Body& body) {
+  ThreadStore store;
+  std::vector<std::string> errors(n);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < n; ++rank) {
+    ranks.emplace_back([&, rank] { errors[rank] = run_rank(store, rank, n, body); });
+  }
+  for (auto& rank : ranks) rank.join();
+  for (const auto& error : errors) EXPECT_EQ(error, "");
+}
+
+// `victims` are the ranks that must be ended by a SIGKILL.
+inline void run_processes(int n, const Body& body, const std::vector<int>& victims = {}) {
+  ProcessStore store;
+  std::vector<pid_t> children(n);
+  std::fflush(nullptr);
+  for (int rank = 0; rank < n; ++rank) {
+    children[rank] = fork();
+    ASSERT_GE(children[rank], 0) << std::strerror(errno);
+    if (children[rank] > 0) continue;
+    alarm(kTestSeconds);
+    const std::string error = run_rank(store, rank, n, body);
+    if (!error.empty()) std::fprintf(stderr, "%s\n", error.c_str());
+    std::fflush(nullptr);
+    _exit(!error.empty() || testing::Test::HasFailure() ? 1 : 0);
+  }
+  for (int rank = 0; rank < n; ++rank) {
+    int status = 0;
+    ASSERT_EQ(waitpid(children[rank], &status, 0), children[rank]);
+    const bool victim = std::find(victims.begin(), victims.end(), rank) != victims.end();
+    const bool as_planned = victim ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
+                                   : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    EXPECT_TRUE(as_planned) << "rank " << rank << " ended with status " << status << ", see its output above";
+  }
+}
+
+// Of a call that must throw an Error of this kind.
+template <class Call>
+std::string message_of(ErrorKind kind, const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind, kind) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+}  // namespace gossamer::test

@@ -1,0 +1,197 @@
+"""A backend's end: abort, shutdown, use afterwards, a fork, peers that left, and what is left behind."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch._C._distributed_c10d import BroadcastOptions
+
+import backend_jobs
+import gossamer
+from backend_jobs import TESTED, backend_of, named_ranks, options, run_group, values
+from ranks import run_threads
+
+WAITS = {
+    "allreduce": lambda group: group.allreduce([torch.ones(3)]),
+    "large allreduce": lambda group: group.allreduce([torch.ones(1_000_000)]),
+    "barrier": lambda group: group.barrier(),
+    "broadcast": lambda group: group.broadcast([torch.ones(3)], options(BroadcastOptions, rootRank=1)),
+    "recv": lambda group: group.recv([torch.ones(3)], 1, 0),
+    "recv from any": lambda group: group.recv_anysource([torch.ones(3)], 0),
+}
+
+
+no_gloo = pytest.mark.skipif(TESTED == "gloo", reason="Gloo's abort wakes nobody, its shutdown ends nothing")
+
+
+def raises_soon(work, seconds: float = 2.0) -> Exception:
+    begun = time.monotonic()
+    with pytest.raises(gossamer.CommError) as caught:
+        work.wait()
+    assert time.monotonic() - begun < seconds
+    return caught.value
+
+
+@no_gloo
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("call", WAITS)
+def test_abort_wakes_a_waiting_call_with_an_error(call):
+    """Rank 1 never comes; on rank 0 another thread aborts."""
+    done = threading.Event()
+
+    def body(group):
+        if group.rank() == 1:
+            done.wait(20)
+            return None
+        work = WAITS[call](group)
+        threading.Timer(0.3, group.abort).start()
+        begun = time.monotonic()
+        error = raises_soon(work)
+        done.set()
+        assert time.monotonic() - begun > 0.2
+        with pytest.raises(gossamer.CommError):
+            group.allreduce([torch.ones(1)]).wait()
+        return error
+
+    assert "abort" in str(run_group(2, body)[0]).lower()
+
+
+@no_gloo
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("end", ["abort", "shutdown"])
+def test_ranks_that_wait_for_one_that_aborted_or_shut_down_are_woken_and_name_it(end):
+    def body(group):
+        if group.rank() == 1:
+            time.sleep(0.3)
+            getattr(group, end)()
+            return None
+        return raises_soon(group.allreduce([torch.ones(3)]))
+
+    for rank, error in enumerate(run_group(3, body)):
+        if rank != 1:
+            assert named_ranks(error) - {rank} == {1}, str(error)
+
+
+@pytest.mark.timeout(60)
+def test_what_was_done_before_a_peer_shut_down_is_not_lost_by_it():
+    """A rank may leave as soon as its own part is done, however slow the others are to look."""
+
+    def body(group):
+        tensors = [values(group.rank() + i, (50_000,)) for i in range(20)]
+        for tensor in tensors:
+            group.allreduce([tensor]).wait()
+        group.barrier().wait()
+        if group.rank() == 0:
+            group.shutdown()
+        time.sleep(0.1 * group.rank())
+        return tensors
+
+    for tensors in run_group(3, body):
+        for i, tensor in enumerate(tensors):
+            assert torch.equal(tensor, sum(values(rank + i, (50_000,)) for rank in range(3)))
+
+
+@no_gloo
+@pytest.mark.parametrize("call", WAITS)
+@pytest.mark.parametrize("end", ["abort", "shutdown"])
+def test_a_backend_is_refused_after_its_end_and_may_be_ended_twice(call, end):
+    def body(group):
+        group.barrier().wait()
+        getattr(group, end)()
+        getattr(group, end)()
+        backend_of(group).shutdown()
+        with pytest.raises((gossamer.CommError, gossamer.ConfigError), match=r"(?i)shut ?down|abort|closed"):
+            WAITS[call](group).wait()
+
+    run_group(2, body, timeout_s=10)
+
+
+def test_one_group_goes_on_when_another_of_the_same_ranks_has_ended():
+    gone = threading.Barrier(2)
+
+    def end(group):
+        group.allreduce([torch.ones(1)]).wait()
+        group.abort()
+
+    def body(group):
+        if group.rank() == 0:
+            run_group(2, end)
+        gone.wait(30)
+        tensor = torch.ones(2)
+        group.allreduce([tensor]).wait()
+        return tensor.tolist()
+
+    assert run_group(2, body) == [[2.0, 2.0]] * 2
+
+
+def fork_in_a_process() -> None:
+    """Run in a process of its own: both ranks are its threads, and then it forks."""
+    groups = run_group(2, lambda group: group.barrier().wait() and group)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for group in groups:
+            for call in (group.allreduce, lambda tensors, group=group: group.recv(tensors, 1 - group.rank(), 0)):
+                try:
+                    call([torch.ones(1)]).wait()
+                except gossamer.GossamerError as error:
+                    refused += "fork" in str(error)
+        os._exit(0 if refused == 4 else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def again(rank: int) -> list[float]:
+        tensor = torch.ones(2)
+        groups[rank].allreduce([tensor]).wait()
+        return tensor.tolist()
+
+    print(json.dumps({"child": status, "parent": run_threads(2, again)}))
+
+
+def leave_nothing_in_a_process() -> None:
+    """Run in a process of its own: open files, threads and shared mappings after 1 and after 30 groups."""
+    def held() -> list[int]:
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text()
+        shared = sum("memfd:" in line or "/dev/shm" in line for line in maps.splitlines())
+        return [len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("fd", "task")] + [shared]
+
+    def body(group) -> None:
+        tensor = torch.ones(300_000)
+        group.allreduce([tensor]).wait()
+        group.barrier().wait()
+        group.shutdown()
+
+    backend_jobs.keep_alive = lambda backends: None
+    counts = []
+    for round_number in range(30):
+        run_group(3, body)
+        if round_number in (0, 29):
+            counts.append(held())
+    print(json.dumps(counts))
+
+
+def in_a_process(function: str) -> object:
+    code = f"import test_backend_lifecycle; test_backend_lifecycle.{function}()"
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False, cwd=folder
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.skipif(TESTED == "gloo", reason="Gloo hangs in the child")
+def test_a_backend_refuses_to_work_in_a_forked_child_and_goes_on_in_the_parent():
+    assert in_a_process("fork_in_a_process") == {"child": 0, "parent": [[2.0, 2.0]] * 2}
+
+
+def test_groups_that_are_gone_leave_no_open_files_threads_or_mappings():
+    first, last = in_a_process("leave_nothing_in_a_process")
+    assert last == first
