@@ -50,7 +50,7 @@ void bind_communicator(py::module_& module) {
       .def("broadcast", &Communicator::broadcast, py::arg("x"), py::arg("source") = 0, KeepComm(), Release())
       .def("exchange", &Communicator::exchange, py::arg("out"), py::arg("x"), py::arg("to"),
            py::arg("source"), KeepComm(), Release())
-      .def("allocate", &Communicator::allocate, py::arg("bytes"));
+      .def("allocate", &Communicator::allocate, py::arg("bytes"), Release());
   module.def(
       "c10d_communicator",
       [](c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
@@ -99,7 +99,7 @@ void bind_engine(py::module_& module) {
       .def(
           py::init<int64_t, std::vector<int64_t>, std::vector<at::Tensor>, int64_t, int64_t, Communicator&>(),
           py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("block"), py::arg("alignment"),
-          py::arg("comm"))
+          py::arg("comm"), Release())  // allocates together with the other ranks
       .def_property_readonly("index", &Bucket::index)
       .def_property_readonly("numel", &Bucket::numel)
       .def_property_readonly("bytes", &Bucket::bytes)

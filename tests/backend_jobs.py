@@ -5,11 +5,14 @@ the backend's take, and it also reaches those that are not bound on Backend (coa
 Used by the test_backend_*.py files. BACKEND_UNDER_TEST=gloo in the environment runs them on Gloo instead.
 """
 
+import json
 import os
 import random
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions, GatherOptions
 
 import gossamer
-from ranks import keep_alive, run_threads
+from ranks import keep_alive, run_job, run_threads
 
 TESTED = os.environ.get("BACKEND_UNDER_TEST", "gossamer")
 TIMEOUT_S = 30.0
@@ -128,7 +131,9 @@ def options(kind: type, **fields: Any) -> Any:
     return filled
 
 
-Call = tuple[list[Any], Callable[[], None]]  # the works of one call, and the check of its results when they are done
+Call = tuple[
+    list[Any], Callable[[], None]
+]  # the works of one call, and the check of its results when they are done
 
 
 def random_call(group: dist.ProcessGroup, key: int, *, largest: int = 5000) -> Call:
@@ -157,7 +162,9 @@ def random_call(group: dist.ProcessGroup, key: int, *, largest: int = 5000) -> C
         return [of(source) for source in range(size)]
 
     mine, blank, wide = of(rank), torch.empty(count, dtype=dtype), torch.empty(size * count, dtype=dtype)
-    kind = draw.choice(["allreduce", "broadcast", "allgather", "scattered", "alltoall", "gather", "ring", "barrier"])
+    kind = draw.choice(
+        ["allreduce", "broadcast", "allgather", "scattered", "alltoall", "gather", "ring", "barrier"]
+    )
     if kind == "allreduce":
         return begun(kind, group.allreduce([mine]), [mine], lambda: [total()])
     if kind == "broadcast":
@@ -180,4 +187,33 @@ def random_call(group: dist.ProcessGroup, key: int, *, largest: int = 5000) -> C
         tag = draw.randrange(1000)
         works = [group.recv([blank], (rank - 1) % size, tag), group.send([mine], (rank + 1) % size, tag)]
         return begun(kind, works, [blank], lambda: [of((rank - 1) % size)])
-    return begun("barrier", group.barrier(), [], lambda: [])
+    return begun("barrier", group.barrier(), [], list)
+
+
+def run_checks(module: dict[str, Any], case: str = "") -> dict[str, str]:
+    """In a process with a default group: the module's check_...() one after another; the tracebacks of failures."""
+    failures = {}
+    for name, check in list(module.items()):
+        if name.startswith("check_"):
+            try:
+                check()
+            except Exception:
+                failures[f"{name}{case} on rank {dist.get_rank()}"] = traceback.format_exc()
+            dist.barrier()
+    return failures
+
+
+def assert_job_passes(file: str, size: int, folder: Path) -> None:
+    """Runs main() of a test file, which returns run_checks(), in `size` processes under torchrun."""
+    script = f"""
+import json, os, sys
+sys.path.insert(0, {str(Path(file).parent)!r})
+import {Path(file).stem} as job
+failures = job.main()
+open(f"{folder}/rank{{os.environ['RANK']}}.json", "w").write(json.dumps(failures))
+"""
+    run_job(script, size, folder)
+    failures = {}
+    for rank in range(size):
+        failures |= json.loads((folder / f"rank{rank}.json").read_text())
+    assert not failures, "\n".join(f"{name}:\n{text}" for name, text in failures.items())

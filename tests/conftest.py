@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+import ranks
+
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER_PREFIXES = ("GOSSAMER_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "OMP_")
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -27,6 +29,19 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in LAUNCHER_NAMES or name.startswith(LAUNCHER_PREFIXES):
             monkeypatch.delenv(name)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", ranks.BACKENDS, indirect=True)
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The backend of run_ranks: tests that use this fixture run once on each."""
+    ranks.choose_backend(request.param)
+    yield request.param
+    ranks.choose_backend("gloo")
 
 
 class Started:

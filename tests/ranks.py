@@ -1,4 +1,4 @@
-"""Ranks as threads (one Gloo backend a thread around a shared HashStore, no default group), and as processes.
+"""Ranks as threads (one backend a thread around a shared HashStore, no default group), and as processes.
 
 `run_ranks(n, body)` calls body(comm) once per rank at the same time and returns the results in rank order;
 with groups=2, body(comm, other) of the same ranks.
@@ -16,9 +16,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gossamer import _C
 from gossamer import comm as gossamer_comm
 
 TIMEOUT_S = 30
+
+# Of the groups that run_ranks makes; the fixture `backend` of conftest.py sets it for a test.
+BACKENDS = ("gloo", "gossamer")
+_chosen = "gloo"
 
 _backends: list[Any] = []
 
@@ -38,12 +43,22 @@ def run_ranks(
         for group in range(groups):
             name = f"group{group}"
             own = dist.PrefixStore(name, store)
-            backend = dist.ProcessGroupGloo(own, rank, size, timedelta(seconds=timeout_s))
+            backend = make_backend(own, rank, size, timeout_s)
             keep_alive([backend])
             comms.append(gossamer_comm.from_backend(backend, store=store, name=name))
         return body(*comms)
 
     return run_threads(size, rank_body, errors=errors, timeout_s=timeout_s + 20)
+
+
+def choose_backend(name: str) -> None:
+    global _chosen
+    _chosen = name
+
+
+def make_backend(store: Any, rank: int, size: int, timeout_s: float) -> Any:
+    kind = _C.GossamerBackend if _chosen == "gossamer" else dist.ProcessGroupGloo
+    return kind(store, rank, size, timedelta(seconds=timeout_s))
 
 
 def run_threads(

@@ -77,7 +77,10 @@ def test_two_threads_of_a_rank_may_use_one_group_for_messages_with_their_own_tag
             got = []
             for i in range(50):
                 output = torch.empty(1000)
-                works = [group.recv([output], 1 - rank, thread), group.send([torch.full((1000,), float(i))], 1 - rank, thread)]
+                works = [
+                    group.recv([output], 1 - rank, thread),
+                    group.send([torch.full((1000,), float(i))], 1 - rank, thread),
+                ]
                 for work in works:
                     work.wait()
                 got.append(output.unique().tolist())
@@ -97,7 +100,9 @@ def test_groups_in_flight_together_may_be_waited_for_in_another_order_on_every_r
     def body(rank: int) -> None:
         mine = [make_group(TESTED, dist.PrefixStore(str(i), store), rank, 3) for i in range(groups)]
         for round_number in range(20):
-            calls = [random_call(group, 50 * round_number + i, largest=60_000) for i, group in enumerate(mine)]
+            calls = [
+                random_call(group, 50 * round_number + i, largest=60_000) for i, group in enumerate(mine)
+            ]
             random.Random(100 * round_number + rank).shuffle(calls)
             for call in calls:
                 finish(call)
@@ -111,7 +116,9 @@ def test_soak_of_thousands_of_random_calls_over_random_groups(seed):
     """1,200 calls a seed, each made by two to four ranks; up to twenty in flight on a rank."""
     draw = random.Random(seed)
     ranks = 4
-    members = [sorted(draw.sample(range(ranks), draw.choice([1, 2, 3, 4]))) for _ in range(7)] + [list(range(ranks))]
+    members = [sorted(draw.sample(range(ranks), draw.choice([1, 2, 3, 4]))) for _ in range(7)] + [
+        list(range(ranks))
+    ]
     plan = [(draw.randrange(len(members)), 10_000 * seed + step) for step in range(1200)]
     store = dist.HashStore()
 

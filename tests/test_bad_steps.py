@@ -14,6 +14,8 @@ from gossamer.errors import GossamerError
 from models import batches, flat_weights, mlp, seeded, shard, train
 from ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 class SparseOnDemand(nn.Module):
     def __init__(self) -> None:

@@ -7,6 +7,8 @@ import gossamer as gs
 from gossamer.codec import Codec
 from ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 CODECS = [None, gs.Identity(), gs.Int8(), gs.Int8(32), gs.MinMaxUInt8(), gs.BF16(), gs.FP16()]
 # Largest error of the mean, as a share of the largest magnitude.
 ERROR = {"Int8": 1 / 120, "MinMaxUInt8": 1 / 60, "BF16": 1 / 120, "FP16": 1 / 900}

@@ -14,6 +14,8 @@ import gossamer as gs
 from models import batches, flat_grads, mlp, seeded, shard, train
 from ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def alone(body):
     return run_ranks(1, body)[0]

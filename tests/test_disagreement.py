@@ -8,6 +8,8 @@ import gossamer as gs
 from models import batches, mlp, seeded, shard
 from ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def wrap_different(builders, **options):
     return run_ranks(

@@ -11,6 +11,8 @@ import gossamer as gs
 from models import batches, flat_grads, gradients, gradients_alone, mlp, relative_error, seeded, shard
 from ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_activation_checkpointing_gives_the_same_gradients(use_reentrant):

@@ -8,6 +8,8 @@ import gossamer as gs
 from models import ALGORITHMS, batches, gradients, gradients_alone, join, mlp, seeded, shard
 from ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 class RootOwned(nn.Module):
     """A parameter owned by the root module itself, and a tied pair."""

@@ -23,6 +23,8 @@ from models import (
 )
 from ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("use_no_sync", [True, False])

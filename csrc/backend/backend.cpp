@@ -1,4 +1,4 @@
-// Life and death of the backend, and what its operations share; the operations are in collectives.cpp and p2p.cpp
+// Life and death of the backend, and what its operations share; the operations are in reductions.cpp, moves.cpp and p2p.cpp
 // of this folder. See backend.h.
 #include "backend/backend.h"
 
@@ -33,7 +33,8 @@ class MeetingStore : public shm::Store {
     try {
       store_.wait({"gossamer/" + key}, std::max(left, std::chrono::milliseconds(1)));
     } catch (const std::exception& error) {
-      raise(ErrorKind::comm, "meeting of the ranks: ", key, " has not come to the store: ", first_line(error.what()));
+      raise(ErrorKind::comm, "meeting of the ranks: ", key,
+            " has not come to the store: ", first_line(error.what()));
     }
     const auto value = store_.get("gossamer/" + key);
     return {value.begin(), value.end()};
@@ -83,7 +84,8 @@ GossamerBackend::~GossamerBackend() {
   // The queue's thread is joined, and may be waiting for the GIL to free a tensor's Python object.
   std::optional<pybind11::gil_scoped_release> release;
   if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
-  if (owner_ != getpid()) {  // a forked child has none of the threads, and must not say that the rank has left
+  if (owner_ !=
+      getpid()) {  // a forked child has none of the threads, and must not say that the rank has left
     group_.release();
     mailbox_.release();
     gloo_.release();
@@ -100,9 +102,9 @@ c10::intrusive_ptr<c10d::Backend> GossamerBackend::split(const c10::intrusive_pt
   if (found == ranks.end()) return nullptr;
   std::string name = "split";
   for (const int rank : ranks) name += "/" + std::to_string(rank);
-  return c10::make_intrusive<GossamerBackend>(c10::make_intrusive<c10d::PrefixStore>(name, store),
-                                              static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size()),
-                                              options ? options->timeout : options_->timeout);
+  return c10::make_intrusive<GossamerBackend>(
+      c10::make_intrusive<c10d::PrefixStore>(name, store), static_cast<int>(found - ranks.begin()),
+      static_cast<int>(ranks.size()), options ? options->timeout : options_->timeout);
 }
 
 c10d::ErrorType GossamerBackend::getError() {
@@ -117,22 +119,25 @@ void GossamerBackend::abort() { group_->abort("the group was aborted on rank " +
 void GossamerBackend::shutdown() {
   queue_.close();
   const std::lock_guard<std::mutex> lock(lazy_mutex_);
+  shut_down_ = true;
   mailbox_.reset();
+  group_->leave();
 }
 
 void GossamerBackend::require_usable() const {
   if (owner_ == getpid()) return;
   throw PythonError(ErrorKind::comm, "gossamer backend: rank " + std::to_string(getRank()) +
                                          "'s group was made in process " + std::to_string(owner_) +
-                                         " and cannot be used in its forked child " + std::to_string(getpid()) +
-                                         "; make the group after the fork");
+                                         " and cannot be used in its forked child " +
+                                         std::to_string(getpid()) + "; make the group after the fork");
 }
 
 shm::Deadline GossamerBackend::deadline_of(std::chrono::milliseconds timeout) const {
   return shm::Clock::now() + (timeout == c10d::kUnsetTimeout ? options_->timeout : timeout);
 }
 
-GossamerBackend::Reply GossamerBackend::start(const Plan& plan, const Tensors& inputs, Lists outputs, Body body) {
+GossamerBackend::Reply GossamerBackend::start(const Plan& plan, const Tensors& inputs, Lists outputs,
+                                              Body body) {
   require_usable();
   const auto done = [this](GossamerWork& work) { queue_.help([&work] { return work.isCompleted(); }); };
   auto work = c10::make_intrusive<GossamerWork>(getRank(), plan.type, plan.title, inputs, std::move(outputs),
@@ -158,8 +163,7 @@ at::Tensor GossamerBackend::allocate(int64_t bytes) {
   if (hosts_ || bytes == 0) return at::zeros({bytes}, options);
   auto block = std::make_shared<shm::Block>(bytes);
   auto shared = share(block);
-  return at::from_blob(
-      block->mapping.data(), {bytes}, [shared](void*) {}, options);
+  return at::from_blob(block->mapping.data(), {bytes}, [shared](void*) {}, options);
 }
 
 std::shared_ptr<shm::Shared> GossamerBackend::share(const std::shared_ptr<shm::Block>& block) {
@@ -178,7 +182,9 @@ std::shared_ptr<shm::Shared> GossamerBackend::share(const std::shared_ptr<shm::B
 
 c10d::Backend& GossamerBackend::gloo() {
   const std::lock_guard<std::mutex> lock(lazy_mutex_);
-  if (!gloo_) gloo_ = make_gloo(c10::make_intrusive<c10d::PrefixStore>("gossamer/gloo", store_), getRank(), getSize(), options_->timeout);
+  if (!gloo_)
+    gloo_ = make_gloo(c10::make_intrusive<c10d::PrefixStore>("gossamer/gloo", store_), getRank(), getSize(),
+                      options_->timeout);
   return *gloo_;
 }
 

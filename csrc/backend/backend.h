@@ -24,19 +24,22 @@ namespace gossamer {
 class GossamerBackend : public c10d::Backend {
  public:
   // Collective. `timeout`: of an operation that gives none, and of this constructor.
-  GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout);
+  GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                  std::chrono::milliseconds timeout);
   ~GossamerBackend() override;
 
   const std::string getBackendName() const override { return "gossamer"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   bool supportsSplitting() const override { return true; }
-  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>& options) override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   c10d::ErrorType getError() override;
   void abort() override;
+  void abort_because(const std::string& reason);  // which the other ranks get to hear
   void shutdown() override;
 
   // Ranks that share memory, by host.
@@ -62,7 +65,8 @@ class GossamerBackend : public c10d::Backend {
   Reply allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
   Reply reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   Reply allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
-  Reply _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  Reply _allgather_base(at::Tensor& output, at::Tensor& input,
+                        const c10d::AllgatherOptions& options) override;
   Reply allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
   Reply allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                         const c10d::AllgatherOptions& options) override;
@@ -99,15 +103,20 @@ class GossamerBackend : public c10d::Backend {
   auto checked(const Plan& plan, Check&& check);
   void require_usable() const;
   shm::Deadline deadline_of(std::chrono::milliseconds timeout) const;
+  // First of an operation that does several: the ranks may differ in how many.
+  void agree_on_count(size_t count, shm::Deadline deadline);
   // The forms that take one large tensor, several at a time.
   Reply gather_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs);
-  Reply reduce_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op);
+  Reply reduce_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs,
+                      const c10d::ReduceOp& op);
   // Blocking, in the queue: by shared memory, or by hosts_.
   void all_reduce(Flat& flat, const shm::Summing& summing, shm::Deadline deadline);
   void all_gather(const Flat& in, const std::vector<void*>& outs, shm::Deadline deadline);
-  void reduce_scatter(const std::vector<void*>& ins, Flat& out, const shm::Summing& summing, shm::Deadline deadline);
+  void reduce_scatter(const std::vector<void*>& ins, Flat& out, const shm::Summing& summing,
+                      shm::Deadline deadline);
   void all_to_all(const std::vector<void*>& ins, const std::vector<int64_t>& in_bytes,
-                  const std::vector<void*>& outs, const std::vector<int64_t>& out_bytes, shm::Deadline deadline);
+                  const std::vector<void*>& outs, const std::vector<int64_t>& out_bytes,
+                  shm::Deadline deadline);
   Reply post(Tensors& tensors, int peer, int tag, c10d::OpType type);
   shm::Mailbox& mailbox();
   c10d::Backend& gloo();
@@ -119,6 +128,7 @@ class GossamerBackend : public c10d::Backend {
   shm::Windows windows_;
   std::mutex lazy_mutex_;
   std::unique_ptr<shm::Mailbox> mailbox_;
+  bool shut_down_ = false;
   c10::intrusive_ptr<c10d::Backend> gloo_;  // for sparse tensors; and for sends between hosts
   std::atomic<uint64_t> sequence_{0};
   pid_t owner_;

@@ -18,7 +18,8 @@ void bind_backend(py::module_& module) {
            py::arg("rank"), py::arg("size"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("hosts", &GossamerBackend::hosts)
       .def_property_readonly("memory_bytes", &GossamerBackend::memory_bytes)
-      .def("allocate", &GossamerBackend::allocate, py::arg("bytes"), py::call_guard<py::gil_scoped_release>());
+      .def("allocate", &GossamerBackend::allocate, py::arg("bytes"),
+           py::call_guard<py::gil_scoped_release>());
   register_symmetric_memory();
 }
 

@@ -10,8 +10,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store
                                             std::chrono::milliseconds timeout) {
   const pybind11::gil_scoped_acquire gil;
   const auto make = pybind11::module_::import("torch.distributed").attr("ProcessGroupGloo");
-  return make(store, rank, size, timeout)
-      .cast<c10::intrusive_ptr<c10d::Backend>>();
+  return make(store, rank, size, timeout).cast<c10::intrusive_ptr<c10d::Backend>>();
 }
 
 }  // namespace gossamer

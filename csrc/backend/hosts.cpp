@@ -114,7 +114,8 @@ std::string Hosts::silent_ranks() {
   return silent.empty() ? "every rank answers" : "silent: " + silent;
 }
 
-void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& receives, shm::Deadline deadline) {
+void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& receives,
+                     shm::Deadline deadline) {
   const auto total = [](const std::vector<Part>& parts, std::vector<int64_t>& by_rank) {
     int64_t sum = 0;
     for (const auto& part : parts) {
@@ -140,9 +141,10 @@ void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& re
   }
   auto from = starts(receive_bytes);
   c10d::AllToAllOptions options;
-  options.timeout = std::max(std::chrono::milliseconds(1),
-                             std::chrono::duration_cast<std::chrono::milliseconds>(deadline - shm::Clock::now())) +
-                    std::chrono::seconds(1);
+  options.timeout =
+      std::max(std::chrono::milliseconds(1),
+               std::chrono::duration_cast<std::chrono::milliseconds>(deadline - shm::Clock::now())) +
+      std::chrono::seconds(1);
   wait(*gloo_->alltoall_base(in, out, receive_bytes, send_bytes, options), deadline);
   for (const auto& part : receives) {
     shm::copy(part.data, shm::at(in.data_ptr(), from[part.peer]), part.bytes);
@@ -183,8 +185,9 @@ void Hosts::agree(const shm::Call& call, shm::Deadline deadline, const std::stri
   }
   for (int host = 1; host < host_count(); ++host) {
     if (shm::alike(entries[host].call, entries[0].call)) continue;
-    raise(ErrorKind::config, "every rank must make the same call, got ", shm::describe(entries[0].call), " on rank ",
-          ranks_of(0)[0], " and ", shm::describe(entries[host].call), " on rank ", ranks_of(host)[0]);
+    raise(ErrorKind::config, "every rank must make the same call, got ", shm::describe(entries[0].call),
+          " on rank ", ranks_of(0)[0], " and ", shm::describe(entries[host].call), " on rank ",
+          ranks_of(host)[0]);
   }
 }
 

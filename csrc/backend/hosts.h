@@ -17,8 +17,8 @@ namespace gossamer {
 class Hosts {
  public:
   // `local`: the ranks of this host. `gloo` and `store`: of all ranks, both for this object alone.
-  Hosts(shm::Group& local, c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store, int rank,
-        int size);
+  Hosts(shm::Group& local, c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
+        int rank, int size);
   ~Hosts();
 
   // As in shm/collectives.h, with ranks of the whole group and parts of equal size.
@@ -30,9 +30,10 @@ class Hosts {
   void all_gather(const void* in, void* const* outs, int64_t bytes, shm::Deadline deadline);
   void gather(const void* in, void* const* outs, int64_t bytes, int root, shm::Deadline deadline);
   void scatter(const void* const* ins, void* out, int64_t bytes, int root, shm::Deadline deadline);
-  void all_to_all(const void* const* ins, const int64_t* in_bytes, void* const* outs, const int64_t* out_bytes,
-                  shm::Deadline deadline);
+  void all_to_all(const void* const* ins, const int64_t* in_bytes, void* const* outs,
+                  const int64_t* out_bytes, shm::Deadline deadline);
   void barrier(shm::Deadline deadline);
+  void agree_on_count(int64_t count, shm::Deadline deadline);
   // This rank refuses its call; the ranks of all hosts throw.
   void refuse(const std::string& reason, shm::Deadline deadline);
 

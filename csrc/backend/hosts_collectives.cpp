@@ -26,7 +26,9 @@ shm::Call call_for(shm::Kind kind, int64_t count, const shm::Summing& summing, i
 }
 
 // Where the `index`th of `parts` equal parts of `count` elements begins.
-int64_t cut(int64_t count, int64_t parts, int64_t index) { return count / parts * index + count % parts * index / parts; }
+int64_t cut(int64_t count, int64_t parts, int64_t index) {
+  return count / parts * index + count % parts * index / parts;
+}
 
 }  // namespace
 
@@ -114,7 +116,8 @@ void Hosts::reduce_across(void* data, int64_t count, const shm::Summing& summing
       if (host == own_host) continue;
       sends.push_back({result, own.count * element, stretches[i].carriers[host]});
       const shm::Range other = part_of(stretches[i], host);
-      receives.push_back({at(data, other.begin * element), other.count * element, stretches[i].carriers[host]});
+      receives.push_back(
+          {at(data, other.begin * element), other.count * element, stretches[i].carriers[host]});
     }
   }
   transfer(sends, receives, deadline);
@@ -176,7 +179,8 @@ void Hosts::broadcast(void* data, int64_t bytes, int root, shm::Deadline deadlin
 void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::Deadline deadline) {
   run([&] {
     agree(call_for(shm::Kind::all_gather, bytes), deadline);
-    std::vector<std::vector<int>> carried(local_.size());  // ranks whose parts each local rank hands on, its own first
+    std::vector<std::vector<int>> carried(
+        local_.size());  // ranks whose parts each local rank hands on, its own first
     std::vector<Part> sends;
     for (int rank = 0; rank < size_; ++rank) {
       const int place = place_of_[rank] % local_.size();
@@ -231,8 +235,8 @@ void Hosts::scatter(const void* const* ins, void* out, int64_t bytes, int root, 
   });
 }
 
-void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* const* outs, const int64_t* out_bytes,
-                       shm::Deadline deadline) {
+void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* const* outs,
+                       const int64_t* out_bytes, shm::Deadline deadline) {
   run([&] {
     agree(call_for(shm::Kind::all_to_all, 0), deadline);
     std::vector<Part> sends;
@@ -247,6 +251,10 @@ void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* co
 
 void Hosts::barrier(shm::Deadline deadline) {
   run([&] { agree(call_for(shm::Kind::barrier, 0), deadline); });
+}
+
+void Hosts::agree_on_count(int64_t count, shm::Deadline deadline) {
+  run([&] { agree(call_for(shm::Kind::several, count), deadline); });
 }
 
 void Hosts::refuse(const std::string& reason, shm::Deadline deadline) {

@@ -6,6 +6,7 @@ namespace gossamer {
 
 shm::Mailbox& GossamerBackend::mailbox() {
   const std::lock_guard<std::mutex> lock(lazy_mutex_);
+  if (shut_down_) throw PythonError(ErrorKind::comm, "the group was shut down; make a new one");
   if (!mailbox_) mailbox_ = std::make_unique<shm::Mailbox>(*group_);
   return *mailbox_;
 }
@@ -22,8 +23,8 @@ GossamerBackend::Reply GossamerBackend::post(Tensors& tensors, int peer, int tag
                                              std::to_string(tensors.size()) + " tensors, rank " +
                                              std::to_string(peer) + ", tag " + std::to_string(tag));
   }
-  auto work = c10::make_intrusive<GossamerWork>(getRank(), type, title, tensors, Lists{tensors}, sequence_.load(),
-                                                nullptr);
+  auto work = c10::make_intrusive<GossamerWork>(getRank(), type, title, tensors, Lists{tensors},
+                                                sequence_.load(), nullptr);
   work->on_abort([this] { abort(); });
   Flat flat(tensors[0]);
   void* data = flat.data();

@@ -22,10 +22,9 @@ int64_t padded(size_t bytes) { return shm::ceil_div(static_cast<int64_t>(bytes),
 
 class CpuSymmetricMemory : public symm::SymmetricMemory {
  public:
-  CpuSymmetricMemory(c10::intrusive_ptr<GossamerBackend> backend, std::shared_ptr<shm::Shared> shared, size_t bytes)
-      : backend_(std::move(backend)),
-        shared_(std::move(shared)),
-        bytes_(bytes) {
+  CpuSymmetricMemory(c10::intrusive_ptr<GossamerBackend> backend, std::shared_ptr<shm::Shared> shared,
+                     size_t bytes)
+      : backend_(std::move(backend)), shared_(std::move(shared)), bytes_(bytes) {
     for (void* base : shared_->bases()) {
       buffers_.push_back(base);
       pads_.push_back(shm::at(base, padded(bytes)));
@@ -81,10 +80,10 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
     const bool inside = at_rank >= 0 && at_rank < get_world_size() && from >= 0 && from < get_world_size() &&
                         channel >= 0 && (index + 1) * 4 <= static_cast<int64_t>(symm::get_signal_pad_size());
     if (!inside) {
-      throw PythonError(ErrorKind::config, "symmetric memory: a signal pad of " +
-                                               std::to_string(symm::get_signal_pad_size()) + " bytes has no channel " +
-                                               std::to_string(channel) + " from rank " + std::to_string(from) +
-                                               " to rank " + std::to_string(at_rank));
+      throw PythonError(ErrorKind::config,
+                        "symmetric memory: a signal pad of " + std::to_string(symm::get_signal_pad_size()) +
+                            " bytes has no channel " + std::to_string(channel) + " from rank " +
+                            std::to_string(from) + " to rank " + std::to_string(at_rank));
     }
     return static_cast<std::atomic<uint32_t>*>(pads_[at_rank])[index];
   }
@@ -96,10 +95,11 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
     for (int tries = 0; !attempt(); ++tries) {
       const std::string trouble = tries % 64 == 0 ? backend_->trouble(peer) : std::string();
       if (!trouble.empty() || shm::Clock::now() > deadline) {
-        throw PythonError(ErrorKind::comm, std::string("symmetric memory: ") + what + " with rank " +
-                                               std::to_string(peer) + ", channel " + std::to_string(channel) + ": " +
-                                               (trouble.empty() ? "timed out after " + std::to_string(timeout_ms) + " ms"
-                                                                : trouble));
+        throw PythonError(
+            ErrorKind::comm,
+            std::string("symmetric memory: ") + what + " with rank " + std::to_string(peer) + ", channel " +
+                std::to_string(channel) + ": " +
+                (trouble.empty() ? "timed out after " + std::to_string(timeout_ms) + " ms" : trouble));
       }
       tries < 100 ? std::this_thread::yield() : std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -116,7 +116,8 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
 class CpuAllocator : public symm::SymmetricMemoryAllocator {
  public:
   void* alloc(size_t size, int, const std::optional<std::string>& group_name) override {
-    auto block = std::make_shared<shm::Block>(padded(size) + static_cast<int64_t>(symm::get_signal_pad_size()));
+    auto block =
+        std::make_shared<shm::Block>(padded(size) + static_cast<int64_t>(symm::get_signal_pad_size()));
     void* data = block->mapping.data();
     const std::lock_guard<std::mutex> lock(mutex_);
     entries_[data] = Entry{std::move(block), size, group_name, {}};
@@ -137,8 +138,8 @@ class CpuAllocator : public symm::SymmetricMemoryAllocator {
     return entry_of(data).bytes;
   }
 
-  c10::intrusive_ptr<symm::SymmetricMemory> rendezvous(void* data,
-                                                       const std::optional<std::string>& group_name) override {
+  c10::intrusive_ptr<symm::SymmetricMemory> rendezvous(
+      void* data, const std::optional<std::string>& group_name) override {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto found = entries_.find(data);
     if (found == entries_.end()) return nullptr;  // torch's way to say: not symmetric memory
@@ -146,7 +147,8 @@ class CpuAllocator : public symm::SymmetricMemoryAllocator {
     lock.unlock();
     const auto& name = group_name ? group_name : entry.group_name;
     if (!name) {
-      throw PythonError(ErrorKind::config, "symmetric memory: rendezvous needs the name of a group, got none");
+      throw PythonError(ErrorKind::config,
+                        "symmetric memory: rendezvous needs the name of a group, got none");
     }
     const auto backend = find_backend(*name);
     const auto known = entry.handles.find(backend.get());
@@ -170,13 +172,15 @@ class CpuAllocator : public symm::SymmetricMemoryAllocator {
     std::shared_ptr<shm::Block> block;
     size_t bytes;
     std::optional<std::string> group_name;
-    std::map<const GossamerBackend*, c10::intrusive_ptr<symm::SymmetricMemory>> handles;  // keep their backends
+    std::map<const GossamerBackend*, c10::intrusive_ptr<symm::SymmetricMemory>>
+        handles;  // keep their backends
   };
 
   Entry& entry_of(void* data) {
     const auto found = entries_.find(data);
     if (found == entries_.end()) {
-      throw PythonError(ErrorKind::config, "symmetric memory: the tensor was not allocated as symmetric memory");
+      throw PythonError(ErrorKind::config,
+                        "symmetric memory: the tensor was not allocated as symmetric memory");
     }
     return found->second;
   }

@@ -71,7 +71,8 @@ shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, con
   reduction.op = to_shm_op(op.op_, where);
   if (!shm::supports(reduction.from, reduction.op)) {
     std::ostringstream message;
-    message << where << ": " << shm::name(reduction.op) << " is not defined for " << type;
+    message << where << ": " << shm::name(reduction.op) << " is not defined for " << shm::name(reduction.from)
+            << " tensors";
     throw PythonError(ErrorKind::config, message.str());
   }
   if (reduction.op == shm::Op::avg) reduction.divisor = size;

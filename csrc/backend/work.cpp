@@ -10,7 +10,8 @@
 
 namespace gossamer {
 
-GossamerWork::GossamerWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+GossamerWork::GossamerWork(int rank, c10d::OpType type, const char* title,
+                           const std::vector<at::Tensor>& inputs,
                            std::vector<std::vector<at::Tensor>> outputs, uint64_t sequence,
                            std::function<void(GossamerWork&)> help)
     : Work(rank, type, title, inputs),
@@ -33,6 +34,11 @@ bool GossamerWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
+int GossamerWork::sourceRank() const {
+  const bool receives = opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE;
+  return receives ? source_ : Work::sourceRank();  // which throws torch's own error
+}
+
 std::vector<at::Tensor> GossamerWork::result() {
   std::vector<at::Tensor> all;
   for (const auto& list : outputs_) all.insert(all.end(), list.begin(), list.end());
@@ -53,7 +59,8 @@ c10::intrusive_ptr<c10::ivalue::Future> GossamerWork::getFuture() {
   const std::lock_guard<std::mutex> lock(future_mutex_);
   if (!future_) {
     const auto list = c10::ListType::create(c10::TensorType::get());
-    future_ = c10::make_intrusive<c10::ivalue::Future>(outputs_.size() > 1 ? c10::ListType::create(list) : list);
+    future_ =
+        c10::make_intrusive<c10::ivalue::Future>(outputs_.size() > 1 ? c10::ListType::create(list) : list);
     if (isCompleted()) settle(exception());
   }
   return future_;

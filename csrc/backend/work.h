@@ -20,7 +20,7 @@ class GossamerWork : public c10d::Work {
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
-  int sourceRank() const override { return source_; }
+  int sourceRank() const override;
   void abort() override;
 
   // Once, by whoever ran it.

@@ -125,10 +125,11 @@ void C10dCommunicator::wait(c10d::Work& work) {
 std::string C10dCommunicator::key(const std::string& leaf) const { return "gossamer/" + name_ + "/" + leaf; }
 
 void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
+  const std::string reason = first_line(error.what());
+  if (shared_memory_) throw PythonError(ErrorKind::comm, reason);  // which names the operation and the ranks
   std::ostringstream message;
   message << operation << " of " << readable_bytes(bytes) << " failed on rank " << rank() << "/" << size()
-          << ": " << first_line(error.what());
-  if (!shared_memory_) message << "; " << roll_call();  // which names the ranks in its own errors
+          << ": " << reason << "; " << roll_call();
   throw PythonError(ErrorKind::comm, message.str());
 }
 
@@ -234,7 +235,7 @@ at::Tensor C10dCommunicator::allocate(int64_t bytes) {
 
 void C10dCommunicator::announce_failure() noexcept {
   try {
-    if (shared_memory_) return shared_memory_->abort();
+    if (shared_memory_) return shared_memory_->abort_because("it gave up after an error of its own");
     if (store_) store_->set(key("failed"), std::vector<uint8_t>{1});
   } catch (const std::exception&) {
     // Whoever hosts the store is gone; the others will notice that.

@@ -55,7 +55,7 @@ class C10dCommunicator : public Communicator {
   c10::intrusive_ptr<c10d::Store> store_;
   std::string name_;
   GossamerBackend* shared_memory_;  // backend_ if it is one; else null
-  bool async_;  // false where an operation costs less than handing it to another thread
+  bool async_;                      // false where an operation costs less than handing it to another thread
   std::atomic<bool> gave_up_{false};
   pid_t owner_ = getpid();
 };

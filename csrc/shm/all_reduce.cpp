@@ -63,7 +63,10 @@ void fold_whole(Group& group, void* data, int64_t count, const Reduction& reduct
 class Chunks {
  public:
   Chunks(Group& group, void* data, int64_t count, Type type)
-      : group_(group), data_(data), count_(count), element_(element_size(type)),
+      : group_(group),
+        data_(data),
+        count_(count),
+        element_(element_size(type)),
         place_(round_down(group.round_bytes() / group.size(), kLine)),
         chunk_(place_ * group.size() / element_),
         total_(ceil_div(count, chunk_)) {}

@@ -23,8 +23,8 @@ int64_t compare_tables(const Group& group) {
     for (int to = 0; to < group.size(); ++to) {
       const int64_t sent = entry(group.theirs(from), to);
       const int64_t expected = entry(group.theirs(to), group.size() + from);
-      GOSSAMER_CHECK(sent == expected, ErrorKind::config, "all_to_all: rank ", group.global_rank(from), " sends ",
-                     sent, " bytes to rank ", group.global_rank(to), ", which expects ", expected);
+      GOSSAMER_CHECK(sent == expected, ErrorKind::config, "all_to_all: rank ", group.global_rank(from),
+                     " sends ", sent, " bytes to rank ", group.global_rank(to), ", which expects ", expected);
       largest = std::max(largest, sent);
     }
   }

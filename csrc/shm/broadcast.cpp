@@ -1,4 +1,5 @@
-// The root writes, piece by piece, and everyone reads; scatter gives each rank a place of its own. See collectives.h.
+// The root writes, piece by piece, and everyone reads; scatter gives each rank a place of its own. A barrier is a round
+// without data. See collectives.h.
 #include "shm/collectives.h"
 #include "shm/pieces.h"
 
@@ -36,12 +37,22 @@ void scatter(Group& group, const void* const* ins, void* out, int64_t bytes, int
     }
     group.meet();
     if (index == 0) group.compare();
-    if (group.rank() != root) copy(at(out, range.begin), group.theirs(root) + group.rank() * place, range.count);
+    if (group.rank() != root)
+      copy(at(out, range.begin), group.theirs(root) + group.rank() * place, range.count);
   }
 }
 
 void barrier(Group& group, Deadline deadline) {
   group.begin(Call(), deadline);
+  group.meet();
+  group.compare();
+}
+
+void agree_on_count(Group& group, int64_t count, Deadline deadline) {
+  Call call;
+  call.kind = Kind::several;
+  call.count = count;
+  group.begin(call, deadline);
   group.meet();
   group.compare();
 }

@@ -28,8 +28,8 @@ void all_reduce(Group& group, void* data, int64_t count, const Summing& summing,
                 Deadline deadline);
 
 // out = fold of the ranks' ins[rank of the caller]. counts[p]: elements of ins[p], equal on all ranks.
-void reduce_scatter(Group& group, const void* const* ins, void* out, const int64_t* counts, const Summing& summing,
-                    Deadline deadline);
+void reduce_scatter(Group& group, const void* const* ins, void* out, const int64_t* counts,
+                    const Summing& summing, Deadline deadline);
 
 // On `root`: out = fold of the ranks' in; out may be in. Elsewhere out is not touched.
 void reduce(Group& group, const void* in, void* out, int64_t count, const Summing& summing, int root,
@@ -51,5 +51,8 @@ void gather(Group& group, const void* in, void* const* outs, int64_t bytes, int 
 void scatter(Group& group, const void* const* ins, void* out, int64_t bytes, int root, Deadline deadline);
 
 void barrier(Group& group, Deadline deadline);
+
+// Makes sure that all ranks go on with `count` operations.
+void agree_on_count(Group& group, int64_t count, Deadline deadline);
 
 }  // namespace gossamer::shm

@@ -1,9 +1,13 @@
 // The round and its barrier; see group.h.
 #include "shm/group.h"
 
+#include <poll.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstring>
 #include <sstream>
+#include <thread>
 
 #include "base/check.h"
 #include "shm/reduce.h"
@@ -15,8 +19,18 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(50);
 // Where ranks spin, a meeting costs less than a piece that falls out of the cores' caches.
 constexpr int64_t kSpinningRoundBytes = int64_t{64} << 10;  // of each rank
-constexpr int kSpinsBetweenClocks = 64;
+constexpr int kSpinsBetweenYields = 200;
 constexpr auto kLook = std::chrono::milliseconds(100);  // how often a sleeper looks after its peers
+
+double seconds(Clock::duration duration) {
+  return static_cast<double>(std::chrono::round<std::chrono::milliseconds>(duration).count()) / 1000;
+}
+
+// Process ids mean the same to processes of one space.
+uint64_t process_space() {
+  struct stat space{};
+  return stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
+}
 
 const char* name(Kind kind) {
   switch (kind) {
@@ -30,6 +44,7 @@ const char* name(Kind kind) {
     case Kind::reduce_scatter: return "reduce_scatter";
     case Kind::all_to_all: return "all_to_all";
     case Kind::barrier: return "barrier";
+    case Kind::several: return "several operations";
     case Kind::share: return "sharing of memory";
   }
   return "an unknown call";
@@ -45,6 +60,10 @@ std::string describe(const Call& call) {
   std::ostringstream text;
   text << name(call.kind);
   if (call.kind == Kind::barrier || call.kind == Kind::refused) return text.str();
+  if (call.kind == Kind::several) {
+    text << ", " << call.count << " in all";
+    return text.str();
+  }
   text << " of " << call.count << " " << (call.type < 0 ? "bytes" : name(static_cast<Type>(call.type)));
   if (call.op >= 0) text << " (" << name(static_cast<Op>(call.op)) << ")";
   if (call.root >= 0) text << ", root " << call.root;
@@ -60,6 +79,8 @@ Group::Group(Meeting meeting)
       sockets_(std::move(meeting.sockets)),
       spin_(header().cores >= layout_.size),
       round_bytes_(spin_ ? std::min(kSegmentBytes, kSpinningRoundBytes * layout_.size) : kSegmentBytes) {
+  slot(rank_).process = getpid();
+  slot(rank_).process_space = process_space();
   set_presence(rank_, Presence::present);
   for (size_t place = 0; place < sockets_.size(); ++place) {
     if (!sockets_[place]) continue;
@@ -73,9 +94,12 @@ Group::Group(Meeting meeting)
 
 Group::~Group() {
   for (const uint64_t watch : watches_) Watch::of_this_process().remove(watch);
-  if (static_cast<Presence>(slot(rank_).presence.load()) == Presence::present) {
-    set_presence(rank_, Presence::left);
-  }
+  leave();
+}
+
+void Group::leave() {
+  if (static_cast<Presence>(slot(rank_).presence.load()) != Presence::present) return;
+  set_presence(rank_, Presence::left);
 }
 
 void Group::set_presence(int local, Presence presence) {
@@ -109,10 +133,11 @@ void Group::meet() {
   if (spin_) {
     const auto until = Clock::now() + kSpin;
     do {
-      for (int i = 0; i < kSpinsBetweenClocks; ++i) {
+      for (int i = 0; i < kSpinsBetweenYields; ++i) {
         if (head.generation.load(std::memory_order_acquire) != generation) return;
         relax();
       }
+      std::this_thread::yield();  // the peer may be waiting for this core
     } while (Clock::now() < until);
   }
   while (!wait_for(generation)) check_peers();
@@ -139,9 +164,23 @@ void Group::check_peers() {
     if (!why.empty() && header().generation.load(std::memory_order_acquire) == generation) break_with(why);
   }
   if (Clock::now() < deadline_) return;
+  const std::string silent = missing();
+  if (header().generation.load(std::memory_order_acquire) != generation) return;
   std::ostringstream text;
-  text << "timed out after " << std::chrono::duration<double>(allowed_).count() << " s; silent: " << missing();
+  text << "timed out after " << seconds(allowed_) << " s; silent: " << silent;
   break_with(text.str());
+}
+
+// The first rank of a host watches the others, and they watch it. Once it has gone they look themselves; they can where
+// they see each other's processes.
+bool Group::has_ended(int peer) const {
+  const auto leader = static_cast<Presence>(slot(0).presence.load());
+  if (leader == Presence::joining || leader == Presence::present) return false;
+  if (slot(peer).process_space != process_space()) return false;
+  const Fd process(static_cast<int>(syscall(SYS_pidfd_open, slot(peer).process, 0)));
+  if (!process) return errno == ESRCH;
+  pollfd item{process.get(), POLLIN, 0};
+  return ::poll(&item, 1, 0) == 1;
 }
 
 std::string Group::trouble(int peer) const {
@@ -153,9 +192,15 @@ std::string Group::trouble(int peer) const {
   switch (static_cast<Presence>(slot(peer).presence.load())) {
     case Presence::dead: return who + " has ended without a word (killed, or crashed)";
     case Presence::left: return who + " has left the group";
-    case Presence::failed: return who + " has failed: " + slot(peer).reason;
-    default: return {};
+    case Presence::failed: {  // perhaps because of another rank; then that is what to say
+      const std::string reason = slot(peer).reason;
+      return reason.compare(0, 5, "rank ") == 0 ? reason : who + " has failed: " + reason;
+    }
+    case Presence::joining:
+    case Presence::present:
+      if (has_ended(peer)) return who + " has ended without a word (killed, or crashed)";
   }
+  return {};
 }
 
 std::string Group::missing() const {
@@ -169,16 +214,15 @@ std::string Group::missing() const {
 
 void Group::break_with(const std::string& reason) {
   broken_ = describe(call_) + " on rank " + std::to_string(global_rank(rank_)) + ": " + reason;
-  auto& own = slot(rank_);
-  own.reason[reason.copy(own.reason, kReasonBytes - 1)] = 0;
-  set_presence(rank_, Presence::failed);
+  fail(reason);
   throw Error(ErrorKind::comm, broken_);
 }
 
 void Group::compare() {
   for (int peer = 0; peer < size(); ++peer) {
     if (call_of(peer).kind != Kind::refused) continue;
-    raise(ErrorKind::config, describe(call_), ": rank ", global_rank(peer), " refused its call: ", slot(peer).reason);
+    raise(ErrorKind::config, describe(call_), ": rank ", global_rank(peer),
+          " refused its call: ", slot(peer).refusal);
   }
   for (int peer = 0; peer < size(); ++peer) {
     if (alike(call_of(peer), call_of(0))) continue;
@@ -192,7 +236,7 @@ void Group::refuse(const std::string& reason, Deadline deadline) {
   call.kind = Kind::refused;
   begin(call, deadline);
   auto& own = slot(rank_);
-  own.reason[reason.copy(own.reason, kReasonBytes - 1)] = 0;
+  own.refusal[reason.copy(own.refusal, kReasonBytes - 1)] = 0;
   meet();
 }
 
@@ -231,6 +275,12 @@ void Group::abort(const std::string& reason) {
     abort_reason_ = reason;
     aborted_.store(true);
   }
+  fail(reason);
+}
+
+// The first reason stays: others may be reading it.
+void Group::fail(const std::string& reason) {
+  const std::lock_guard<std::mutex> lock(reason_mutex_);
   auto& own = slot(rank_);
   if (static_cast<Presence>(own.presence.load()) != Presence::present) return;
   own.reason[reason.copy(own.reason, kReasonBytes - 1)] = 0;

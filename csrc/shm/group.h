@@ -33,8 +33,10 @@ class Group {
   void begin(const Call& call, Deadline deadline);
   // How much of a segment the collectives fill in one round; equal on all ranks.
   int64_t round_bytes() const { return round_bytes_; }
-  uint8_t* mine() { return segment(rank_, round_ & 1); }                      // to write in this round
-  const uint8_t* theirs(int peer) const { return segment(peer, (round_ + 1) & 1); }  // of the round that ended
+  uint8_t* mine() { return segment(rank_, round_ & 1); }  // to write in this round
+  const uint8_t* theirs(int peer) const {
+    return segment(peer, (round_ + 1) & 1);
+  }  // of the round that ended
   void meet();  // throws Error(comm) if a peer ends, fails, or does not come before the deadline
   // After the first meet(): what the others began. Throws Error(config) on all ranks alike if the calls differ.
   void compare();
@@ -42,6 +44,9 @@ class Group {
 
   // Takes the place of an operation that this rank cannot begin; all ranks throw, and the group goes on.
   void refuse(const std::string& reason, Deadline deadline);
+
+  // Tells the others that this rank takes part in nothing any more.
+  void leave();
 
   // Ends what this rank waits for, now and later; any thread.
   void abort(const std::string& reason);
@@ -69,6 +74,8 @@ class Group {
   void check_peers();
   [[noreturn]] void break_with(const std::string& reason);
   std::string missing() const;
+  bool has_ended(int peer) const;
+  void fail(const std::string& reason);
   void set_presence(int local, Presence presence);
 
   Mapping region_;
@@ -93,7 +100,7 @@ class Group {
 // Whether two ranks mean the same operation.
 bool alike(const Call& a, const Call& b);
 
-// "all_reduce of 1024 f32 (sum)", for messages.
+// "all_reduce of 1024 float32 (SUM)", for messages.
 std::string describe(const Call& call);
 
 }  // namespace gossamer::shm

@@ -1,4 +1,5 @@
-// How messages are offered, matched and moved; see mailbox.h. All of it under the mailbox's lock, none of it waits.
+// How messages are offered, matched and moved; see mailbox.h. All of it under the mailbox's lock, none of it
+// waits.
 #include <algorithm>
 #include <sstream>
 
@@ -156,7 +157,8 @@ void Mailbox::forget_send(Peer& peer, uint64_t id) {
   peer.granted.erase(std::remove(peer.granted.begin(), peer.granted.end(), id), peer.granted.end());
 }
 
-// Writes as much as there is room for. What is left follows when the peer has read, which it tells by rouse().
+// Writes as much as there is room for. What is left follows when the peer has read, which it tells by
+// rouse().
 bool Mailbox::push(int index) {
   bool moved = false;
   while (write_next(peers_[index])) {

@@ -1,6 +1,7 @@
-// The shared memory of the mailboxes (mailbox.h): for every ordered pair of local ranks a ring of frames, written by
-// one rank and read by the other. Zero-filled memory is an empty ring, so a rank may write before its peer has
-// a mailbox. All counters lie together, so that looking for news touches no page of a ring that nobody uses.
+// The shared memory of the mailboxes (mailbox.h): for every ordered pair of local ranks a ring of frames,
+// written by one rank and read by the other. Zero-filled memory is an empty ring, so a rank may write before
+// its peer has a mailbox. All counters lie together, so that looking for news touches no page of a ring that
+// nobody uses.
 #pragma once
 
 #include <algorithm>

@@ -181,6 +181,7 @@ bool Mailbox::spin(uint64_t seen) const {
       if (signs() != seen) return true;
       relax();
     }
+    std::this_thread::yield();  // the scheduler likes to put the one who would bring news on this very core
   } while (Clock::now() < until);
   return false;
 }
@@ -267,8 +268,9 @@ void Mailbox::expire(Operations& operations, Deadline now, const std::function<v
       continue;
     }
     std::ostringstream text;
-    text << describe(operation) << " timed out after "
-         << std::chrono::duration<double>(operation.allowed).count() << " s; ";
+    const auto allowed = std::chrono::round<std::chrono::milliseconds>(operation.allowed);
+    text << describe(operation) << " timed out after " << static_cast<double>(allowed.count()) / 1000
+         << " s; ";
     if (operation.moved > 0) {
       text << operation.moved << " bytes of it had been moved";
     } else if (operation.sends) {

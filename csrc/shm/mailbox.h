@@ -1,12 +1,13 @@
-// Messages between the ranks of one host, with tags: c10d's send, recv and recv from any source. Sizes need not
-// be agreed on before, any mixture of messages goes at once, and none blocks one with another tag.
-// One a group and rank, made when first needed; peers may make theirs later, or never. Not a collective, and not
+// Messages between the ranks of one host, with tags: c10d's send, recv and recv from any source. Sizes need
+// not be agreed on before, any mixture of messages goes at once, and none blocks one with another tag. One a
+// group and rank, made when first needed; peers may make theirs later, or never. Not a collective, and not
 // for ranks on other hosts. mailbox.cpp: the thread, deadlines and ends; mail_flow.cpp: matching and moving.
 //
-// A message is offered to the receiver, which keeps a list of offers, and goes in parts once a receive was posted
-// for it: so the ring holds only what has a place to go to, and nothing in it waits for the user. A small
-// message goes with its offer; `kWholeMessages` bounds what the receiver keeps of those. A send is done when it
-// is matched and its last byte is in shared memory: as with Gloo and NCCL, sending without a receive waits.
+// A message is offered to the receiver, which keeps a list of offers, and goes in parts once a receive was
+// posted for it: so the ring holds only what has a place to go to, and nothing in it waits for the user. A
+// small message goes with its offer; `kWholeMessages` bounds what the receiver keeps of those. A send is done
+// when it is matched and its last byte is in shared memory: as with Gloo and NCCL, sending without a receive
+// waits.
 #pragma once
 
 #include <atomic>
@@ -27,9 +28,9 @@ namespace gossamer::shm {
 
 class Mailbox {
  public:
-  // Called exactly once for each operation, from the mailbox's thread, with no lock held: it may post more, must
-  // be short, must not throw and must not destroy the mailbox. `source` is the message's sender, or -1 where a
-  // receive from any source has failed before one was found.
+  // Called exactly once for each operation, from the mailbox's thread, with no lock held: it may post more,
+  // must be short, must not throw and must not destroy the mailbox. `source` is the message's sender, or -1
+  // where a receive from any source has failed before one was found.
   using Done = std::function<void(int source, std::exception_ptr error)>;
 
   explicit Mailbox(Group& group);  // which must outlive it
@@ -38,10 +39,10 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // Any thread; ranks are local ones, that of the caller included. The memory must stay until `done`. Messages of
-  // one sender with one tag are matched in order. If the sizes differ both sides fail, and the next pair is
-  // matched as usual. So it is after a timeout, which withdraws the operation; but a send that timed out can
-  // still be met by a receive until the peer hears of it.
+  // Any thread; ranks are local ones, that of the caller included. The memory must stay until `done`.
+  // Messages of one sender with one tag are matched in order. If the sizes differ both sides fail, and the
+  // next pair is matched as usual. So it is after a timeout, which withdraws the operation; but a send that
+  // timed out can still be met by a receive until the peer hears of it.
   void send(int to, uint64_t tag, const void* data, int64_t bytes, Deadline deadline, Done done);
   void receive(int from, uint64_t tag, void* data, int64_t bytes, Deadline deadline,
                Done done);  // from -1: any

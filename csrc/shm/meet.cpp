@@ -49,8 +49,8 @@ int find_leader(Store& store, int rank, Deadline deadline, Socket& socket) {
     auto found = connect(store.get("socket/" + std::to_string(candidate), deadline));
     if (!found) continue;
     const uid_t user = found->peer_user();
-    GOSSAMER_CHECK(user == geteuid(), ErrorKind::comm, "shared memory: rank ", rank, " runs as user ", geteuid(),
-                   " and ", peer_name(candidate), " on the same host as user ", user,
+    GOSSAMER_CHECK(user == geteuid(), ErrorKind::comm, "shared memory: rank ", rank, " runs as user ",
+                   geteuid(), " and ", peer_name(candidate), " on the same host as user ", user,
                    "; ranks of a host must run as one user");
     socket = std::move(*found);
     return candidate;
@@ -83,7 +83,8 @@ std::vector<Socket> greet(const Listener& listener, const std::vector<int>& loca
     Socket socket = listener.accept(deadline);
     if (!socket) {
       const auto missing = std::find_if(sockets.begin() + 1, sockets.end(), [](auto& s) { return !s; });
-      GOSSAMER_CHECK(false, ErrorKind::comm, "shared memory: ", peer_name(local_ranks[missing - sockets.begin()]),
+      GOSSAMER_CHECK(false, ErrorKind::comm,
+                     "shared memory: ", peer_name(local_ranks[missing - sockets.begin()]),
                      " does not answer");
     }
     if (socket.peer_user() != geteuid()) continue;
@@ -121,14 +122,15 @@ void lead(Meeting& meeting, const Listener& listener, Deadline deadline) {
   }
   for (int local = 1; local < size; ++local) {
     const Welcome welcome{local, size, header.proof};
-    meeting.sockets[local].send(&welcome, sizeof(welcome), {meeting.region.fd()}, deadline, peer_name(ranks[local]));
+    meeting.sockets[local].send(&welcome, sizeof(welcome), {meeting.region.fd()}, deadline,
+                                peer_name(ranks[local]));
   }
   for (int local = 1; local < size; ++local) {
     Proof proof;
     meeting.sockets[local].receive(&proof, sizeof(proof), 0, deadline, peer_name(ranks[local]));
     const uint64_t seen = slot_of(meeting.region, layout, local).proof;
-    GOSSAMER_CHECK(seen == proof.proof, ErrorKind::comm, "shared memory: ", peer_name(ranks[local]), " wrote ",
-                   proof.proof, " into memory where rank ", ranks[0], " reads ", seen,
+    GOSSAMER_CHECK(seen == proof.proof, ErrorKind::comm, "shared memory: ", peer_name(ranks[local]),
+                   " wrote ", proof.proof, " into memory where rank ", ranks[0], " reads ", seen,
                    "; the two do not share it");
   }
   for (int local = 1; local < size; ++local) {
@@ -145,9 +147,10 @@ void join(Meeting& meeting, Socket leader, Deadline deadline) {
   const Layout layout(static_cast<int>(ranks.size()));
   meeting.region = Mapping::attach(std::move(fds[0]), layout.bytes);
   const auto& header = *reinterpret_cast<const Header*>(meeting.region.data());
-  GOSSAMER_CHECK(header.proof == welcome.proof && header.size == layout.size && welcome.local == meeting.local,
-                 ErrorKind::comm, "shared memory: ", peer, " says that its memory begins with ", welcome.proof,
-                 ", but it begins with ", header.proof, "; the two do not share it");
+  GOSSAMER_CHECK(
+      header.proof == welcome.proof && header.size == layout.size && welcome.local == meeting.local,
+      ErrorKind::comm, "shared memory: ", peer, " says that its memory begins with ", welcome.proof,
+      ", but it begins with ", header.proof, "; the two do not share it");
   Proof proof{random_number()};
   slot_of(meeting.region, layout, meeting.local).proof = proof.proof;
   leader.send(&proof, sizeof(proof), {}, deadline, peer);

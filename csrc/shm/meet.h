@@ -16,15 +16,17 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  virtual std::string get(const std::string& key, Deadline deadline) = 0;  // waits for the key; throws if in vain
+  virtual std::string get(const std::string& key,
+                          Deadline deadline) = 0;  // waits for the key; throws if in vain
 };
 
 struct Meeting {
-  std::vector<std::vector<int>> hosts;  // ranks of each host, ascending; hosts in the order of their first ranks
-  int host = 0;                         // this rank's
-  int local = 0;                        // its place in hosts[host]
-  Mapping region;                       // see region.h
-  std::vector<Socket> sockets;          // the first rank of a host: to each local rank; the others: to the first
+  std::vector<std::vector<int>>
+      hosts;                    // ranks of each host, ascending; hosts in the order of their first ranks
+  int host = 0;                 // this rank's
+  int local = 0;                // its place in hosts[host]
+  Mapping region;               // see region.h
+  std::vector<Socket> sockets;  // the first rank of a host: to each local rank; the others: to the first
 };
 
 // Collective. Throws Error(comm) that names the rank in whose place nothing came.

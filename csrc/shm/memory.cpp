@@ -35,7 +35,7 @@ Mapping Mapping::create(size_t bytes) {
 }
 
 Mapping Mapping::attach(Fd fd, size_t bytes) {
-  struct stat found {};
+  struct stat found{};
   const bool known = fstat(fd.get(), &found) == 0;
   GOSSAMER_CHECK(known && found.st_size == static_cast<off_t>(bytes), ErrorKind::comm,
                  "shared memory: a peer's memory must have ", bytes, " bytes, got ", found.st_size);

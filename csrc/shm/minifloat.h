@@ -1,6 +1,6 @@
-// Floats of 8 and 16 bits, by integer arithmetic without branches, so that loops over it are vectorised. Rounds
-// to nearest even; what overflows becomes what torch 2.13 makes of it. float16 and bfloat16 come here only where
-// the lane type has no instructions for them. Called by strip.h.
+// Floats of 8 and 16 bits, by integer arithmetic without branches, so that loops over it are vectorised.
+// Rounds to nearest even; what overflows becomes what torch 2.13 makes of it. float16 and bfloat16 come here
+// only where the lane type has no instructions for them. Called by strip.h.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace gossamer::GOSSAMER_ISA {
 
-// `condition ? yes : no` without a branch: GCC moves float arithmetic into branches, where it is not vectorised.
+// `condition ? yes : no` without a branch: GCC moves float arithmetic into branches and cannot vectorise it.
 HD uint32_t select(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = 0u - static_cast<uint32_t>(condition);
   return (yes & mask) | (no & ~mask);

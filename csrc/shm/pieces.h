@@ -7,7 +7,8 @@
 
 namespace gossamer::shm {
 
-constexpr int64_t kLine = 64;  // bytes of a cache line: pieces begin on one, so that no two ranks write into it
+constexpr int64_t kLine =
+    64;  // bytes of a cache line: pieces begin on one, so that no two ranks write into it
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_down(int64_t value, int64_t multiple) { return value / multiple * multiple; }
@@ -31,7 +32,9 @@ constexpr Range slice_of(int64_t count, int slices, int index, int64_t element_b
 }
 
 inline uint8_t* at(void* base, int64_t bytes) { return static_cast<uint8_t*>(base) + bytes; }
-inline const uint8_t* at(const void* base, int64_t bytes) { return static_cast<const uint8_t*>(base) + bytes; }
+inline const uint8_t* at(const void* base, int64_t bytes) {
+  return static_cast<const uint8_t*>(base) + bytes;
+}
 
 inline void copy(void* to, const void* from, int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(bytes));

@@ -1,5 +1,5 @@
-// reduce.h: the facts about types, the checks, and the choice of a kernel. The kernels themselves are compiled
-// once per instruction set in cpu_*.cpp. A reduction is first turned into one of the few that they know.
+// reduce.h: the facts about types, the checks, and the choice of a kernel. The kernels are compiled once per
+// instruction set in cpu_*.cpp. A reduction is first turned into one of the few that they know.
 #include "shm/reduce.h"
 
 #include <atomic>
@@ -26,33 +26,33 @@ struct Facts {
   Type parts;  // of a complex number; of a signed integer its unsigned twin; else the type itself
 };
 
-// In the order of Type.
+// In the order of Type; names as torch spells them.
 constexpr Facts kFacts[] = {
-    {"u8", 1, Class::integer, Type::u8, Type::u8},
-    {"i8", 1, Class::integer, Type::i8, Type::u8},
-    {"u16", 2, Class::integer, Type::u16, Type::u16},
-    {"i16", 2, Class::integer, Type::i16, Type::u16},
-    {"u32", 4, Class::integer, Type::u32, Type::u32},
-    {"i32", 4, Class::integer, Type::i32, Type::u32},
-    {"u64", 8, Class::integer, Type::u64, Type::u64},
-    {"i64", 8, Class::integer, Type::i64, Type::u64},
-    {"boolean", 1, Class::boolean, Type::boolean, Type::boolean},
-    {"f16", 2, Class::real, Type::f32, Type::f16},
-    {"bf16", 2, Class::real, Type::f32, Type::bf16},
-    {"f32", 4, Class::real, Type::f32, Type::f32},
-    {"f64", 8, Class::real, Type::f64, Type::f64},
-    {"e4m3fn", 1, Class::real, Type::f32, Type::e4m3fn},
-    {"e4m3fnuz", 1, Class::real, Type::f32, Type::e4m3fnuz},
-    {"e5m2", 1, Class::real, Type::f32, Type::e5m2},
-    {"e5m2fnuz", 1, Class::real, Type::f32, Type::e5m2fnuz},
-    {"c32", 4, Class::complex, Type::c64, Type::f16},
-    {"c64", 8, Class::complex, Type::c64, Type::f32},
-    {"c128", 16, Class::complex, Type::c128, Type::f64},
+    {"uint8", 1, Class::integer, Type::u8, Type::u8},
+    {"int8", 1, Class::integer, Type::i8, Type::u8},
+    {"uint16", 2, Class::integer, Type::u16, Type::u16},
+    {"int16", 2, Class::integer, Type::i16, Type::u16},
+    {"uint32", 4, Class::integer, Type::u32, Type::u32},
+    {"int32", 4, Class::integer, Type::i32, Type::u32},
+    {"uint64", 8, Class::integer, Type::u64, Type::u64},
+    {"int64", 8, Class::integer, Type::i64, Type::u64},
+    {"bool", 1, Class::boolean, Type::boolean, Type::boolean},
+    {"float16", 2, Class::real, Type::f32, Type::f16},
+    {"bfloat16", 2, Class::real, Type::f32, Type::bf16},
+    {"float32", 4, Class::real, Type::f32, Type::f32},
+    {"float64", 8, Class::real, Type::f64, Type::f64},
+    {"float8_e4m3fn", 1, Class::real, Type::f32, Type::e4m3fn},
+    {"float8_e4m3fnuz", 1, Class::real, Type::f32, Type::e4m3fnuz},
+    {"float8_e5m2", 1, Class::real, Type::f32, Type::e5m2},
+    {"float8_e5m2fnuz", 1, Class::real, Type::f32, Type::e5m2fnuz},
+    {"complex32", 4, Class::complex, Type::c64, Type::f16},
+    {"complex64", 8, Class::complex, Type::c64, Type::f32},
+    {"complex128", 16, Class::complex, Type::c128, Type::f64},
 };
 constexpr int kTypes = sizeof(kFacts) / sizeof(kFacts[0]);
 static_assert(kTypes == static_cast<int>(Type::c128) + 1, "kFacts names every Type");
 
-constexpr const char* kOps[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
+constexpr const char* kOps[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"};
 constexpr int kOpCount = sizeof(kOps) / sizeof(kOps[0]);
 static_assert(kOpCount == static_cast<int>(Op::premul_sum) + 1, "kOps names every Op");
 
@@ -110,6 +110,7 @@ void check(const Reduction& r, int source_count, int out_count, int64_t numel) {
 Reduction simplified(Reduction r, int64_t& numel) {
   const Facts& from = facts(r.from);
   if (r.op != Op::avg) r.divisor = 1;
+  if (r.op != Op::premul_sum) r.factors = nullptr;
   if (r.op == Op::premul_sum && r.factors == nullptr) r.op = Op::sum;
   if (from.kind == Class::boolean) {
     if (r.op == Op::sum || r.op == Op::max) r.op = Op::bor;
@@ -174,7 +175,7 @@ void reduce(const Reduction& reduction, const void* const* sources, int source_c
   const Reduction r = simplified(reduction, numel);
   Kernel kernel = kernels().find(r.from, r.to, r.op);
   if (kernel == nullptr) kernel = scalar_kernels.find(r.from, r.to, r.op);
-  kernel({sources, source_count, outs, out_count, numel, r.divisor, r.factors});
+  kernel({sources, source_count, outs, out_count, numel, r.op, r.divisor, r.factors});
 }
 
 }  // namespace gossamer::shm

@@ -1,5 +1,5 @@
 // Between reduce.cpp, which checks and simplifies a reduction, and the kernels, which are compiled once per
-// instruction set in cpu_*.cpp. Not for callers of reduce(); tests and benchmarks choose a table by name here.
+// instruction set in cpu_*.cpp. Not for callers of reduce(); tests and benchmarks pick a table by name here.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,10 @@ struct Job {
   int source_count;  // at least 1
   void* const* outs;
   int out_count;
-  int64_t numel;          // components: a complex number counts as two
+  int64_t numel;  // components: a complex number counts as two
+  Op op;
   int64_t divisor;        // 1 unless the operation is an average
-  const double* factors;  // premul_sum only
+  const double* factors;  // null unless it is premul_sum
 };
 
 using Kernel = void (*)(const Job& job);

@@ -1,6 +1,6 @@
 // The loop that folds buffers, for every pair of element types and every operation. Included once by each
-// cpu_*.cpp, which names the namespace (GOSSAMER_ISA), kVectorBytes and VectorLane. Checks nothing: reduce.cpp
-// has done that. Free of std:: code: what is compiled here carries that file's instruction-set flags.
+// cpu_*.cpp, which names the namespace (GOSSAMER_ISA), kVectorBytes, VectorLane and kIsBase. Checks nothing:
+// reduce.cpp has done that. Free of std:: code: what is compiled here carries that file's flags.
 //
 // A strip of every source is read, in rank order, before that strip is written anywhere: so an out may be a
 // source. There is no scalar loop: what does not fill a strip is padded on the stack, so that an element's
@@ -16,6 +16,9 @@ namespace {
 
 using shm::Job;
 using shm::Kernel;
+
+// Instead of an operation: the kernel asks the job. One kernel for all that a small float is rarely put to.
+constexpr Op kAsked = static_cast<Op>(-1);
 
 template <Type type>
 constexpr bool kIsComplex = type == Type::c32 || type == Type::c64 || type == Type::c128;
@@ -104,14 +107,28 @@ HD Strip<T> divided(const Strip<T>& x, int64_t divisor) {
   }
 }
 
+template <Op op, class T>
+HD Strip<T> combined(const Strip<T>& x, const Strip<T>& y, Op asked) {
+  if constexpr (op == kAsked) {
+    switch (asked) {
+      case Op::product: return combined<Op::product>(x, y, asked);
+      case Op::min: return combined<Op::min>(x, y, asked);
+      case Op::max: return combined<Op::max>(x, y, asked);
+      default: return combined<Op::sum>(x, y, asked);
+    }
+  } else {
+    return each([](auto v, auto w) { return combined<op, T>(v, w); }, x, y);
+  }
+}
+
 // The result of one strip; `read(k)` gives that of source k.
 template <Type type, Op op, class Read>
 HD auto folded(const Job& job, Read read) {
   const auto factored = [&](int k) {
-    if constexpr (op == Op::premul_sum)
-      return premultiplied(read(k), job.factors[k]);
-    else
-      return read(k);
+    const auto x = read(k);
+    if constexpr (op == Op::premul_sum || op == kAsked)
+      if (op == Op::premul_sum || job.factors != nullptr) return premultiplied(x, job.factors[k]);
+    return x;
   };
   auto x = factored(0);
   using T = typename decltype(x)::Number;
@@ -119,14 +136,14 @@ HD auto folded(const Job& job, Read read) {
     if constexpr (kIsComplex<type> && op == Op::product)
       x = complex_product(x, factored(k));
     else
-      x = each([](auto v, auto w) { return combined<op, T>(v, w); }, x, factored(k));
+      x = combined<op>(x, factored(k), job.op);
   }
-  if constexpr (op == Op::avg || (op == Op::sum && std::is_floating_point_v<T>))
+  if constexpr (op == Op::avg || op == kAsked || (op == Op::sum && std::is_floating_point_v<T>))
     if (job.divisor != 1) x = divided(x, job.divisor);
   return x;
 }
 
-// Copies what Element<to>::store wrote, in pieces no larger than its stores: a larger load would wait for them.
+// Copies what an Element's `store` wrote, in pieces no larger than its stores: a larger load would wait.
 template <int64_t bytes, int64_t piece>
 HD void copy_strip(char* to, const char* from) {
   for (int64_t i = 0; i < bytes; i += piece) memcpy(to + i, from + i, piece);
@@ -167,8 +184,8 @@ void run(const Job& job) {
 }
 
 // The choice of a kernel. reduce.cpp asks for few of the combinations that reduce.h allows: its `simplified`
-// turns bitwise operations into those of bytes, signed sums into unsigned ones, an average of floats into a sum
-// with a divisor, and all but products of complex numbers into operations on their parts.
+// turns bitwise operations into those of bytes, signed sums into unsigned ones, an average of floats into a
+// sum with a divisor, and all but products of complex numbers into operations on their parts.
 
 template <Type from, Type to, Op... ops>
 Kernel among(Op op) {
@@ -179,7 +196,7 @@ Kernel among(Op op) {
 
 template <Type type>
 Kernel of_integer(Op op) {
-  // These gain little from a wider instruction set: neither division nor conversion from double is a vector's.
+  // These gain little from a wider instruction set: they divide, or convert from double, one by one.
   if constexpr (kIsBase)
     if (const Kernel found = among<type, type, Op::avg, Op::premul_sum>(op)) return found;
   using T = typename Element<type>::Number;
@@ -191,19 +208,28 @@ Kernel of_integer(Op op) {
     return among<type, type, Op::sum, Op::product, Op::min, Op::max>(op);
 }
 
-template <Type from, Type to>
+template <Type type>
 Kernel of_floats(Op op) {
-  if constexpr (kIsComplex<from>)
+  return among<type, type, Op::sum, Op::product, Op::min, Op::max, Op::premul_sum>(op);
+}
+
+template <Type from, Type to>
+Kernel of_narrow(Op op) {
+  constexpr bool is_usual = sizeof(Half) <= Element<from>::kBytes && sizeof(Half) <= Element<to>::kBytes;
+  if constexpr (kIsComplex<from>) {
     return among<from, to, Op::product>(op);
-  else
-    return among<from, to, Op::sum, Op::product, Op::min, Op::max, Op::premul_sum>(op);
+  } else {
+    if constexpr (is_usual)
+      if (op == Op::sum) return run<from, to, Op::sum>;
+    return run<from, to, kAsked>;
+  }
 }
 
 // Floats of type `narrow` that are summed as `wide`, on either side or both.
 template <Type narrow, Type wide>
 Kernel of_narrow(Type from, Type to, Op op) {
-  if (from == wide) return of_floats<wide, narrow>(op);
-  return to == wide ? of_floats<narrow, wide>(op) : of_floats<narrow, narrow>(op);
+  if (from == wide) return of_narrow<wide, narrow>(op);
+  return to == wide ? of_narrow<narrow, wide>(op) : of_narrow<narrow, narrow>(op);
 }
 
 Kernel find(Type from, Type to, Op op) {
@@ -219,15 +245,15 @@ Kernel find(Type from, Type to, Op op) {
     case Type::boolean: return among<Type::boolean, Type::boolean, Op::band, Op::bor, Op::bxor>(op);
     case Type::f16: return of_narrow<Type::f16, Type::f32>(from, to, op);
     case Type::bf16: return of_narrow<Type::bf16, Type::f32>(from, to, op);
-    case Type::f32: return of_floats<Type::f32, Type::f32>(op);
-    case Type::f64: return of_floats<Type::f64, Type::f64>(op);
+    case Type::f32: return of_floats<Type::f32>(op);
+    case Type::f64: return of_floats<Type::f64>(op);
     case Type::e4m3fn: return of_narrow<Type::e4m3fn, Type::f32>(from, to, op);
     case Type::e4m3fnuz: return of_narrow<Type::e4m3fnuz, Type::f32>(from, to, op);
     case Type::e5m2: return of_narrow<Type::e5m2, Type::f32>(from, to, op);
     case Type::e5m2fnuz: return of_narrow<Type::e5m2fnuz, Type::f32>(from, to, op);
     case Type::c32: return of_narrow<Type::c32, Type::c64>(from, to, op);
-    case Type::c64: return of_floats<Type::c64, Type::c64>(op);
-    case Type::c128: return of_floats<Type::c128, Type::c128>(op);
+    case Type::c64: return among<Type::c64, Type::c64, Op::product>(op);
+    case Type::c128: return among<Type::c128, Type::c128, Op::product>(op);
   }
   return nullptr;
 }

@@ -6,8 +6,8 @@
 
 namespace gossamer::shm {
 
-void reduce_scatter(Group& group, const void* const* ins, void* out, const int64_t* counts, const Summing& summing,
-                    Deadline deadline) {
+void reduce_scatter(Group& group, const void* const* ins, void* out, const int64_t* counts,
+                    const Summing& summing, Deadline deadline) {
   const int size = group.size();
   const int own = group.rank();
   const int64_t element = element_size(summing.reduction.from);

@@ -17,36 +17,50 @@ constexpr size_t kReasonBytes = 512;
 enum class Presence : uint32_t { joining = 0, present, left, failed, dead };
 
 enum class Kind : int32_t {
-  refused = 0, all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all, barrier, share,
+  refused = 0,
+  all_reduce,
+  broadcast,
+  reduce,
+  all_gather,
+  gather,
+  scatter,
+  reduce_scatter,
+  all_to_all,
+  barrier,
+  share,
+  several,
 };
 
 // What a rank is about to do; posted in the first round of every operation and compared by all.
 struct Call {
   Kind kind = Kind::barrier;
-  int32_t type = -1;         // shm::Type, or -1 where only bytes move
-  int32_t op = -1;           // shm::Op, or -1
+  int32_t type = -1;  // shm::Type, or -1 where only bytes move
+  int32_t op = -1;    // shm::Op, or -1
   int32_t root = -1;
-  int64_t count = 0;         // elements (bytes where type is -1) of the part that all ranks share the size of
-  int64_t symmetric = 0;     // which symmetric memory the tensor lies in, and where; 0: none
+  int64_t count = 0;      // elements (bytes where type is -1) of the part that all ranks share the size of
+  int64_t symmetric = 0;  // which symmetric memory the tensor lies in, and where; 0: none
   int64_t offset = 0;
-  double factor = 1;         // of premul_sum; the one field beside symmetric and offset that may differ
+  double factor = 1;  // of premul_sum; the one field beside symmetric and offset that may differ
 };
 
 struct alignas(64) Slot {
-  std::atomic<uint64_t> arrived;    // rounds this rank has entered
-  std::atomic<uint32_t> presence;   // Presence
-  std::atomic<uint32_t> doorbell;   // of its mailbox
-  std::atomic<uint32_t> dozing;     // its mailbox thread sleeps on the doorbell
-  int32_t rank;                     // in the whole group
-  uint64_t proof;                   // what the rank said at the meeting, see meet.cpp
-  alignas(64) Call calls[2];        // by parity of the round
-  alignas(64) char reason[kReasonBytes];  // why it has failed, or refused its call
+  std::atomic<uint64_t> arrived;   // rounds this rank has entered
+  std::atomic<uint32_t> presence;  // Presence
+  std::atomic<uint32_t> doorbell;  // of its mailbox
+  std::atomic<uint32_t> dozing;    // its mailbox thread sleeps on the doorbell
+  int32_t process;                 // its id, in a space of ids that is named by the inode
+  uint64_t process_space;
+  int32_t rank;                           // in the whole group
+  uint64_t proof;                         // what the rank said at the meeting, see meet.cpp
+  alignas(64) Call calls[2];              // by parity of the round
+  alignas(64) char reason[kReasonBytes];  // why it has failed
+  char refusal[kReasonBytes];             // why it refused its call
 };
 
 struct alignas(64) Header {
   uint64_t proof;
-  int32_t size;                     // local ranks
-  int32_t cores;                    // that the local ranks may run on, all together
+  int32_t size;                             // local ranks
+  int32_t cores;                            // that the local ranks may run on, all together
   alignas(64) std::atomic<uint32_t> count;  // ranks that have entered the round
   alignas(64) std::atomic<uint32_t> generation;
   alignas(64) std::atomic<uint32_t> sleepers;
@@ -55,8 +69,10 @@ struct alignas(64) Header {
 // Offsets in bytes for `size` local ranks.
 struct Layout {
   explicit Layout(int size)
-      : size(size), mail(round_up(sizeof(Header) + sizeof(Slot) * size)),
-        segments(round_up(mail + mail_bytes(size))), bytes(segments + kSegmentBytes * 2 * size) {}
+      : size(size),
+        mail(round_up(sizeof(Header) + sizeof(Slot) * size)),
+        segments(round_up(mail + mail_bytes(size))),
+        bytes(segments + kSegmentBytes * 2 * size) {}
   static constexpr int64_t round_up(int64_t value) { return (value + 4095) / 4096 * 4096; }
 
   int64_t slot(int local) const { return static_cast<int64_t>(sizeof(Header) + sizeof(Slot) * local); }

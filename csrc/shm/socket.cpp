@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -38,11 +39,12 @@ bool poll_until(int fd, short events, Deadline deadline) {
   while (true) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     pollfd item{fd, events, 0};
-    const int ready = ::poll(&item, 1, static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(left, 60000))));
+    const int ready =
+        ::poll(&item, 1, static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(left, 60000))));
     if (ready > 0) return true;
     if (ready == 0 && left <= 0) return false;
-    GOSSAMER_CHECK(ready == 0 || errno == EINTR, ErrorKind::comm, "shared memory: poll failed: ",
-                   std::strerror(errno));
+    GOSSAMER_CHECK(ready == 0 || errno == EINTR, ErrorKind::comm,
+                   "shared memory: poll failed: ", std::strerror(errno));
   }
 }
 
@@ -113,7 +115,8 @@ std::vector<Fd> Socket::receive(void* data, size_t bytes, size_t fd_count, Deadl
   }
   GOSSAMER_CHECK(got > 0, ErrorKind::comm, peer, " has ended");
   GOSSAMER_CHECK(static_cast<size_t>(got) == bytes && fds.size() == fd_count, ErrorKind::comm, peer,
-                 " must send ", bytes, " bytes and ", fd_count, " descriptors, got ", got, " and ", fds.size());
+                 " must send ", bytes, " bytes and ", fd_count, " descriptors, got ", got, " and ",
+                 fds.size());
   return fds;
 }
 
@@ -138,8 +141,8 @@ Fd Socket::peer_process() const {
 Listener::Listener() : name_("gossamer-" + random_name()), fd_(open_socket()) {
   sockaddr_un address;
   const socklen_t size = address_of(name_, address);
-  const bool ready = ::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     ::listen(fd_.get(), 4096) == 0;
+  const bool ready =
+      ::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 && ::listen(fd_.get(), 4096) == 0;
   GOSSAMER_CHECK(ready, ErrorKind::comm, "shared memory: cannot listen: ", std::strerror(errno));
 }
 
@@ -160,8 +163,8 @@ std::optional<Socket> connect(const std::string& name) {
   while (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) {
     if (errno == EINTR) continue;
     if (errno == ECONNREFUSED || errno == ENOENT) return std::nullopt;
-    GOSSAMER_CHECK(false, ErrorKind::comm, "shared memory: connecting to a peer failed: ",
-                   std::strerror(errno));
+    GOSSAMER_CHECK(false, ErrorKind::comm,
+                   "shared memory: connecting to a peer failed: ", std::strerror(errno));
   }
   return Socket(std::move(fd));
 }

@@ -1,6 +1,6 @@
-// A strip: four vector registers of numbers, and how each element type gets into and out of them. Vectors are
-// the compiler's own (GCC, Clang), as wide as the including file says (kVectorBytes); 16-bit floats go through
-// its lane type (VectorLane) where that has instructions for them. Included by reduce_kernels.inl alone.
+// A strip: four vector registers of numbers, and how each element type gets into and out of them. Vectors
+// are the compiler's own (GCC, Clang), as wide as the including file says (kVectorBytes); 16-bit floats go
+// through its VectorLane where that has instructions for them. Included by reduce_kernels.inl alone.
 #pragma once
 
 #include <type_traits>

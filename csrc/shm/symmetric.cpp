@@ -26,7 +26,8 @@ void Windows::add(const std::shared_ptr<Shared>& shared) {
   entries_[shared->own().mapping.data()] = shared;
 }
 
-Window Windows::find(const void* data, int64_t bytes, std::shared_ptr<Shared>& keep, std::vector<void*>& peers) {
+Window Windows::find(const void* data, int64_t bytes, std::shared_ptr<Shared>& keep,
+                     std::vector<void*>& peers) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (entries_.empty() || bytes == 0) return {};
   auto entry = entries_.upper_bound(static_cast<const uint8_t*>(data));

@@ -1,6 +1,6 @@
-// What a reduction should give, from a reference that knows no vectors: small floats are decoded and encoded by
-// ldexp, integers are added in 128 bits. With random inputs for every element type, and a comparison that lets a
-// sum choose its NaN. Included by test_reduce.cpp.
+// What a reduction should give, from a reference that knows no vectors: small floats are decoded and encoded
+// by ldexp, integers are added in 128 bits. With random inputs for every element type, and a comparison that
+// lets a sum choose its NaN. Included by test_reduce.cpp.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Groups for the tests of shm/: n ranks on this host as threads, or as forked processes where the end of one matters.
-// A body gets its Group and throws, or fails an expectation, if something is wrong.
+// Groups for the tests of shm/: n ranks on this host as threads, or as forked processes where the end of one
+// matters. A body gets its Group and throws, or fails an expectation, if something is wrong.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,14 +14,18 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/check.h"
 #include "shm/group.h"
+#include "shm/mailbox.h"
 
 #if defined(__SANITIZE_THREAD__)
 // run_processes() forks a process that may have threads, of which the children use none.
@@ -161,6 +165,82 @@ std::string message_of(ErrorKind kind, const Call& call) {
   }
   ADD_FAILURE() << "nothing was thrown";
   return {};
+}
+
+// ---- messages
+
+using Bytes = std::vector<uint8_t>;
+
+constexpr double kLong = 30;  // s, for what must not time out
+
+inline Bytes content(int64_t bytes, unsigned seed) {
+  Bytes data(bytes);
+  std::minstd_rand random(seed + 1);
+  for (auto& byte : data) byte = static_cast<uint8_t>(random() >> 8);
+  return data;
+}
+
+// What Done was told. An error goes on as its text: libstdc++ counts the owners of an exception out of
+// ThreadSanitizer's sight.
+struct Outcome {
+  int source;
+  ErrorKind kind;
+  std::string error;
+};
+
+struct Flight {
+  Bytes data;
+  std::future<Outcome> result;
+  int get() {
+    const Outcome outcome = result.get();
+    if (!outcome.error.empty()) throw Error(outcome.kind, outcome.error);
+    return outcome.source;
+  }
+};
+
+inline shm::Mailbox::Done done_into(std::future<Outcome>& result) {
+  auto promise = std::make_shared<std::promise<Outcome>>();
+  result = promise->get_future();
+  return [promise](int source, std::exception_ptr error) {
+    Outcome outcome{source, ErrorKind::codec, {}};
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const Error& caught) {
+      outcome.kind = caught.kind;
+      outcome.error = caught.what();
+    }
+    promise->set_value(std::move(outcome));
+  };
+}
+
+inline Flight send(shm::Mailbox& mail, int to, uint64_t tag, Bytes data, double seconds = kLong) {
+  Flight flight{std::move(data), {}};
+  const auto done = done_into(flight.result);
+  mail.send(to, tag, flight.data.data(), static_cast<int64_t>(flight.data.size()), in_seconds(seconds), done);
+  return flight;
+}
+
+inline Flight receive(shm::Mailbox& mail, int from, uint64_t tag, int64_t bytes, double seconds = kLong) {
+  Flight flight{Bytes(bytes), {}};
+  const auto done = done_into(flight.result);
+  mail.receive(from, tag, flight.data.data(), bytes, in_seconds(seconds), done);
+  return flight;
+}
+
+inline std::string error_of(ErrorKind kind, Flight& flight) {
+  return message_of(kind, [&] { flight.get(); });
+}
+
+inline void expect_in(const std::string& part, const std::string& text) {
+  EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
+}
+
+// Both have come to this point, by messages of their own.
+inline void sync(shm::Mailbox& mail, int peer) {
+  constexpr uint64_t kTag = 1u << 30;
+  auto out = send(mail, peer, kTag, {});
+  receive(mail, peer, kTag, 0).get();
+  out.get();
 }
 
 }  // namespace gossamer::test

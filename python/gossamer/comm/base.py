@@ -48,4 +48,4 @@ class Communicator(Protocol):
         """Sends x to rank `to` and receives out from rank `source`."""
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Zero-filled uint8 memory, 64-byte aligned, that this group's wire can reach."""
+        """Zero-filled uint8 memory, 64-byte aligned, that this group's wire can reach. Collective."""

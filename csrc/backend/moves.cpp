@@ -1,0 +1,253 @@
+// The backend's operations that move tensors and do not sum them; otherwise as reductions.cpp. See backend.h.
+#include <algorithm>
+#include <numeric>
+
+#include "backend/checks.h"
+#include "backend/start.h"
+
+namespace gossamer {
+namespace {
+
+// Elements that go to each rank: the splits of dimension 0, or equal parts.
+std::vector<int64_t> split_sizes(const char* where, const at::Tensor& tensor,
+                                 const std::vector<int64_t>& splits, int size) {
+  require_cpu(where, tensor);
+  const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 1;
+  if (splits.empty()) {
+    require(rows % size == 0, where, ": without split sizes, dimension 0 must be a multiple of ", size,
+            ", got ", rows);
+    return std::vector<int64_t>(static_cast<size_t>(size), tensor.numel() / size);
+  }
+  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  require(static_cast<int>(splits.size()) == size && sum == rows &&
+              *std::min_element(splits.begin(), splits.end()) >= 0,
+          where, ": ", size, " split sizes must sum to dimension 0, which is ", rows, ", got ", splits.size(),
+          " that sum to ", sum);
+  std::vector<int64_t> sizes;
+  for (const int64_t split : splits) sizes.push_back(rows == 0 ? 0 : split * (tensor.numel() / rows));
+  return sizes;
+}
+
+// Pointers to consecutive parts of `flat`, and their bytes.
+struct Parts {
+  Parts(const Flat& flat, const std::vector<int64_t>& sizes) {
+    int64_t offset = 0;
+    for (const int64_t size : sizes) {
+      bytes.push_back(size * static_cast<int64_t>(flat.tensor().element_size()));
+      pointers.push_back(static_cast<uint8_t*>(flat.data()) + offset);
+      offset += bytes.back();
+    }
+  }
+  std::vector<void*> pointers;
+  std::vector<int64_t> bytes;
+};
+
+}  // namespace
+
+GossamerBackend::Reply GossamerBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const Plan plan{c10d::OpType::BROADCAST, "gossamer:broadcast", options.timeout, options.asyncOp};
+  const int root = static_cast<int>(options.rootRank);
+  Flat flat = checked(plan, [&] {
+    require_root("broadcast", options.rootRank, getSize());
+    return Flat(only("broadcast", tensors));
+  });
+  return start(plan, tensors, {tensors}, [this, flat, root](shm::Deadline deadline) mutable {
+    hosts_ ? hosts_->broadcast(flat.data(), flat.bytes(), root, deadline)
+           : shm::broadcast(*group_, flat.data(), flat.bytes(), root, deadline);
+    flat.write_back();
+  });
+}
+
+void GossamerBackend::all_gather(const Flat& in, const std::vector<void*>& outs, shm::Deadline deadline) {
+  if (hosts_) return hosts_->all_gather(in.data(), outs.data(), in.bytes(), deadline);
+  const std::vector<int64_t> bytes(outs.size(), in.bytes());
+  shm::all_gather(*group_, in.data(), outs.data(), bytes.data(), deadline);
+}
+
+GossamerBackend::Reply GossamerBackend::allgather(Lists& outputs, Tensors& inputs,
+                                                  const c10d::AllgatherOptions& options) {
+  const Plan plan{c10d::OpType::ALLGATHER, "gossamer:all_gather", options.timeout, options.asyncOp};
+  checked(plan, [&] {
+    const auto& input = only("all_gather", inputs);
+    require(outputs.size() == 1, "all_gather: one list of outputs, got ", outputs.size());
+    require_parts("all_gather", outputs[0], input, getSize());
+  });
+  return start(plan, inputs, outputs,
+               [this, in = Flat(inputs[0]), outs = flatten(outputs[0])](shm::Deadline deadline) mutable {
+                 all_gather(in, pointers(outs), deadline);
+                 write_back(outs);
+               });
+}
+
+GossamerBackend::Reply GossamerBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                        const c10d::AllgatherOptions& options) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return gather_wholes(
+      {c10d::OpType::_ALLGATHER_BASE, "gossamer:all_gather", options.timeout, options.asyncOp}, outputs,
+      inputs);
+}
+
+GossamerBackend::Reply GossamerBackend::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  return gather_wholes(
+      {c10d::OpType::COALESCED, "gossamer:all_gather_coalesced", options.timeout, options.asyncOp}, outputs,
+      inputs);
+}
+
+GossamerBackend::Reply GossamerBackend::gather_wholes(const Plan& plan, const Tensors& outputs,
+                                                      const Tensors& inputs) {
+  checked(plan, [&] {
+    require(outputs.size() == inputs.size(), "all_gather: as many outputs as inputs, got ", outputs.size(),
+            " and ", inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i) require_whole("all_gather", outputs[i], inputs[i], getSize());
+  });
+  return start(plan, inputs, {outputs},
+               [this, ins = flatten(inputs), outs = flatten(outputs)](shm::Deadline deadline) mutable {
+                 if (ins.size() != 1) agree_on_count(ins.size(), deadline);
+                 for (size_t i = 0; i < ins.size(); ++i)
+                   all_gather(ins[i], parts_of(outs[i], getSize()), deadline);
+                 write_back(outs);
+               });
+}
+
+GossamerBackend::Reply GossamerBackend::allgather_coalesced(Lists& outputs, Tensors& inputs,
+                                                            const c10d::AllgatherOptions& options) {
+  const Plan plan{c10d::OpType::ALLGATHER_COALESCED, "gossamer:all_gather_coalesced", options.timeout,
+                  options.asyncOp};
+  // outputs[rank][tensor]; below by tensor.
+  std::vector<std::vector<Flat>> outs(inputs.size());
+  checked(plan, [&] {
+    require(static_cast<int>(outputs.size()) == getSize(), "all_gather_coalesced: one list a rank, ",
+            getSize(), " in all, got ", outputs.size());
+    for (const auto& list : outputs) {
+      require(list.size() == inputs.size(), "all_gather_coalesced: each list must hold ", inputs.size(),
+              " tensors, got ", list.size());
+    }
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      Tensors parts;
+      for (const auto& list : outputs) parts.push_back(list[i]);
+      require_cpu("all_gather_coalesced", inputs[i]);
+      require_parts("all_gather_coalesced", parts, inputs[i], getSize());
+      outs[i] = flatten(parts);
+    }
+  });
+  return start(plan, inputs, outputs, [this, ins = flatten(inputs), outs](shm::Deadline deadline) mutable {
+    agree_on_count(ins.size(), deadline);
+    for (size_t i = 0; i < ins.size(); ++i) {
+      all_gather(ins[i], pointers(outs[i]), deadline);
+      write_back(outs[i]);
+    }
+  });
+}
+
+GossamerBackend::Reply GossamerBackend::gather(Lists& outputs, Tensors& inputs,
+                                               const c10d::GatherOptions& options) {
+  const Plan plan{c10d::OpType::GATHER, "gossamer:gather", options.timeout, options.asyncOp};
+  const int root = static_cast<int>(options.rootRank);
+  checked(plan, [&] {
+    const auto& input = only("gather", inputs);
+    require_root("gather", options.rootRank, getSize());
+    const size_t lists = getRank() == root ? 1 : 0;
+    require(outputs.size() == lists, "gather: lists of outputs on rank ", getRank(), " with root ", root,
+            " must be ", lists, ", got ", outputs.size());
+    if (lists) require_parts("gather", outputs[0], input, getSize());
+  });
+  auto outs = outputs.empty() ? std::vector<Flat>() : flatten(outputs[0]);
+  return start(plan, inputs, outputs,
+               [this, in = Flat(inputs[0]), outs, root](shm::Deadline deadline) mutable {
+                 const auto to = pointers(outs);
+                 hosts_ ? hosts_->gather(in.data(), to.data(), in.bytes(), root, deadline)
+                        : shm::gather(*group_, in.data(), to.data(), in.bytes(), root, deadline);
+                 write_back(outs);
+               });
+}
+
+GossamerBackend::Reply GossamerBackend::scatter(Tensors& outputs, Lists& inputs,
+                                                const c10d::ScatterOptions& options) {
+  const Plan plan{c10d::OpType::SCATTER, "gossamer:scatter", options.timeout, options.asyncOp};
+  const int root = static_cast<int>(options.rootRank);
+  checked(plan, [&] {
+    const auto& output = only("scatter", outputs);
+    require_root("scatter", options.rootRank, getSize());
+    const size_t lists = getRank() == root ? 1 : 0;
+    require(inputs.size() == lists, "scatter: lists of inputs on rank ", getRank(), " with root ", root,
+            " must be ", lists, ", got ", inputs.size());
+    if (lists) require_parts("scatter", inputs[0], output, getSize());
+  });
+  auto ins = inputs.empty() ? std::vector<Flat>() : flatten(inputs[0]);
+  return start(plan, outputs, {outputs},
+               [this, ins, out = Flat(outputs[0]), root](shm::Deadline deadline) mutable {
+                 const auto from = pointers(ins);
+                 hosts_ ? hosts_->scatter(from.data(), out.data(), out.bytes(), root, deadline)
+                        : shm::scatter(*group_, from.data(), out.data(), out.bytes(), root, deadline);
+                 out.write_back();
+               });
+}
+
+void GossamerBackend::all_to_all(const std::vector<void*>& ins, const std::vector<int64_t>& in_bytes,
+                                 const std::vector<void*>& outs, const std::vector<int64_t>& out_bytes,
+                                 shm::Deadline deadline) {
+  hosts_ ? hosts_->all_to_all(ins.data(), in_bytes.data(), outs.data(), out_bytes.data(), deadline)
+         : shm::all_to_all(*group_, ins.data(), in_bytes.data(), outs.data(), out_bytes.data(), deadline);
+}
+
+GossamerBackend::Reply GossamerBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                      std::vector<int64_t>& output_splits,
+                                                      std::vector<int64_t>& input_splits,
+                                                      const c10d::AllToAllOptions& options) {
+  const Plan plan{c10d::OpType::ALLTOALL_BASE, "gossamer:all_to_all", options.timeout, options.asyncOp};
+  std::vector<int64_t> in_sizes;
+  std::vector<int64_t> out_sizes;
+  checked(plan, [&] {
+    in_sizes = split_sizes("all_to_all", input, input_splits, getSize());
+    out_sizes = split_sizes("all_to_all", output, output_splits, getSize());
+    require(input.scalar_type() == output.scalar_type(),
+            "all_to_all: input and output must have one dtype, got ", input.scalar_type(), " and ",
+            output.scalar_type());
+  });
+  return start(
+      plan, {input}, {{output}},
+      [this, in = Flat(input), out = Flat(output), in_sizes, out_sizes](shm::Deadline deadline) mutable {
+        const Parts from(in, in_sizes);
+        const Parts to(out, out_sizes);
+        all_to_all(from.pointers, from.bytes, to.pointers, to.bytes, deadline);
+        out.write_back();
+      });
+}
+
+GossamerBackend::Reply GossamerBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                                 const c10d::AllToAllOptions& options) {
+  const Plan plan{c10d::OpType::ALLTOALL, "gossamer:all_to_all", options.timeout, options.asyncOp};
+  checked(plan, [&] {
+    for (const auto* list : {&outputs, &inputs}) {
+      require(static_cast<int>(list->size()) == getSize(), "all_to_all: one tensor a rank, ", getSize(),
+              " in all, got ", list->size());
+      for (const auto& tensor : *list) require_cpu("all_to_all", tensor);
+    }
+  });
+  return start(plan, inputs, {outputs},
+               [this, ins = flatten(inputs), outs = flatten(outputs)](shm::Deadline deadline) mutable {
+                 std::vector<int64_t> in_bytes;
+                 std::vector<int64_t> out_bytes;
+                 for (const auto& in : ins) in_bytes.push_back(in.bytes());
+                 for (const auto& out : outs) out_bytes.push_back(out.bytes());
+                 all_to_all(pointers(ins), in_bytes, pointers(outs), out_bytes, deadline);
+                 write_back(outs);
+               });
+}
+
+GossamerBackend::Reply GossamerBackend::barrier(const c10d::BarrierOptions& options) {
+  const Plan plan{c10d::OpType::BARRIER, "gossamer:barrier", options.timeout, options.asyncOp};
+  return start(plan, {}, {}, [this](shm::Deadline deadline) {
+    hosts_ ? hosts_->barrier(deadline) : shm::barrier(*group_, deadline);
+  });
+}
+
+void GossamerBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
+  c10d::BarrierOptions now = options;
+  now.asyncOp = false;
+  barrier(now)->wait();  // whose errors name every missing rank
+}
+
+}  // namespace gossamer
