@@ -35,10 +35,8 @@ def check_the_default_group_is_of_the_backend() -> None:
 def check_new_groups_of_some_ranks_and_of_all() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.new_group([size - 1, 0], backend=TESTED)
-    beside = dist.new_group(backend="gloo")
     if rank in (0, size - 1):
         assert total(group) == len({0, size - 1})
-    assert total(beside) == size
     mine, every = dist.new_subgroups(group_size=1)
     assert total(mine) == 1
     assert len(every) == size
@@ -48,6 +46,14 @@ def check_new_groups_of_some_ranks_and_of_all() -> None:
     assert total(mine) == len(range(rank % 2, size, 2))
     dist.destroy_process_group(mine)
     assert total() == size
+
+
+def check_sparse_sums_whose_ranks_meet_again_over_the_same_store() -> None:
+    """They go by Gloo, which would find the addresses of the groups before."""
+    size = dist.get_world_size()
+    tensor = torch.eye(4).to_sparse()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor.to_dense(), size * torch.eye(4))
 
 
 def check_groups_split_from_their_parent_again_and_again() -> None:

@@ -17,6 +17,11 @@ from ranks import run_ranks
 pytestmark = pytest.mark.usefixtures("backend")
 
 
+def says_that_rank_1_failed(message: str) -> bool:
+    gloo = "another rank of this group has failed" in message and "silent: rank 1" in message
+    return gloo or "rank 1 has failed: it gave up after an error of its own" in message
+
+
 class SparseOnDemand(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +195,7 @@ def test_ranks_that_wait_for_a_failed_one_give_up_long_before_their_timeout():
     waiting, failing = run_ranks(2, body, errors=True)
     assert time.monotonic() - begin < 25  # the group's timeout is 30 s
     assert isinstance(waiting, gs.CommError)
-    assert "another rank of this group has failed; silent: rank 1" in str(waiting)
+    assert says_that_rank_1_failed(str(waiting))
     assert "no luck" in str(failing)
 
 
@@ -251,4 +256,4 @@ def test_closing_in_the_middle_of_a_backward_ends_it_and_the_others():
     waiting, closing = run_ranks(2, body, errors=True)
     assert closing is None
     assert isinstance(waiting, gs.CommError)
-    assert "another rank of this group has failed" in str(waiting)
+    assert says_that_rank_1_failed(str(waiting))

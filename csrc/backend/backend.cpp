@@ -33,11 +33,18 @@ class MeetingStore : public shm::Store {
     try {
       store_.wait({"gossamer/" + key}, std::max(left, std::chrono::milliseconds(1)));
     } catch (const std::exception& error) {
-      raise(ErrorKind::comm, "meeting of the ranks: ", key,
-            " has not come to the store: ", first_line(error.what()));
+      raise(ErrorKind::comm, first_line(error.what()));
     }
     const auto value = store_.get("gossamer/" + key);
     return {value.begin(), value.end()};
+  }
+
+  void remove(const std::string& key) noexcept override {
+    try {
+      store_.deleteKey("gossamer/" + key);
+    } catch (const std::exception&) {
+      // A store that cannot forget matters only to a group that comes together in it under the same name.
+    }
   }
 
  private:
@@ -71,13 +78,15 @@ GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank
   }
   MeetingStore meeting_store(*store_);
   const auto deadline = deadline_of(timeout);
-  group_ = std::make_unique<shm::Group>(shm::meet(meeting_store, rank, size, deadline));
+  auto meeting = shm::meet(meeting_store, rank, size, deadline);
+  own_store_ = c10::make_intrusive<c10d::PrefixStore>(meeting.name, store_);
+  group_ = std::make_unique<shm::Group>(std::move(meeting));
   if (hosts().size() > 1) {
-    const auto own = c10::make_intrusive<c10d::PrefixStore>("gossamer/hosts", store_);
-    hosts_ = std::make_unique<Hosts>(*group_, make_gloo(own, rank, size, timeout), own, rank, size);
+    hosts_ = std::make_unique<Hosts>(*group_, gloo(), own_store_, rank, size);
   }
   // Nobody returns before all have come: a rank that is lost in the meeting is everyone's error.
   hosts_ ? hosts_->barrier(deadline) : shm::barrier(*group_, deadline);
+  shm::forget(meeting_store, rank);
 }
 
 GossamerBackend::~GossamerBackend() {
@@ -86,12 +95,14 @@ GossamerBackend::~GossamerBackend() {
   if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
   if (owner_ !=
       getpid()) {  // a forked child has none of the threads, and must not say that the rank has left
-    group_.release();
+    queue_.release();
     mailbox_.release();
+    hosts_.release();
     gloo_.release();
+    group_.release();
     return;
   }
-  queue_.close();
+  queue_->close();
   mailbox_.reset();
 }
 
@@ -114,10 +125,15 @@ c10d::ErrorType GossamerBackend::getError() {
   return c10d::ErrorType::SUCCESS;
 }
 
-void GossamerBackend::abort() { group_->abort("the group was aborted on rank " + std::to_string(getRank())); }
+void GossamerBackend::abort() { abort_because("its group was aborted"); }
+
+void GossamerBackend::abort_because(const std::string& reason) {
+  const std::string text = "rank " + std::to_string(getRank()) + " has failed: " + reason;
+  hosts_ ? hosts_->announce(text) : group_->abort(text);
+}
 
 void GossamerBackend::shutdown() {
-  queue_.close();
+  queue_->close();
   const std::lock_guard<std::mutex> lock(lazy_mutex_);
   shut_down_ = true;
   mailbox_.reset();
@@ -139,11 +155,11 @@ shm::Deadline GossamerBackend::deadline_of(std::chrono::milliseconds timeout) co
 GossamerBackend::Reply GossamerBackend::start(const Plan& plan, const Tensors& inputs, Lists outputs,
                                               Body body) {
   require_usable();
-  const auto done = [this](GossamerWork& work) { queue_.help([&work] { return work.isCompleted(); }); };
+  const auto done = [this](GossamerWork& work) { queue_->help([&work] { return work.isCompleted(); }); };
   auto work = c10::make_intrusive<GossamerWork>(getRank(), plan.type, plan.title, inputs, std::move(outputs),
                                                 ++sequence_, done);
   work->on_abort([this] { abort(); });
-  queue_.submit(
+  queue_->submit(
       [this, work, body = std::move(body), title = plan.title, timeout = plan.timeout]() mutable {
         std::exception_ptr error;
         try {
@@ -180,12 +196,12 @@ std::shared_ptr<shm::Shared> GossamerBackend::share(const std::shared_ptr<shm::B
   return shared;
 }
 
-c10d::Backend& GossamerBackend::gloo() {
+c10::intrusive_ptr<c10d::Backend> GossamerBackend::gloo() {
   const std::lock_guard<std::mutex> lock(lazy_mutex_);
   if (!gloo_)
-    gloo_ = make_gloo(c10::make_intrusive<c10d::PrefixStore>("gossamer/gloo", store_), getRank(), getSize(),
+    gloo_ = make_gloo(c10::make_intrusive<c10d::PrefixStore>("gloo", own_store_), getRank(), getSize(),
                       options_->timeout);
-  return *gloo_;
+  return gloo_;
 }
 
 c10::intrusive_ptr<GossamerBackend> find_backend(const std::string& group_name) {

@@ -119,9 +119,10 @@ class GossamerBackend : public c10d::Backend {
                   shm::Deadline deadline);
   Reply post(Tensors& tensors, int peer, int tag, c10d::OpType type);
   shm::Mailbox& mailbox();
-  c10d::Backend& gloo();
+  c10::intrusive_ptr<c10d::Backend> gloo();
 
   c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::Store> own_store_;  // the part of it that no other group uses, now or later
   c10::intrusive_ptr<Options> options_;
   std::unique_ptr<shm::Group> group_;
   std::unique_ptr<Hosts> hosts_;  // none where all ranks share one host
@@ -129,10 +130,10 @@ class GossamerBackend : public c10d::Backend {
   std::mutex lazy_mutex_;
   std::unique_ptr<shm::Mailbox> mailbox_;
   bool shut_down_ = false;
-  c10::intrusive_ptr<c10d::Backend> gloo_;  // for sparse tensors; and for sends between hosts
+  c10::intrusive_ptr<c10d::Backend> gloo_;  // between hosts, and for sparse tensors
   std::atomic<uint64_t> sequence_{0};
   pid_t owner_;
-  Queue queue_;  // last: its thread ends before what it uses
+  std::unique_ptr<Queue> queue_ = std::make_unique<Queue>();  // last: its thread ends before what it uses
 };
 
 // The backend "gossamer" behind a process group of that name, for tensors on the CPU.

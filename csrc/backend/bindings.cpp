@@ -16,6 +16,7 @@ void bind_backend(py::module_& module) {
   py::class_<GossamerBackend, c10d::Backend, c10::intrusive_ptr<GossamerBackend>>(module, "GossamerBackend")
       .def(py::init<c10::intrusive_ptr<c10d::Store>, int, int, std::chrono::milliseconds>(), py::arg("store"),
            py::arg("rank"), py::arg("size"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("options", &GossamerBackend::getBackendOptions)
       .def_property_readonly("hosts", &GossamerBackend::hosts)
       .def_property_readonly("memory_bytes", &GossamerBackend::memory_bytes)
       .def("allocate", &GossamerBackend::allocate, py::arg("bytes"),

@@ -57,14 +57,21 @@ void Hosts::fail(std::string reason) {
     if (store_->check({"failed"})) {
       const auto first = store_->get("failed");
       reason = std::string(first.begin(), first.end());
-    } else {
-      store_->set("failed", std::vector<uint8_t>(reason.begin(), reason.end()));
     }
   } catch (const std::exception&) {
     reason += "; the store does not answer either";
   }
-  local_.abort(reason);
+  announce(reason);
   throw PythonError(ErrorKind::comm, reason);
+}
+
+void Hosts::announce(const std::string& reason) noexcept {
+  try {
+    local_.abort(reason);
+    if (!store_->check({"failed"})) store_->set("failed", std::vector<uint8_t>(reason.begin(), reason.end()));
+  } catch (const std::exception&) {
+    // Whoever hosts the store is gone; the others will notice that.
+  }
 }
 
 // Waits for a work of Gloo while it looks whether any rank of any host has failed.

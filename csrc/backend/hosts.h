@@ -16,7 +16,7 @@ namespace gossamer {
 
 class Hosts {
  public:
-  // `local`: the ranks of this host. `gloo` and `store`: of all ranks, both for this object alone.
+  // `local`: the ranks of this host. `gloo`: of all ranks; its collectives are for this object alone.
   Hosts(shm::Group& local, c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
         int rank, int size);
   ~Hosts();
@@ -34,6 +34,8 @@ class Hosts {
                   const int64_t* out_bytes, shm::Deadline deadline);
   void barrier(shm::Deadline deadline);
   void agree_on_count(int64_t count, shm::Deadline deadline);
+  // This rank has failed: ends what the ranks of all hosts wait for. Any thread.
+  void announce(const std::string& reason) noexcept;
   // This rank refuses its call; the ranks of all hosts throw.
   void refuse(const std::string& reason, shm::Deadline deadline);
 

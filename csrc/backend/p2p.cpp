@@ -47,15 +47,15 @@ GossamerBackend::Reply GossamerBackend::post(Tensors& tensors, int peer, int tag
 }
 
 GossamerBackend::Reply GossamerBackend::send(Tensors& tensors, int to, int tag) {
-  return hosts_ ? gloo().send(tensors, to, tag) : post(tensors, to, tag, c10d::OpType::SEND);
+  return hosts_ ? gloo()->send(tensors, to, tag) : post(tensors, to, tag, c10d::OpType::SEND);
 }
 
 GossamerBackend::Reply GossamerBackend::recv(Tensors& tensors, int from, int tag) {
-  return hosts_ ? gloo().recv(tensors, from, tag) : post(tensors, from, tag, c10d::OpType::RECV);
+  return hosts_ ? gloo()->recv(tensors, from, tag) : post(tensors, from, tag, c10d::OpType::RECV);
 }
 
 GossamerBackend::Reply GossamerBackend::recvAnysource(Tensors& tensors, int tag) {
-  return hosts_ ? gloo().recvAnysource(tensors, tag) : post(tensors, -1, tag, c10d::OpType::RECVANYSOURCE);
+  return hosts_ ? gloo()->recvAnysource(tensors, tag) : post(tensors, -1, tag, c10d::OpType::RECVANYSOURCE);
 }
 
 }  // namespace gossamer

@@ -41,7 +41,7 @@ GossamerBackend::Reply GossamerBackend::allreduce_sparse(Tensors& tensors,
   const Plan plan{c10d::OpType::_ALLREDUCE_SPARSE, "gossamer:sparse_all_reduce", options.timeout,
                   options.asyncOp};
   return start(plan, tensors, {tensors}, [this, tensors, options](shm::Deadline) mutable {
-    gloo().allreduce(tensors, options)->wait();
+    gloo()->allreduce(tensors, options)->wait();
   });
 }
 

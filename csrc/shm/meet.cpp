@@ -14,6 +14,7 @@
 namespace gossamer::shm {
 namespace {
 
+constexpr auto kAfterwards = std::chrono::milliseconds(300);
 constexpr size_t kCoreBytes = 1024;  // 8192 cores
 
 struct Hello {  // to the leader
@@ -31,6 +32,15 @@ struct Proof {  // to the leader; stands in the rank's slot
 
 std::string peer_name(int rank) { return "rank " + std::to_string(rank); }
 
+// What rank `rank` has put into the store.
+std::string ask(Store& store, const char* key, int rank, Deadline deadline) {
+  try {
+    return store.get(key + std::string("/") + std::to_string(rank), deadline);
+  } catch (const std::exception& error) {
+    raise(ErrorKind::comm, "meeting of the ranks: ", peer_name(rank), " has not come: ", error.what());
+  }
+}
+
 uint64_t random_number() { return std::stoull(random_name().substr(0, 15), nullptr, 16) + 1; }
 
 void own_cores(uint8_t* bits) {
@@ -46,7 +56,7 @@ int count_bits(const uint8_t* bits) {
 // The lowest rank whose socket can be reached from here, and the socket to it; this rank itself if there is none.
 int find_leader(Store& store, int rank, Deadline deadline, Socket& socket) {
   for (int candidate = 0; candidate < rank; ++candidate) {
-    auto found = connect(store.get("socket/" + std::to_string(candidate), deadline));
+    auto found = connect(ask(store, "socket", candidate, deadline));
     if (!found) continue;
     const uid_t user = found->peer_user();
     GOSSAMER_CHECK(user == geteuid(), ErrorKind::comm, "shared memory: rank ", rank, " runs as user ",
@@ -158,6 +168,15 @@ void join(Meeting& meeting, Socket leader, Deadline deadline) {
   meeting.sockets.push_back(std::move(leader));
 }
 
+// What the first rank has said, if it has, and else what this rank saw itself.
+std::string reason_of(Store& store, const std::string& key, const std::string& seen) {
+  try {
+    return store.get(key, Clock::now() + kAfterwards);
+  } catch (const std::exception&) {
+    return seen;
+  }
+}
+
 }  // namespace
 
 Meeting meet(Store& store, int rank, int size, Deadline deadline) {
@@ -173,10 +192,11 @@ Meeting meet(Store& store, int rank, int size, Deadline deadline) {
   store.set("leader/" + std::to_string(rank), std::to_string(leader));
   std::vector<int> leaders;
   for (int peer = 0; peer < size; ++peer) {
-    leaders.push_back(std::stoi(store.get("leader/" + std::to_string(peer), deadline)));
+    leaders.push_back(std::stoi(ask(store, "leader", peer, deadline)));
   }
 
   Meeting meeting;
+  meeting.name = ask(store, "socket", 0, deadline);
   meeting.hosts = hosts_of(leaders);
   for (size_t host = 0; host < meeting.hosts.size(); ++host) {
     const auto& ranks = meeting.hosts[host];
@@ -188,13 +208,28 @@ Meeting meet(Store& store, int rank, int size, Deadline deadline) {
   const size_t local_size = meeting.hosts[meeting.host].size();
   GOSSAMER_CHECK(local_size <= kMaxLocalRanks, ErrorKind::comm, "shared memory: at most ", kMaxLocalRanks,
                  " ranks of a group may share a host, got ", local_size);
+  const std::string failure = "failure/" + std::to_string(leader);
   if (meeting.local == 0) {
-    lead(meeting, listener, deadline);
+    try {
+      lead(meeting, listener, deadline);
+    } catch (const Error& error) {
+      store.set(failure, error.what());  // the others only see this rank go
+      throw;
+    }
   } else {
-    join(meeting, std::move(socket), deadline);
+    try {
+      join(meeting, std::move(socket), deadline);
+    } catch (const Error& error) {
+      raise(error.kind, reason_of(store, failure, error.what()));
+    }
   }
   meeting.region.close_fd();
   return meeting;
+}
+
+void forget(Store& store, int rank) {
+  store.remove("socket/" + std::to_string(rank));
+  store.remove("leader/" + std::to_string(rank));
 }
 
 }  // namespace gossamer::shm

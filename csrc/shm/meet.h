@@ -16,11 +16,13 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  virtual std::string get(const std::string& key,
-                          Deadline deadline) = 0;  // waits for the key; throws if in vain
+  // Waits for the key; throws if it does not come.
+  virtual std::string get(const std::string& key, Deadline deadline) = 0;
+  virtual void remove(const std::string& key) noexcept = 0;
 };
 
 struct Meeting {
+  std::string name;  // equal on all ranks, and of no other meeting
   std::vector<std::vector<int>>
       hosts;                    // ranks of each host, ascending; hosts in the order of their first ranks
   int host = 0;                 // this rank's
@@ -31,5 +33,8 @@ struct Meeting {
 
 // Collective. Throws Error(comm) that names the rank in whose place nothing came.
 Meeting meet(Store& store, int rank, int size, Deadline deadline);
+
+// Once all ranks have met: takes this rank's keys from the store, where a later group may use them again.
+void forget(Store& store, int rank);
 
 }  // namespace gossamer::shm

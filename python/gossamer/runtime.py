@@ -39,8 +39,8 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
     rendezvous goes through mpi4py) or of srun; without any of them the process is alone, with size 1.
     If ``torch.distributed`` is initialised already, its default group is adopted as it is.
 
-    ``backend``: a torch.distributed backend string; None is "gloo", or "cpu:gloo,cuda:nccl" where a GPU
-    is visible, and then the GPU numbered ``local_rank`` becomes the current one.
+    ``backend``: a torch.distributed backend string; None is "gossamer", or "cpu:gossamer,cuda:nccl" where a
+    GPU is visible, and then the GPU numbered ``local_rank`` becomes the current one.
     ``timeout_s``: seconds one collective may take; None is GOSSAMER_TIMEOUT_S, 1800 by default.
 
     Raises ConfigError: called twice, bad argument or environment, mpi4py missing, fewer GPUs than local
@@ -68,7 +68,7 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
         _membership = _adopt()
         return
     placement = config.launcher_environment() or Placement("alone", 0, 1, 0, 1)
-    chosen = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    chosen = backend or ("cpu:gossamer,cuda:nccl" if torch.cuda.is_available() else "gossamer")
     if "nccl" in chosen:
         _take_gpu(placement)
     _join(placement, chosen, settings.timeout_s if timeout_s is None else float(timeout_s))

@@ -55,6 +55,10 @@ class ThreadStore : public shm::Store {
     GOSSAMER_CHECK(found, ErrorKind::comm, "the test's store: nobody has set ", key);
     return values_[key];
   }
+  void remove(const std::string& key) noexcept override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    values_.erase(key);
+  }
 
  private:
   std::mutex mutex_;
@@ -91,6 +95,11 @@ class ProcessStore : public shm::Store {
       usleep(1000);
     } while (shm::Clock::now() < deadline);
     raise(ErrorKind::comm, "the test's store: nobody has set ", key);
+  }
+  void remove(const std::string& key) noexcept override {
+    for (Entry& entry : shared_->entries) {
+      if (key == entry.key) entry.ready.store(false);
+    }
   }
 
  private:
