@@ -117,8 +117,8 @@ GossamerBackend::Reply GossamerBackend::_reduce_scatter_base(at::Tensor& output,
 
 GossamerBackend::Reply GossamerBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  const Plan plan{c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "gossamer:reduce_scatter_coalesced",
-                  options.timeout, options.asyncOp};
+  const Plan plan{c10d::OpType::COALESCED, "gossamer:reduce_scatter_coalesced", options.timeout,
+                  options.asyncOp};
   return reduce_wholes(plan, outputs, inputs, options.reduceOp);
 }
 

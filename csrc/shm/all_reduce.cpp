@@ -130,14 +130,15 @@ void all_reduce(Group& group, void* data, int64_t count, const Summing& summing,
   call.op = static_cast<int32_t>(summing.reduction.op);
   call.count = count;
   call.factor = summing.factor;
+  const int64_t bytes = count * element_size(summing.reduction.from);
+  const bool whole = bytes <= (group.may_spin() ? kOneShotBytes : kOneShotSleepingBytes);
+  if (whole) window = nullptr;  // one meeting and a small copy cost less than two meetings
   if (window) {
     call.symmetric = window->id;
     call.offset = window->offset;
   }
   group.begin(call, deadline);
 
-  const int64_t bytes = count * element_size(summing.reduction.from);
-  const bool whole = bytes <= (group.may_spin() ? kOneShotBytes : kOneShotSleepingBytes);
   Chunks chunks(group, data, count, summing.reduction.from);
   const auto write_first = [&] { whole ? copy(group.mine(), data, bytes) : chunks.write_input(0); };
   if (!window) write_first();

@@ -20,6 +20,8 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 // Where ranks spin, a meeting costs less than a piece that falls out of the cores' caches.
 constexpr int64_t kSpinningRoundBytes = int64_t{64} << 10;  // of each rank
 constexpr int kSpinsBetweenYields = 200;
+// With more ranks than cores, a waiting rank gives its core to the next one a few times before it sleeps.
+constexpr int kYieldsBeforeSleep = 4;
 constexpr auto kLook = std::chrono::milliseconds(100);  // how often a sleeper looks after its peers
 
 double seconds(Clock::duration duration) {
@@ -139,6 +141,10 @@ void Group::meet() {
       }
       std::this_thread::yield();  // the peer may be waiting for this core
     } while (Clock::now() < until);
+  }
+  for (int turn = 0; !spin_ && turn < kYieldsBeforeSleep; ++turn) {
+    std::this_thread::yield();
+    if (head.generation.load(std::memory_order_acquire) != generation) return;
   }
   while (!wait_for(generation)) check_peers();
 }

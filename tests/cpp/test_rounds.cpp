@@ -68,7 +68,7 @@ TEST(Rounds, RandomSequencesOfProcessesToo) {
     run_processes(setting, sequence(start += 1000, kOperations));
 }
 
-TEST(Rounds, ManyRanksGoThroughThemToo) { run_threads({17, false}, sequence(90000, kSanitized ? 10 : 40)); }
+TEST(Rounds, ManyRanksGoThroughThemToo) { run_threads({17, false}, sequence(90000, kSanitized ? 5 : 40)); }
 
 // The smallest operations follow each other closest.
 TEST(Rounds, AThousandTinyOperationsDoNotMix) {
