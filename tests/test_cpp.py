@@ -1,5 +1,6 @@
-# The Torch-free core's own tests: cmake/ builds csrc's Torch-free folders with GoogleTest under
-# AddressSanitizer and UndefinedBehaviorSanitizer, and ctest runs them.
+# The Torch-free core's own tests: cmake/ builds csrc's Torch-free folders with GoogleTest, and ctest runs them. All of
+# them under AddressSanitizer and UndefinedBehaviorSanitizer; those of shm/, the ones with threads, under
+# ThreadSanitizer as well. It sees races within one mapping of the shared memory only: each rank has its own.
 
 import shutil
 import subprocess
@@ -16,18 +17,32 @@ def run(*command: str | Path) -> str:
     return result.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)  # compiles every Torch-free file with sanitizers
-def test_torch_free_core_passes_its_tests_under_sanitizers(tmp_path) -> None:
+def configure(folder: Path, sanitizers: str) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
-    sanitize = "-DGOSSAMER_SANITIZE=address,undefined"
-    configured = subprocess.run(
-        ["cmake", "-S", ROOT / "cmake", "-B", tmp_path, sanitize], capture_output=True, text=True, check=False
-    )
+    command = ["cmake", "-S", ROOT / "cmake", "-B", folder, f"-DGOSSAMER_SANITIZE={sanitizers}"]
+    configured = subprocess.run(command, capture_output=True, text=True, check=False)
     if configured.returncode != 0 and "GTest" in configured.stderr:
         pytest.skip("CMake does not find GoogleTest (libgtest-dev)")
     assert configured.returncode == 0, configured.stderr
-    run("cmake", "--build", tmp_path, "--parallel", "2")
-    tested = run("ctest", "--test-dir", tmp_path, "--output-on-failure", "--no-tests=error")
+
+
+def run_tests(folder: Path, *which: str) -> None:
+    tested = run("ctest", "--test-dir", folder, "--output-on-failure", "--no-tests=error", *which)
     assert "100% tests passed" in tested
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)  # compiles every Torch-free file with sanitizers
+def test_torch_free_core_passes_its_tests_under_sanitizers(tmp_path) -> None:
+    configure(tmp_path, "address,undefined")
+    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", "gossamer_tests", "gossamer_shm_tests")
+    run_tests(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)  # as above
+def test_shared_memory_passes_its_tests_under_thread_sanitizer(tmp_path) -> None:
+    configure(tmp_path, "thread")
+    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", "gossamer_shm_tests")
+    run_tests(tmp_path, "-L", "shm")

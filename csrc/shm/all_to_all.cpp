@@ -38,7 +38,7 @@ void all_to_all(Group& group, const void* const* ins, const int64_t* in_bytes, v
   const int size = group.size();
   const int own = group.rank();
   const int64_t table = table_bytes(size);
-  const int64_t place = round_down((group.round_bytes() - table) / size, kLine);
+  const int64_t place = round_down((group.round_bytes() - table) / std::max(1, size - 1), kLine);
   Call call;
   call.kind = Kind::all_to_all;
   group.begin(call, deadline);
@@ -49,7 +49,7 @@ void all_to_all(Group& group, const void* const* ins, const int64_t* in_bytes, v
     for (int peer = 0; peer < size; ++peer) {
       if (peer == own) continue;
       const Range range = piece_of(in_bytes[peer], place, index);
-      copy(group.mine() + table + peer * place, at(ins[peer], range.begin), range.count);
+      copy(group.mine() + table + place_for(peer, own) * place, at(ins[peer], range.begin), range.count);
     }
     group.meet();
     if (index == 0) {
@@ -60,7 +60,8 @@ void all_to_all(Group& group, const void* const* ins, const int64_t* in_bytes, v
     for (int peer = 0; peer < size; ++peer) {
       if (peer == own) continue;
       const Range range = piece_of(out_bytes[peer], place, index);
-      copy(at(outs[peer], range.begin), group.theirs(peer) + table + own * place, range.count);
+      copy(at(outs[peer], range.begin), group.theirs(peer) + table + place_for(own, peer) * place,
+           range.count);
     }
   }
 }

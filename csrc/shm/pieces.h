@@ -31,6 +31,9 @@ constexpr Range slice_of(int64_t count, int slices, int index, int64_t element_b
   return piece_of(count, ceil_div(ceil_div(count, slices), unit) * unit, index);
 }
 
+// Where, in the segment of rank `in`, the place for rank `of` is: a segment has one for each rank but its own.
+constexpr int place_for(int of, int in) { return of > in ? of - 1 : of; }
+
 inline uint8_t* at(void* base, int64_t bytes) { return static_cast<uint8_t*>(base) + bytes; }
 inline const uint8_t* at(const void* base, int64_t bytes) {
   return static_cast<const uint8_t*>(base) + bytes;

@@ -11,7 +11,7 @@ void reduce_scatter(Group& group, const void* const* ins, void* out, const int64
   const int size = group.size();
   const int own = group.rank();
   const int64_t element = element_size(summing.reduction.from);
-  const int64_t place = round_down(group.round_bytes() / size, kLine);
+  const int64_t place = round_down(group.round_bytes() / std::max(1, size - 1), kLine);
   const int64_t piece = place / element;
   Call call;
   call.kind = Kind::reduce_scatter;
@@ -28,7 +28,8 @@ void reduce_scatter(Group& group, const void* const* ins, void* out, const int64
     for (int peer = 0; peer < size; ++peer) {
       if (peer == own) continue;
       const Range range = piece_of(counts[peer], piece, index);
-      copy(group.mine() + peer * place, at(ins[peer], range.begin * element), range.count * element);
+      copy(group.mine() + place_for(peer, own) * place, at(ins[peer], range.begin * element),
+           range.count * element);
     }
     group.meet();
     if (index == 0) {
@@ -39,7 +40,8 @@ void reduce_scatter(Group& group, const void* const* ins, void* out, const int64
     const Range range = piece_of(counts[own], piece, index);
     std::array<const void*, kMaxLocalRanks> sources;
     for (int peer = 0; peer < size; ++peer) {
-      sources[peer] = peer == own ? at(ins[own], range.begin * element) : group.theirs(peer) + own * place;
+      sources[peer] = peer == own ? at(ins[own], range.begin * element)
+                                  : group.theirs(peer) + place_for(own, peer) * place;
     }
     void* result = at(out, range.begin * element_size(reduction.to));
     reduce(reduction, sources.data(), size, &result, 1, range.count);

@@ -171,9 +171,13 @@ inline std::vector<int64_t> sizes_around(int64_t round) {
   return {0, 1, 17, round - 1, round, round + 1, 2 * round, 3 * round + 7};
 }
 
-// Elements of a rank's place in a round where a segment has one for each rank.
+// Elements of a rank's place in a round: of a segment that has one for each rank, or for each but its owner.
 inline int64_t place_of(const Group& group, int64_t element_bytes) {
   return shm::round_down(group.round_bytes() / group.size(), shm::kLine) / element_bytes;
+}
+inline int64_t place_of_others(const Group& group, int64_t element_bytes, int64_t table_bytes = 0) {
+  const int64_t places = std::max(1, group.size() - 1);
+  return shm::round_down((group.round_bytes() - table_bytes) / places, shm::kLine) / element_bytes;
 }
 
 // ---- one run of each, on all ranks with the same arguments

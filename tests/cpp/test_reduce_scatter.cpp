@@ -11,7 +11,7 @@ TEST(ReduceScatter, EqualPartsOfAnySizeAreFolded) {
   for (const auto setting : settings()) {
     run_threads(setting, [](Group& group) {
       unsigned seed = 0;
-      for (const int64_t count : sizes_around(place_of(group, 4))) {
+      for (const int64_t count : sizes_around(place_of_others(group, 4))) {
         const std::vector<int64_t> counts(group.size(), count);
         check_reduce_scatter(group, Type::f32, Op::sum, Type::f32, counts, ++seed);
       }
@@ -21,7 +21,7 @@ TEST(ReduceScatter, EqualPartsOfAnySizeAreFolded) {
 
 // One rank's part may go through in the first round and another's need several; one may be empty.
 void check_uneven(Group& group, Type type, Op op) {
-  const auto sizes = sizes_around(place_of(group, shm::element_size(type)));
+  const auto sizes = sizes_around(place_of_others(group, shm::element_size(type)));
   std::mt19937 random(41);
   for (unsigned seed = 1; seed <= 12; ++seed) {
     std::vector<int64_t> counts;
@@ -42,7 +42,7 @@ TEST(ReduceScatter, ProcessesFoldUnevenPartsToo) {
 
 TEST(ReduceScatter, SumsMayStopAtTheAccumulatorsAndGoOnFromThem) {
   run_threads({3, false}, [](Group& group) {
-    const std::vector<int64_t> counts = {5, 0, place_of(group, 4) + 3};
+    const std::vector<int64_t> counts = {5, 0, place_of_others(group, 4) + 3};
     check_reduce_scatter(group, Type::bf16, Op::sum, Type::f32, counts, 1);
     check_reduce_scatter(group, Type::f32, Op::avg, Type::bf16, counts, 2);
     check_reduce_scatter(group, Type::c32, Op::sum, Type::c64, counts, 3);
