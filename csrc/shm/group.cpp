@@ -146,7 +146,7 @@ void Group::meet() {
     std::this_thread::yield();
     if (head.generation.load(std::memory_order_acquire) != generation) return;
   }
-  while (!wait_for(generation)) check_peers();
+  while (!wait_for(generation)) check_peers(generation);
 }
 
 // Sleeps until the round ends; false if it is time to look after the peers.
@@ -161,17 +161,17 @@ bool Group::wait_for(uint32_t generation) {
   return head.generation.load(std::memory_order_acquire) != generation;
 }
 
-void Group::check_peers() {
-  const uint32_t generation = header().generation.load(std::memory_order_acquire);
+// Also after those that have come to this round: one that was killed since may have been about to end it.
+void Group::check_peers(uint32_t generation) {
+  const auto ended = [&] { return header().generation.load(std::memory_order_acquire) != generation; };
   for (int peer = 0; peer < size(); ++peer) {
-    if (slot(peer).arrived.load(std::memory_order_acquire) >= round_ && !aborted()) continue;
     const std::string why = trouble(peer);
-    // The round may have ended between the two looks; then meet() returns as it should.
-    if (!why.empty() && header().generation.load(std::memory_order_acquire) == generation) break_with(why);
+    // Whoever has left did so after its last round, which may be this one; then meet() returns as it should.
+    if (!why.empty() && !ended()) break_with(why);
   }
   if (Clock::now() < deadline_) return;
   const std::string silent = missing();
-  if (header().generation.load(std::memory_order_acquire) != generation) return;
+  if (ended()) return;
   std::ostringstream text;
   text << "timed out after " << seconds(allowed_) << " s; silent: " << silent;
   break_with(text.str());
