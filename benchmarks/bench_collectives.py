@@ -3,6 +3,7 @@
 Both backends are groups of the same processes. The size stated is that of the larger tensor: the output of
 all_gather, the input of reduce_scatter, either of broadcast and all_to_all. A figure is the median of batches
 of calls, on the slowest rank, so a root that runs ahead of its receivers gains nothing. Results are checked.
+`copy_ms` is a copy of a tensor of that size by every rank at once, with nothing exchanged: what memory allows.
 """
 
 import json
@@ -18,7 +19,7 @@ from harness import answer, arguments, interleaved, paired, report, run_processe
 import gossamer as gs
 
 MIB = 1 << 20
-OURS, GLOO = "ours", "Gloo"
+OURS, GLOO, COPY = "ours", "Gloo", "copy"
 TARGET = 5.0  # times as fast as Gloo, with 2 ranks
 OPERATIONS = ("broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 
@@ -67,11 +68,11 @@ def worker(*, backend: str, mib: list[int], quick: bool) -> dict[str, dict[str, 
     times = {}
     for operation in OPERATIONS:
         for size_mib in mib:
-            calls = 2 if quick else max(1, 8 // size_mib)
+            calls, numel = 2 if quick else max(1, 8 // size_mib), size_mib * MIB // 4
             bodies = {
-                name: repeated(prepared(operation, size_mib * MIB // 4, group), calls)
-                for name, group in groups.items()
+                name: repeated(prepared(operation, numel, group), calls) for name, group in groups.items()
             }
+            bodies[COPY] = repeated(partial(torch.zeros(numel).copy_, torch.ones(numel)), calls)
             turns = slowest(interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier))
             times[f"{operation} {size_mib}"] = {
                 name: [1e3 * s / calls for s in each] for name, each in turns.items()
@@ -100,6 +101,7 @@ def main() -> None:
                 target_of="ratio",
                 samples=each[OURS],
                 ratio_is=f"{GLOO} / {OURS}",
+                copy_ms=statistics.median(each[COPY]),
             )
 
 

@@ -2,6 +2,7 @@
 #include "shm/group.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -125,6 +126,7 @@ void Group::meet() {
   auto& head = header();
   const uint32_t generation = head.generation.load(std::memory_order_acquire);
   ++round_;
+  slot(rank_).core.store(sched_getcpu(), std::memory_order_relaxed);
   slot(rank_).arrived.store(round_, std::memory_order_release);
   if (head.count.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(size())) {
     head.count.store(0, std::memory_order_relaxed);
@@ -140,13 +142,26 @@ void Group::meet() {
         relax();
       }
       std::this_thread::yield();  // the peer may be waiting for this core
-    } while (Clock::now() < until);
+    } while (Clock::now() < until && !needed_core());
   }
   for (int turn = 0; !spin_ && turn < kYieldsBeforeSleep; ++turn) {
     std::this_thread::yield();
     if (head.generation.load(std::memory_order_acquire) != generation) return;
   }
   while (!wait_for(generation)) check_peers(generation);
+}
+
+// Whether a rank that has not come was last seen on the core that this one spins on. The scheduler leaves two ranks on
+// one core for long, beside an idle one, and a yield does not always hand the core over.
+bool Group::needed_core() const {
+  const int core = sched_getcpu();
+  for (int peer = 0; peer < size(); ++peer) {
+    const Slot& other = slot(peer);
+    if (other.arrived.load(std::memory_order_relaxed) < round_ &&
+        other.core.load(std::memory_order_relaxed) == core)
+      return true;
+  }
+  return false;
 }
 
 // Sleeps until the round ends; false if it is time to look after the peers.

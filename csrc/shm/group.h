@@ -71,6 +71,7 @@ class Group {
   }
   Header& header() const { return *reinterpret_cast<Header*>(region_.data()); }
   bool wait_for(uint32_t generation);
+  bool needed_core() const;
   void check_peers(uint32_t generation);
   [[noreturn]] void break_with(const std::string& reason);
   std::string missing() const;

@@ -46,6 +46,7 @@ struct Call {
 struct alignas(64) Slot {
   std::atomic<uint64_t> arrived;   // rounds this rank has entered
   std::atomic<uint32_t> presence;  // Presence
+  std::atomic<int32_t> core;       // that it was on when it entered the round
   std::atomic<uint32_t> doorbell;  // of its mailbox
   std::atomic<uint32_t> dozing;    // its mailbox thread sleeps on the doorbell
   int32_t process;                 // its id, in a space of ids that is named by the inode
