@@ -4,14 +4,13 @@
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
-#include <pybind11/pybind11.h>
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
-#include <optional>
 
+#include "backend/gil.h"
 #include "backend/gloo.h"
 #include "backend/start.h"
 #include "errors.h"
@@ -85,25 +84,29 @@ GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank
     hosts_ = std::make_unique<Hosts>(*group_, gloo(), own_store_, rank, size);
   }
   // Nobody returns before all have come: a rank that is lost in the meeting is everyone's error.
-  hosts_ ? hosts_->barrier(deadline) : shm::barrier(*group_, deadline);
+  const auto meet = [&] { hosts_ ? hosts_->barrier(deadline) : shm::barrier(*group_, deadline); };
+  meet();
   shm::forget(meeting_store, rank);
+  meet();  // nor may anyone begin the next meeting in this store while keys of this one are there
 }
 
 GossamerBackend::~GossamerBackend() {
-  // The queue's thread is joined, and may be waiting for the GIL to free a tensor's Python object.
-  std::optional<pybind11::gil_scoped_release> release;
-  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
   if (owner_ !=
       getpid()) {  // a forked child has none of the threads, and must not say that the rank has left
-    queue_.release();
+    new std::shared_ptr<Queue>(std::move(queue_));
     mailbox_.release();
     hosts_.release();
     gloo_.release();
     group_.release();
     return;
   }
+  // What threads are joined may wait for the GIL to free a tensor's Python object.
+  const WithoutGil without_gil;
   queue_->close();
   mailbox_.reset();
+  hosts_.reset();
+  gloo_.reset();
+  group_.reset();
 }
 
 c10::intrusive_ptr<c10d::Backend> GossamerBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
@@ -118,6 +121,12 @@ c10::intrusive_ptr<c10d::Backend> GossamerBackend::split(const c10::intrusive_pt
       static_cast<int>(ranks.size()), options ? options->timeout : options_->timeout);
 }
 
+void GossamerBackend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  const std::lock_guard<std::mutex> lock(gloo_mutex_);
+  if (gloo_) gloo_->setTimeout(timeout);
+}
+
 c10d::ErrorType GossamerBackend::getError() {
   for (int peer = 0; peer < group_->size(); ++peer) {
     if (!group_->trouble(peer).empty()) return c10d::ErrorType::COMM_ERROR;
@@ -128,15 +137,22 @@ c10d::ErrorType GossamerBackend::getError() {
 void GossamerBackend::abort() { abort_because("its group was aborted"); }
 
 void GossamerBackend::abort_because(const std::string& reason) {
+  if (owner_ != getpid()) return;  // a forked child ends nothing of its parent's
   const std::string text = "rank " + std::to_string(getRank()) + " has failed: " + reason;
   hosts_ ? hosts_->announce(text) : group_->abort(text);
 }
 
 void GossamerBackend::shutdown() {
+  if (owner_ != getpid()) return;
+  const WithoutGil without_gil;
   queue_->close();
-  const std::lock_guard<std::mutex> lock(lazy_mutex_);
-  shut_down_ = true;
-  mailbox_.reset();
+  std::unique_ptr<shm::Mailbox> mailbox;  // ends after the lock: what waits in it may want the lock
+  {
+    const std::lock_guard<std::mutex> lock(mailbox_mutex_);
+    shut_down_ = true;
+    mailbox = std::move(mailbox_);
+  }
+  mailbox.reset();
   group_->leave();
 }
 
@@ -155,23 +171,34 @@ shm::Deadline GossamerBackend::deadline_of(std::chrono::milliseconds timeout) co
 GossamerBackend::Reply GossamerBackend::start(const Plan& plan, const Tensors& inputs, Lists outputs,
                                               Body body) {
   require_usable();
-  const auto done = [this](GossamerWork& work) { queue_->help([&work] { return work.isCompleted(); }); };
+  // Threads may still wait for a work, or abort it, when the backend goes away.
+  const auto help = [queue = queue_](GossamerWork& work) {
+    queue->help([&work] { return work.isCompleted(); });
+  };
   auto work = c10::make_intrusive<GossamerWork>(getRank(), plan.type, plan.title, inputs, std::move(outputs),
-                                                ++sequence_, done);
-  work->on_abort([this] { abort(); });
+                                                ++sequence_, help);
+  work->on_abort(aborter());
+  const auto timeout = plan.timeout == c10d::kUnsetTimeout ? options_->timeout : plan.timeout;
   queue_->submit(
-      [this, work, body = std::move(body), title = plan.title, timeout = plan.timeout]() mutable {
+      [work, body = std::move(body), title = plan.title, timeout]() mutable {
         std::exception_ptr error;
         try {
-          body(deadline_of(timeout));
+          body(shm::Clock::now() + timeout);
         } catch (...) {
           error = python_error(title, std::current_exception());
         }
         body = nullptr;  // frees the tensors before anyone learns that the work is complete
-        work->complete(error);
+        return work->complete(error);
       },
       !plan.async);
   return work;
+}
+
+std::function<void()> GossamerBackend::aborter() {
+  const auto self = c10::intrusive_ptr<GossamerBackend>::reclaim_copy(this);
+  return [weak = c10::weak_intrusive_ptr<GossamerBackend>(self)] {
+    if (const auto backend = weak.lock()) backend->abort();
+  };
 }
 
 at::Tensor GossamerBackend::allocate(int64_t bytes) {
@@ -187,6 +214,7 @@ std::shared_ptr<shm::Shared> GossamerBackend::share(const std::shared_ptr<shm::B
     throw PythonError(ErrorKind::config, "symmetric memory: all ranks must be on one host, got " +
                                              std::to_string(hosts().size()) + " hosts");
   }
+  const WithoutGil without_gil;  // torch's rendezvous() comes with it
   std::shared_ptr<shm::Shared> shared;
   const Plan plan{c10d::OpType::UNKNOWN, "gossamer:symmetric_memory", c10d::kUnsetTimeout, false};
   start(plan, {}, {}, [&](shm::Deadline deadline) {
@@ -197,7 +225,7 @@ std::shared_ptr<shm::Shared> GossamerBackend::share(const std::shared_ptr<shm::B
 }
 
 c10::intrusive_ptr<c10d::Backend> GossamerBackend::gloo() {
-  const std::lock_guard<std::mutex> lock(lazy_mutex_);
+  const std::lock_guard<std::mutex> lock(gloo_mutex_);
   if (!gloo_)
     gloo_ = make_gloo(c10::make_intrusive<c10d::PrefixStore>("gloo", own_store_), getRank(), getSize(),
                       options_->timeout);

@@ -30,7 +30,7 @@ class GossamerBackend : public c10d::Backend {
 
   const std::string getBackendName() const override { return "gossamer"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
-  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::vector<int>& ranks,
@@ -98,6 +98,7 @@ class GossamerBackend : public c10d::Backend {
 
   // Queues `body`, which blocks until the operation is over.
   Reply start(const Plan& plan, const Tensors& inputs, Lists outputs, Body body);
+  std::function<void()> aborter();
   // Checks arguments by `check`; if it throws, so does the call, and the other ranks are told.
   template <class Check>
   auto checked(const Plan& plan, Check&& check);
@@ -110,9 +111,9 @@ class GossamerBackend : public c10d::Backend {
   Reply reduce_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs,
                       const c10d::ReduceOp& op);
   // Blocking, in the queue: by shared memory, or by hosts_.
-  void all_reduce(Flat& flat, const shm::Summing& summing, shm::Deadline deadline);
+  void all_reduce(const Flat& flat, const shm::Summing& summing, shm::Deadline deadline);
   void all_gather(const Flat& in, const std::vector<void*>& outs, shm::Deadline deadline);
-  void reduce_scatter(const std::vector<void*>& ins, Flat& out, const shm::Summing& summing,
+  void reduce_scatter(const std::vector<void*>& ins, const Flat& out, const shm::Summing& summing,
                       shm::Deadline deadline);
   void all_to_all(const std::vector<void*>& ins, const std::vector<int64_t>& in_bytes,
                   const std::vector<void*>& outs, const std::vector<int64_t>& out_bytes,
@@ -127,13 +128,14 @@ class GossamerBackend : public c10d::Backend {
   std::unique_ptr<shm::Group> group_;
   std::unique_ptr<Hosts> hosts_;  // none where all ranks share one host
   shm::Windows windows_;
-  std::mutex lazy_mutex_;
+  std::mutex mailbox_mutex_;
   std::unique_ptr<shm::Mailbox> mailbox_;
   bool shut_down_ = false;
+  std::mutex gloo_mutex_;                   // held while the ranks meet in its constructor
   c10::intrusive_ptr<c10d::Backend> gloo_;  // between hosts, and for sparse tensors
   std::atomic<uint64_t> sequence_{0};
   pid_t owner_;
-  std::unique_ptr<Queue> queue_ = std::make_unique<Queue>();  // last: its thread ends before what it uses
+  std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
 };
 
 // The backend "gossamer" behind a process group of that name, for tensors on the CPU.

@@ -2,6 +2,7 @@
 // name. Used by reductions.cpp and moves.cpp inside GossamerBackend::checked, which tells the other ranks.
 #pragma once
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 
 #include <sstream>
@@ -22,6 +23,16 @@ void require(bool condition, const Parts&... parts) {
 inline void require_cpu(const char* where, const at::Tensor& tensor) {
   require(tensor.is_cpu() && tensor.layout() == at::kStrided, where,
           ": tensors must be dense and on the CPU, got ", tensor.layout(), " on ", tensor.device());
+}
+
+// Where an operation writes.
+inline void require_disjoint(const char* where, const at::Tensor& tensor) {
+  require(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, where,
+          ": a tensor that is written must not hold one element in several places, got strides ",
+          tensor.strides(), " of sizes ", tensor.sizes());
+}
+inline void require_disjoint(const char* where, const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) require_disjoint(where, tensor);
 }
 
 inline const at::Tensor& only(const char* where, const std::vector<at::Tensor>& tensors) {

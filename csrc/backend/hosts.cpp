@@ -14,7 +14,10 @@ namespace gossamer {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(100);
-constexpr auto kRollCall = std::chrono::milliseconds(500);
+constexpr auto kRollCall = std::chrono::milliseconds(500);  // who waits looks several times meanwhile
+const std::string kRollCallKey = "roll call";
+
+std::string present(int rank) { return "here/" + std::to_string(rank); }
 
 struct Entry {  // what one host is about to do
   shm::Call call;
@@ -48,6 +51,8 @@ void Hosts::run(const std::function<void()>& body) {
   } catch (const Error& error) {
     if (error.kind != ErrorKind::comm) throw;
     fail(error.what());
+  } catch (const std::exception& error) {
+    fail("rank " + std::to_string(rank_) + " has failed: " + first_line(error.what()));
   }
 }
 
@@ -89,6 +94,7 @@ void Hosts::wait(c10d::Work& work, shm::Deadline deadline) {
     }
     gave_up_ = true;  // also if the store does not answer
     if (store_->check({"failed"})) raise(ErrorKind::comm, "a rank of another host has failed");
+    if (store_->check({kRollCallKey})) answer_roll_call();
     for (int peer = 0; peer < local_.size(); ++peer) {
       const std::string why = local_.trouble(peer);
       if (!why.empty()) raise(ErrorKind::comm, why);
@@ -100,18 +106,20 @@ void Hosts::wait(c10d::Work& work, shm::Deadline deadline) {
   }
 }
 
+void Hosts::answer_roll_call() { store_->set(present(rank_), std::vector<uint8_t>{1}); }
+
 std::string Hosts::silent_ranks() {
-  const auto key = [](int rank) { return "here/" + std::to_string(rank); };
   std::string silent;
   try {
-    store_->set(key(rank_), std::vector<uint8_t>{1});
-    store_->set("roll call", std::vector<uint8_t>{1});
+    answer_roll_call();
+    store_->set(kRollCallKey, std::vector<uint8_t>{1});
     const auto until = shm::Clock::now() + kRollCall;
     do {
       if (store_->check({"failed"})) return "another rank has said why";
       silent.clear();
       for (int rank = 0; rank < size_; ++rank) {
-        if (!store_->check({key(rank)})) silent += (silent.empty() ? "rank " : ", ") + std::to_string(rank);
+        if (!store_->check({present(rank)}))
+          silent += (silent.empty() ? "rank " : ", ") + std::to_string(rank);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     } while (!silent.empty() && shm::Clock::now() < until);

@@ -16,7 +16,7 @@ namespace gossamer {
 
 class Hosts {
  public:
-  // `local`: the ranks of this host. `gloo`: of all ranks; its collectives are for this object alone.
+  // `local`: the ranks of this host. `gloo`: of all ranks; nobody else may run a collective of it beside this object's.
   Hosts(shm::Group& local, c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
         int rank, int size);
   ~Hosts();
@@ -53,6 +53,7 @@ class Hosts {
   // After an error that others may not see: says why in the store, where all look while they wait.
   [[noreturn]] void fail(std::string reason);
   std::string silent_ranks();
+  void answer_roll_call();
   // Runs an operation; an Error(comm) in it becomes everyone's.
   void run(const std::function<void()>& body);
   void reduce_across(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline);

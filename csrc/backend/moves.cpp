@@ -48,13 +48,15 @@ GossamerBackend::Reply GossamerBackend::broadcast(Tensors& tensors, const c10d::
   const Plan plan{c10d::OpType::BROADCAST, "gossamer:broadcast", options.timeout, options.asyncOp};
   const int root = static_cast<int>(options.rootRank);
   Flat flat = checked(plan, [&] {
+    const auto& tensor = only("broadcast", tensors);
     require_root("broadcast", options.rootRank, getSize());
-    return Flat(only("broadcast", tensors));
+    if (getRank() != root) require_disjoint("broadcast", tensor);
+    return Flat(tensor);
   });
   return start(plan, tensors, {tensors}, [this, flat, root](shm::Deadline deadline) mutable {
     hosts_ ? hosts_->broadcast(flat.data(), flat.bytes(), root, deadline)
            : shm::broadcast(*group_, flat.data(), flat.bytes(), root, deadline);
-    flat.write_back();
+    if (getRank() != root) flat.write_back();
   });
 }
 
@@ -67,16 +69,19 @@ void GossamerBackend::all_gather(const Flat& in, const std::vector<void*>& outs,
 GossamerBackend::Reply GossamerBackend::allgather(Lists& outputs, Tensors& inputs,
                                                   const c10d::AllgatherOptions& options) {
   const Plan plan{c10d::OpType::ALLGATHER, "gossamer:all_gather", options.timeout, options.asyncOp};
-  checked(plan, [&] {
+  std::vector<Flat> outs;
+  Flat in = checked(plan, [&] {
     const auto& input = only("all_gather", inputs);
     require(outputs.size() == 1, "all_gather: one list of outputs, got ", outputs.size());
     require_parts("all_gather", outputs[0], input, getSize());
+    require_disjoint("all_gather", outputs[0]);
+    outs = flatten(outputs[0]);
+    return Flat(input);
   });
-  return start(plan, inputs, outputs,
-               [this, in = Flat(inputs[0]), outs = flatten(outputs[0])](shm::Deadline deadline) mutable {
-                 all_gather(in, pointers(outs), deadline);
-                 write_back(outs);
-               });
+  return start(plan, inputs, outputs, [this, in, outs](shm::Deadline deadline) mutable {
+    all_gather(in, pointers(outs), deadline);
+    write_back(outs);
+  });
 }
 
 GossamerBackend::Reply GossamerBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -97,18 +102,20 @@ GossamerBackend::Reply GossamerBackend::allgather_into_tensor_coalesced(
 
 GossamerBackend::Reply GossamerBackend::gather_wholes(const Plan& plan, const Tensors& outputs,
                                                       const Tensors& inputs) {
-  checked(plan, [&] {
+  std::vector<Flat> ins;
+  auto outs = checked(plan, [&] {
+    require_disjoint("all_gather", outputs);
     require(outputs.size() == inputs.size(), "all_gather: as many outputs as inputs, got ", outputs.size(),
             " and ", inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) require_whole("all_gather", outputs[i], inputs[i], getSize());
+    ins = flatten(inputs);
+    return flatten(outputs);
   });
-  return start(plan, inputs, {outputs},
-               [this, ins = flatten(inputs), outs = flatten(outputs)](shm::Deadline deadline) mutable {
-                 if (ins.size() != 1) agree_on_count(ins.size(), deadline);
-                 for (size_t i = 0; i < ins.size(); ++i)
-                   all_gather(ins[i], parts_of(outs[i], getSize()), deadline);
-                 write_back(outs);
-               });
+  return start(plan, inputs, {outputs}, [this, ins, outs](shm::Deadline deadline) mutable {
+    if (ins.size() != 1) agree_on_count(ins.size(), deadline);
+    for (size_t i = 0; i < ins.size(); ++i) all_gather(ins[i], parts_of(outs[i], getSize()), deadline);
+    write_back(outs);
+  });
 }
 
 GossamerBackend::Reply GossamerBackend::allgather_coalesced(Lists& outputs, Tensors& inputs,
@@ -117,7 +124,7 @@ GossamerBackend::Reply GossamerBackend::allgather_coalesced(Lists& outputs, Tens
                   options.asyncOp};
   // outputs[rank][tensor]; below by tensor.
   std::vector<std::vector<Flat>> outs(inputs.size());
-  checked(plan, [&] {
+  auto ins = checked(plan, [&] {
     require(static_cast<int>(outputs.size()) == getSize(), "all_gather_coalesced: one list a rank, ",
             getSize(), " in all, got ", outputs.size());
     for (const auto& list : outputs) {
@@ -129,15 +136,15 @@ GossamerBackend::Reply GossamerBackend::allgather_coalesced(Lists& outputs, Tens
       for (const auto& list : outputs) parts.push_back(list[i]);
       require_cpu("all_gather_coalesced", inputs[i]);
       require_parts("all_gather_coalesced", parts, inputs[i], getSize());
+      require_disjoint("all_gather_coalesced", parts);
       outs[i] = flatten(parts);
     }
+    return flatten(inputs);
   });
-  return start(plan, inputs, outputs, [this, ins = flatten(inputs), outs](shm::Deadline deadline) mutable {
+  return start(plan, inputs, outputs, [this, ins, outs](shm::Deadline deadline) mutable {
     agree_on_count(ins.size(), deadline);
-    for (size_t i = 0; i < ins.size(); ++i) {
-      all_gather(ins[i], pointers(outs[i]), deadline);
-      write_back(outs[i]);
-    }
+    for (size_t i = 0; i < ins.size(); ++i) all_gather(ins[i], pointers(outs[i]), deadline);
+    for (auto& list : outs) write_back(list);
   });
 }
 
@@ -145,44 +152,52 @@ GossamerBackend::Reply GossamerBackend::gather(Lists& outputs, Tensors& inputs,
                                                const c10d::GatherOptions& options) {
   const Plan plan{c10d::OpType::GATHER, "gossamer:gather", options.timeout, options.asyncOp};
   const int root = static_cast<int>(options.rootRank);
-  checked(plan, [&] {
+  std::vector<Flat> outs;
+  Flat in = checked(plan, [&] {
     const auto& input = only("gather", inputs);
     require_root("gather", options.rootRank, getSize());
     const size_t lists = getRank() == root ? 1 : 0;
     require(outputs.size() == lists, "gather: lists of outputs on rank ", getRank(), " with root ", root,
             " must be ", lists, ", got ", outputs.size());
-    if (lists) require_parts("gather", outputs[0], input, getSize());
+    if (lists) {
+      require_parts("gather", outputs[0], input, getSize());
+      require_disjoint("gather", outputs[0]);
+      outs = flatten(outputs[0]);
+    }
+    return Flat(input);
   });
-  auto outs = outputs.empty() ? std::vector<Flat>() : flatten(outputs[0]);
-  return start(plan, inputs, outputs,
-               [this, in = Flat(inputs[0]), outs, root](shm::Deadline deadline) mutable {
-                 const auto to = pointers(outs);
-                 hosts_ ? hosts_->gather(in.data(), to.data(), in.bytes(), root, deadline)
-                        : shm::gather(*group_, in.data(), to.data(), in.bytes(), root, deadline);
-                 write_back(outs);
-               });
+  return start(plan, inputs, outputs, [this, in, outs, root](shm::Deadline deadline) mutable {
+    const auto to = pointers(outs);
+    hosts_ ? hosts_->gather(in.data(), to.data(), in.bytes(), root, deadline)
+           : shm::gather(*group_, in.data(), to.data(), in.bytes(), root, deadline);
+    write_back(outs);
+  });
 }
 
 GossamerBackend::Reply GossamerBackend::scatter(Tensors& outputs, Lists& inputs,
                                                 const c10d::ScatterOptions& options) {
   const Plan plan{c10d::OpType::SCATTER, "gossamer:scatter", options.timeout, options.asyncOp};
   const int root = static_cast<int>(options.rootRank);
-  checked(plan, [&] {
+  std::vector<Flat> ins;
+  Flat out = checked(plan, [&] {
     const auto& output = only("scatter", outputs);
+    require_disjoint("scatter", output);
     require_root("scatter", options.rootRank, getSize());
     const size_t lists = getRank() == root ? 1 : 0;
     require(inputs.size() == lists, "scatter: lists of inputs on rank ", getRank(), " with root ", root,
             " must be ", lists, ", got ", inputs.size());
-    if (lists) require_parts("scatter", inputs[0], output, getSize());
+    if (lists) {
+      require_parts("scatter", inputs[0], output, getSize());
+      ins = flatten(inputs[0]);
+    }
+    return Flat(output);
   });
-  auto ins = inputs.empty() ? std::vector<Flat>() : flatten(inputs[0]);
-  return start(plan, outputs, {outputs},
-               [this, ins, out = Flat(outputs[0]), root](shm::Deadline deadline) mutable {
-                 const auto from = pointers(ins);
-                 hosts_ ? hosts_->scatter(from.data(), out.data(), out.bytes(), root, deadline)
-                        : shm::scatter(*group_, from.data(), out.data(), out.bytes(), root, deadline);
-                 out.write_back();
-               });
+  return start(plan, outputs, {outputs}, [this, ins, out, root](shm::Deadline deadline) mutable {
+    const auto from = pointers(ins);
+    hosts_ ? hosts_->scatter(from.data(), out.data(), out.bytes(), root, deadline)
+           : shm::scatter(*group_, from.data(), out.data(), out.bytes(), root, deadline);
+    out.write_back();
+  });
 }
 
 void GossamerBackend::all_to_all(const std::vector<void*>& ins, const std::vector<int64_t>& in_bytes,
@@ -199,42 +214,45 @@ GossamerBackend::Reply GossamerBackend::alltoall_base(at::Tensor& output, at::Te
   const Plan plan{c10d::OpType::ALLTOALL_BASE, "gossamer:all_to_all", options.timeout, options.asyncOp};
   std::vector<int64_t> in_sizes;
   std::vector<int64_t> out_sizes;
-  checked(plan, [&] {
+  auto flats = checked(plan, [&] {
+    require_disjoint("all_to_all", output);
     in_sizes = split_sizes("all_to_all", input, input_splits, getSize());
     out_sizes = split_sizes("all_to_all", output, output_splits, getSize());
     require(input.scalar_type() == output.scalar_type(),
             "all_to_all: input and output must have one dtype, got ", input.scalar_type(), " and ",
             output.scalar_type());
+    return flatten({input, output});
   });
-  return start(
-      plan, {input}, {{output}},
-      [this, in = Flat(input), out = Flat(output), in_sizes, out_sizes](shm::Deadline deadline) mutable {
-        const Parts from(in, in_sizes);
-        const Parts to(out, out_sizes);
-        all_to_all(from.pointers, from.bytes, to.pointers, to.bytes, deadline);
-        out.write_back();
-      });
+  return start(plan, {input}, {{output}}, [this, flats, in_sizes, out_sizes](shm::Deadline deadline) mutable {
+    const Parts from(flats[0], in_sizes);
+    const Parts to(flats[1], out_sizes);
+    all_to_all(from.pointers, from.bytes, to.pointers, to.bytes, deadline);
+    flats[1].write_back();
+  });
 }
 
 GossamerBackend::Reply GossamerBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                                  const c10d::AllToAllOptions& options) {
   const Plan plan{c10d::OpType::ALLTOALL, "gossamer:all_to_all", options.timeout, options.asyncOp};
-  checked(plan, [&] {
+  std::vector<Flat> ins;
+  auto outs = checked(plan, [&] {
     for (const auto* list : {&outputs, &inputs}) {
       require(static_cast<int>(list->size()) == getSize(), "all_to_all: one tensor a rank, ", getSize(),
               " in all, got ", list->size());
       for (const auto& tensor : *list) require_cpu("all_to_all", tensor);
     }
+    require_disjoint("all_to_all", outputs);
+    ins = flatten(inputs);
+    return flatten(outputs);
   });
-  return start(plan, inputs, {outputs},
-               [this, ins = flatten(inputs), outs = flatten(outputs)](shm::Deadline deadline) mutable {
-                 std::vector<int64_t> in_bytes;
-                 std::vector<int64_t> out_bytes;
-                 for (const auto& in : ins) in_bytes.push_back(in.bytes());
-                 for (const auto& out : outs) out_bytes.push_back(out.bytes());
-                 all_to_all(pointers(ins), in_bytes, pointers(outs), out_bytes, deadline);
-                 write_back(outs);
-               });
+  return start(plan, inputs, {outputs}, [this, ins, outs](shm::Deadline deadline) mutable {
+    std::vector<int64_t> in_bytes;
+    std::vector<int64_t> out_bytes;
+    for (const auto& in : ins) in_bytes.push_back(in.bytes());
+    for (const auto& out : outs) out_bytes.push_back(out.bytes());
+    all_to_all(pointers(ins), in_bytes, pointers(outs), out_bytes, deadline);
+    write_back(outs);
+  });
 }
 
 GossamerBackend::Reply GossamerBackend::barrier(const c10d::BarrierOptions& options) {

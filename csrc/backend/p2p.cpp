@@ -1,18 +1,20 @@
 // send, recv and recv from any source: by the mailbox inside one host, by Gloo where a group spans several (a receive
 // from any source could not wait for both). See backend.h.
+#include <thread>
+
+#include "backend/checks.h"
 #include "backend/start.h"
 
 namespace gossamer {
 
 shm::Mailbox& GossamerBackend::mailbox() {
-  const std::lock_guard<std::mutex> lock(lazy_mutex_);
+  const std::lock_guard<std::mutex> lock(mailbox_mutex_);
   if (shut_down_) throw PythonError(ErrorKind::comm, "the group was shut down; make a new one");
   if (!mailbox_) mailbox_ = std::make_unique<shm::Mailbox>(*group_);
   return *mailbox_;
 }
 
 GossamerBackend::Reply GossamerBackend::post(Tensors& tensors, int peer, int tag, c10d::OpType type) {
-  require_usable();
   const bool sends = type == c10d::OpType::SEND;
   const bool any = type == c10d::OpType::RECVANYSOURCE;
   const char* title = sends ? "gossamer:send" : "gossamer:recv";
@@ -25,13 +27,20 @@ GossamerBackend::Reply GossamerBackend::post(Tensors& tensors, int peer, int tag
   }
   auto work = c10::make_intrusive<GossamerWork>(getRank(), type, title, tensors, Lists{tensors},
                                                 sequence_.load(), nullptr);
-  work->on_abort([this] { abort(); });
+  work->on_abort(aborter());
+  if (!sends) require_disjoint(title, tensors[0]);
   Flat flat(tensors[0]);
   void* data = flat.data();
   const int64_t bytes = flat.bytes();
   auto done = [work, flat, sends, title](int source, std::exception_ptr error) mutable {
-    if (!sends && !error) flat.write_back();
-    work->complete(error ? python_error(title, error) : nullptr, source);
+    try {
+      if (!sends && !error) flat.write_back();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    auto callbacks = work->complete(error ? python_error(title, error) : nullptr, source);
+    // They may wait for other messages, or let go of the mailbox: not in its thread.
+    if (callbacks) std::thread(std::move(callbacks)).detach();
   };
   const auto deadline = deadline_of(c10d::kUnsetTimeout);
   try {
@@ -47,14 +56,17 @@ GossamerBackend::Reply GossamerBackend::post(Tensors& tensors, int peer, int tag
 }
 
 GossamerBackend::Reply GossamerBackend::send(Tensors& tensors, int to, int tag) {
+  require_usable();
   return hosts_ ? gloo()->send(tensors, to, tag) : post(tensors, to, tag, c10d::OpType::SEND);
 }
 
 GossamerBackend::Reply GossamerBackend::recv(Tensors& tensors, int from, int tag) {
+  require_usable();
   return hosts_ ? gloo()->recv(tensors, from, tag) : post(tensors, from, tag, c10d::OpType::RECV);
 }
 
 GossamerBackend::Reply GossamerBackend::recvAnysource(Tensors& tensors, int tag) {
+  require_usable();
   return hosts_ ? gloo()->recvAnysource(tensors, tag) : post(tensors, -1, tag, c10d::OpType::RECVANYSOURCE);
 }
 

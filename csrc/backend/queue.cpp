@@ -1,37 +1,53 @@
-// See queue.h.
+// See queue.h. The queue's threads are detached and keep it alive, so its owner may go away in an epilogue.
 #include "backend/queue.h"
 
+#include <pthread.h>
+
+#include <thread>
 #include <utility>
 
 #include "errors.h"
 
 namespace gossamer {
 
-Queue::~Queue() { close(); }
-
 void Queue::submit(Task task, bool now) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   if (closed_) throw PythonError(ErrorKind::comm, "the group was shut down; make a new one");
   tasks_.push_back(std::move(task));
   if (now && tasks_.size() == 1 && !running_) return run_first(lock);
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  require_looper();
   changed_.notify_all();
 }
 
-void Queue::run_first(std::unique_lock<std::mutex>& lock) {
+// Somebody must be there for what is queued, also while an epilogue waits for it.
+void Queue::require_looper() {
+  if (loopers_ > 0 || tasks_.empty()) return;
+  std::thread([self = shared_from_this()] { self->loop(); }).detach();
+  ++loopers_;
+}
+
+void Queue::run_first(Lock& lock, bool looping) {
   Task task = std::move(tasks_.front());
   tasks_.pop_front();
   running_ = true;
   lock.unlock();
-  task();
+  Epilogue epilogue = task();
   task = nullptr;  // what it holds is freed before anyone learns that it has run
   lock.lock();
   running_ = false;
   changed_.notify_all();
+  if (!epilogue) return;
+  loopers_ -= looping;
+  require_looper();
+  lock.unlock();
+  epilogue();
+  epilogue = nullptr;
+  lock.lock();
+  loopers_ += looping;
 }
 
 void Queue::help(const std::function<bool()>& done) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   while (!done()) {
     if (!running_ && !tasks_.empty()) {
       run_first(lock);
@@ -44,11 +60,13 @@ void Queue::help(const std::function<bool()>& done) {
 }
 
 void Queue::loop() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  pthread_setname_np(pthread_self(), "gossamer-queue");
+  Lock lock(mutex_);
   while (true) {
     if (!running_ && !tasks_.empty()) {
-      run_first(lock);
+      run_first(lock, true);
     } else if (closed_ && tasks_.empty()) {
+      --loopers_;
       return;
     } else {
       changed_.wait(lock);
@@ -57,19 +75,16 @@ void Queue::loop() {
 }
 
 void Queue::close() {
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    closed_ = true;
-    while (running_ || !tasks_.empty()) {
-      if (running_) {
-        changed_.wait(lock);
-      } else {
-        run_first(lock);
-      }
+  Lock lock(mutex_);
+  closed_ = true;
+  while (running_ || !tasks_.empty()) {
+    if (running_) {
+      changed_.wait(lock);
+    } else {
+      run_first(lock);
     }
-    changed_.notify_all();
   }
-  if (thread_.joinable()) thread_.join();
+  changed_.notify_all();
 }
 
 }  // namespace gossamer

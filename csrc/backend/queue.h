@@ -6,25 +6,29 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
-#include <thread>
 
 namespace gossamer {
 
-class Queue {
+class Queue : public std::enable_shared_from_this<Queue> {
  public:
-  using Task = std::function<void()>;  // must not throw
+  // Neither a task nor what it returns may throw. The latter, if anything, runs once the next task may: it may wait for
+  // operations of this queue, and give up the last reference to what owns it.
+  using Epilogue = std::function<void()>;
+  using Task = std::function<Epilogue()>;
 
-  ~Queue();
   // `now`: the caller is going to wait, so the task runs in its thread if nothing is queued before it.
   void submit(Task task, bool now);
   // Runs queued tasks in this thread until `done()`, or sleeps while another thread runs one.
   void help(const std::function<bool()>& done);
-  // After what is queued has run, no more tasks are taken.
+  // After what is queued has run, no more tasks are taken. Epilogues may still be running.
   void close();
 
  private:
-  void run_first(std::unique_lock<std::mutex>& lock);
+  using Lock = std::unique_lock<std::mutex>;
+  void run_first(Lock& lock, bool looping = false);
+  void require_looper();
   void loop();
 
   std::mutex mutex_;
@@ -32,7 +36,7 @@ class Queue {
   std::deque<Task> tasks_;
   bool running_ = false;
   bool closed_ = false;
-  std::thread thread_;
+  int loopers_ = 0;  // threads of the queue, but for those in an epilogue
 };
 
 }  // namespace gossamer

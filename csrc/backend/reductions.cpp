@@ -10,7 +10,7 @@ void GossamerBackend::agree_on_count(size_t count, shm::Deadline deadline) {
   hosts_ ? hosts_->agree_on_count(number, deadline) : shm::agree_on_count(*group_, number, deadline);
 }
 
-void GossamerBackend::all_reduce(Flat& flat, const shm::Summing& summing, shm::Deadline deadline) {
+void GossamerBackend::all_reduce(const Flat& flat, const shm::Summing& summing, shm::Deadline deadline) {
   if (hosts_) {
     hosts_->all_reduce(flat.data(), flat.numel(), summing, deadline);
   } else {
@@ -19,7 +19,6 @@ void GossamerBackend::all_reduce(Flat& flat, const shm::Summing& summing, shm::D
     const auto window = windows_.find(flat.data(), flat.bytes(), keep, peers);
     shm::all_reduce(*group_, flat.data(), flat.numel(), summing, window.id ? &window : nullptr, deadline);
   }
-  flat.write_back();
 }
 
 GossamerBackend::Reply GossamerBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -28,11 +27,13 @@ GossamerBackend::Reply GossamerBackend::allreduce(Tensors& tensors, const c10d::
   shm::Summing summing;
   Flat flat = checked(plan, [&] {
     const auto& tensor = only("all_reduce", tensors);
+    require_disjoint("all_reduce", tensor);
     summing = to_shm(options.reduceOp, tensor.scalar_type(), getSize(), "all_reduce");
     return Flat(tensor);
   });
   return start(plan, tensors, {tensors}, [this, flat, summing](shm::Deadline deadline) mutable {
     all_reduce(flat, summing, deadline);
+    flat.write_back();
   });
 }
 
@@ -40,9 +41,13 @@ GossamerBackend::Reply GossamerBackend::allreduce_sparse(Tensors& tensors,
                                                          const c10d::AllreduceOptions& options) {
   const Plan plan{c10d::OpType::_ALLREDUCE_SPARSE, "gossamer:sparse_all_reduce", options.timeout,
                   options.asyncOp};
-  return start(plan, tensors, {tensors}, [this, tensors, options](shm::Deadline) mutable {
-    gloo()->allreduce(tensors, options)->wait();
-  });
+  return start(plan, tensors, {tensors},
+               [this, tensors, gloos = c10d::AllreduceOptions(options)](shm::Deadline deadline) mutable {
+                 const auto left =
+                     std::chrono::duration_cast<std::chrono::milliseconds>(deadline - shm::Clock::now());
+                 gloos.timeout = std::max(left, std::chrono::milliseconds(1));
+                 gloo()->allreduce(tensors, gloos)->wait();
+               });
 }
 
 GossamerBackend::Reply GossamerBackend::allreduce_coalesced(Tensors& tensors,
@@ -53,6 +58,7 @@ GossamerBackend::Reply GossamerBackend::allreduce_coalesced(Tensors& tensors,
   auto flats = checked(plan, [&] {
     for (const auto& tensor : tensors) {
       require_cpu("all_reduce_coalesced", tensor);
+      require_disjoint("all_reduce_coalesced", tensor);
       summings.push_back(to_shm(options.reduceOp, tensor.scalar_type(), getSize(), "all_reduce_coalesced"));
     }
     return flatten(tensors);
@@ -60,6 +66,7 @@ GossamerBackend::Reply GossamerBackend::allreduce_coalesced(Tensors& tensors,
   return start(plan, tensors, {tensors}, [this, flats, summings](shm::Deadline deadline) mutable {
     agree_on_count(flats.size(), deadline);
     for (size_t i = 0; i < flats.size(); ++i) all_reduce(flats[i], summings[i], deadline);
+    write_back(flats);
   });
 }
 
@@ -70,6 +77,7 @@ GossamerBackend::Reply GossamerBackend::reduce(Tensors& tensors, const c10d::Red
   Flat flat = checked(plan, [&] {
     const auto& tensor = only("reduce", tensors);
     require_root("reduce", options.rootRank, getSize());
+    if (getRank() == root) require_disjoint("reduce", tensor);
     summing = to_shm(options.reduceOp, tensor.scalar_type(), getSize(), "reduce");
     return Flat(tensor);
   });
@@ -80,32 +88,34 @@ GossamerBackend::Reply GossamerBackend::reduce(Tensors& tensors, const c10d::Red
   });
 }
 
-void GossamerBackend::reduce_scatter(const std::vector<void*>& ins, Flat& out, const shm::Summing& summing,
-                                     shm::Deadline deadline) {
+void GossamerBackend::reduce_scatter(const std::vector<void*>& ins, const Flat& out,
+                                     const shm::Summing& summing, shm::Deadline deadline) {
   if (hosts_) {
     hosts_->reduce_scatter(ins.data(), out.data(), out.numel(), summing, deadline);
   } else {
     const std::vector<int64_t> counts(ins.size(), out.numel());
     shm::reduce_scatter(*group_, ins.data(), out.data(), counts.data(), summing, deadline);
   }
-  out.write_back();
 }
 
 GossamerBackend::Reply GossamerBackend::reduce_scatter(Tensors& outputs, Lists& inputs,
                                                        const c10d::ReduceScatterOptions& options) {
   const Plan plan{c10d::OpType::REDUCE_SCATTER, "gossamer:reduce_scatter", options.timeout, options.asyncOp};
   shm::Summing summing;
-  checked(plan, [&] {
+  std::vector<Flat> ins;
+  Flat out = checked(plan, [&] {
     const auto& output = only("reduce_scatter", outputs);
+    require_disjoint("reduce_scatter", output);
     require(inputs.size() == 1, "reduce_scatter: one list of inputs, got ", inputs.size());
     require_parts("reduce_scatter", inputs[0], output, getSize());
     summing = to_shm(options.reduceOp, output.scalar_type(), getSize(), "reduce_scatter");
+    ins = flatten(inputs[0]);
+    return Flat(output);
   });
-  return start(
-      plan, inputs[0], {outputs},
-      [this, ins = flatten(inputs[0]), out = Flat(outputs[0]), summing](shm::Deadline deadline) mutable {
-        reduce_scatter(pointers(ins), out, summing, deadline);
-      });
+  return start(plan, inputs[0], {outputs}, [this, ins, out, summing](shm::Deadline deadline) mutable {
+    reduce_scatter(pointers(ins), out, summing, deadline);
+    out.write_back();
+  });
 }
 
 GossamerBackend::Reply GossamerBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -125,22 +135,25 @@ GossamerBackend::Reply GossamerBackend::reduce_scatter_tensor_coalesced(
 GossamerBackend::Reply GossamerBackend::reduce_wholes(const Plan& plan, const Tensors& outputs,
                                                       const Tensors& inputs, const c10d::ReduceOp& op) {
   std::vector<shm::Summing> summings;
-  checked(plan, [&] {
+  std::vector<Flat> ins;
+  auto outs = checked(plan, [&] {
+    require_disjoint("reduce_scatter", outputs);
     require(outputs.size() == inputs.size(), "reduce_scatter: as many outputs as inputs, got ",
             outputs.size(), " and ", inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       require_whole("reduce_scatter", inputs[i], outputs[i], getSize());
       summings.push_back(to_shm(op, outputs[i].scalar_type(), getSize(), "reduce_scatter"));
     }
+    ins = flatten(inputs);
+    return flatten(outputs);
   });
-  return start(
-      plan, inputs, {outputs},
-      [this, ins = flatten(inputs), outs = flatten(outputs), summings](shm::Deadline deadline) mutable {
-        if (ins.size() != 1) agree_on_count(ins.size(), deadline);
-        for (size_t i = 0; i < ins.size(); ++i) {
-          reduce_scatter(parts_of(ins[i], getSize()), outs[i], summings[i], deadline);
-        }
-      });
+  return start(plan, inputs, {outputs}, [this, ins, outs, summings](shm::Deadline deadline) mutable {
+    if (ins.size() != 1) agree_on_count(ins.size(), deadline);
+    for (size_t i = 0; i < ins.size(); ++i) {
+      reduce_scatter(parts_of(ins[i], getSize()), outs[i], summings[i], deadline);
+    }
+    write_back(outs);
+  });
 }
 
 }  // namespace gossamer

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "backend/backend.h"
+#include "backend/gil.h"
 #include "errors.h"
 #include "shm/pieces.h"
 
@@ -53,7 +54,6 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
       uint32_t empty = 0;
       return word.compare_exchange_strong(empty, 1);
     });
-    shm::futex_wake_all(word);
   }
 
   void wait_signal(int from, int channel, size_t timeout_ms) override {
@@ -62,7 +62,6 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
       uint32_t full = 1;
       return word.compare_exchange_strong(full, 0);
     });
-    shm::futex_wake_all(word);
   }
 
   void barrier(int channel, size_t timeout_ms) override {
@@ -90,6 +89,7 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
 
   template <class Attempt>
   void wait_until(const char* what, int peer, int channel, size_t timeout_ms, Attempt attempt) {
+    const WithoutGil without_gil;  // torch calls with it
     const auto deadline = shm::Clock::now() + (timeout_ms ? std::chrono::milliseconds(timeout_ms)
                                                           : std::chrono::milliseconds(kForever));
     for (int tries = 0; !attempt(); ++tries) {

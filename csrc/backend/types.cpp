@@ -1,6 +1,8 @@
 // See types.h.
 #include "backend/types.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+
 #include <sstream>
 
 #include "errors.h"
@@ -85,6 +87,8 @@ Flat::Flat(const at::Tensor& tensor) : tensor_(tensor.detach()), same_(tensor.is
 }
 
 void Flat::write_back() {
+  // In a thread that knows nothing of the caller's inference mode.
+  const at::AutoDispatchBelowADInplaceOrView below;
   if (!same_) tensor_.copy_(flat_);
 }
 

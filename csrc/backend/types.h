@@ -25,7 +25,6 @@ class Flat {
   int64_t bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
   int64_t numel() const { return flat_.numel(); }
   const at::Tensor& tensor() const { return flat_; }
-  bool is_itself() const { return same_; }
   void write_back();  // into the strided tensor, if there is one
 
  private:

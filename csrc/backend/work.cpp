@@ -66,16 +66,13 @@ c10::intrusive_ptr<c10::ivalue::Future> GossamerWork::getFuture() {
   return future_;
 }
 
-void GossamerWork::complete(std::exception_ptr error, int source) {
+std::function<void()> GossamerWork::complete(std::exception_ptr error, int source) {
   source_ = source;
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  {
-    const std::lock_guard<std::mutex> lock(future_mutex_);
-    finish(error);
-    future = future_;
-  }
-  // Outside the lock: callbacks of the future run here, and may ask this work for its future again.
-  if (future) settle(std::move(error));
+  const std::lock_guard<std::mutex> lock(future_mutex_);
+  finish(error);
+  if (!future_) return nullptr;
+  auto self = c10::intrusive_ptr<GossamerWork>::reclaim_copy(this);
+  return [self = std::move(self), error = std::move(error)] { self->settle(error); };
 }
 
 void GossamerWork::abort() {

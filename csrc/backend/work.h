@@ -23,8 +23,9 @@ class GossamerWork : public c10d::Work {
   int sourceRank() const override;
   void abort() override;
 
-  // Once, by whoever ran it.
-  void complete(std::exception_ptr error, int source = -1);
+  // Once, by whoever ran it: waiters go on. What it returns, if anything, completes the future, whose callbacks may do
+  // anything; so call it where nothing waits for this thread.
+  std::function<void()> complete(std::exception_ptr error, int source = -1);
   void on_abort(std::function<void()> action) { on_abort_ = std::move(action); }
 
  private:

@@ -16,22 +16,22 @@ int64_t entry(const uint8_t* segment, int index) {
   return value;
 }
 
-// All ranks look at all pairs, so that all throw alike. The largest part of any pair.
-int64_t compare_tables(const Group& group) {
+}  // namespace
+
+int64_t compare_splits(int size, const std::function<int(int)>& global_rank,
+                       const std::function<int64_t(int, int)>& entry) {
   int64_t largest = 0;
-  for (int from = 0; from < group.size(); ++from) {
-    for (int to = 0; to < group.size(); ++to) {
-      const int64_t sent = entry(group.theirs(from), to);
-      const int64_t expected = entry(group.theirs(to), group.size() + from);
-      GOSSAMER_CHECK(sent == expected, ErrorKind::config, "all_to_all: rank ", group.global_rank(from),
-                     " sends ", sent, " bytes to rank ", group.global_rank(to), ", which expects ", expected);
+  for (int from = 0; from < size; ++from) {
+    for (int to = 0; to < size; ++to) {
+      const int64_t sent = entry(from, to);
+      const int64_t expected = entry(to, size + from);
+      GOSSAMER_CHECK(sent == expected, ErrorKind::config, "all_to_all: rank ", global_rank(from), " sends ",
+                     sent, " bytes to rank ", global_rank(to), ", which expects ", expected);
       largest = std::max(largest, sent);
     }
   }
   return largest;
 }
-
-}  // namespace
 
 void all_to_all(Group& group, const void* const* ins, const int64_t* in_bytes, void* const* outs,
                 const int64_t* out_bytes, Deadline deadline) {
@@ -54,7 +54,9 @@ void all_to_all(Group& group, const void* const* ins, const int64_t* in_bytes, v
     group.meet();
     if (index == 0) {
       group.compare();
-      largest = compare_tables(group);
+      largest = compare_splits(
+          size, [&](int peer) { return group.global_rank(peer); },
+          [&](int peer, int index) { return entry(group.theirs(peer), index); });
       copy(outs[own], ins[own], in_bytes[own]);
     }
     for (int peer = 0; peer < size; ++peer) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "shm/group.h"
 #include "shm/reduce.h"
@@ -41,6 +42,11 @@ void all_gather(Group& group, const void* in, void* const* outs, const int64_t* 
 // ins[p] of in_bytes[p] go to rank p; outs[p] of out_bytes[p] come from it.
 void all_to_all(Group& group, const void* const* ins, const int64_t* in_bytes, void* const* outs,
                 const int64_t* out_bytes, Deadline deadline);
+
+// What all_to_all compares: entry(r, p) is the bytes that rank r sends to rank p, entry(r, size + p) what it expects of
+// it. Throws Error(config) if two ranks differ; `global_rank` names them. Returns the largest.
+int64_t compare_splits(int size, const std::function<int(int)>& global_rank,
+                       const std::function<int64_t(int, int)>& entry);
 
 void broadcast(Group& group, void* data, int64_t bytes, int root, Deadline deadline);
 

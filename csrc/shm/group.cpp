@@ -1,6 +1,7 @@
 // The round and its barrier; see group.h.
 #include "shm/group.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/stat.h>
@@ -85,19 +86,28 @@ Group::Group(Meeting meeting)
   slot(rank_).process = getpid();
   slot(rank_).process_space = process_space();
   set_presence(rank_, Presence::present);
-  for (size_t place = 0; place < sockets_.size(); ++place) {
-    if (!sockets_[place]) continue;
-    const int peer = rank_ == 0 ? static_cast<int>(place) : 0;
-    watches_.push_back(Watch::of_this_process().add(sockets_[place], [this, peer] {
-      const auto was = static_cast<Presence>(slot(peer).presence.load());
-      if (was == Presence::joining || was == Presence::present) set_presence(peer, Presence::dead);
-    }));
+  try {
+    for (size_t place = 0; place < sockets_.size(); ++place) {
+      if (!sockets_[place]) continue;
+      const int peer = rank_ == 0 ? static_cast<int>(place) : 0;
+      watches_.push_back(Watch::of_this_process().add(sockets_[place], [this, peer] {
+        const auto was = static_cast<Presence>(slot(peer).presence.load());
+        if (was == Presence::joining || was == Presence::present) set_presence(peer, Presence::dead);
+      }));
+    }
+  } catch (...) {
+    unwatch();  // the destructor will not run
+    throw;
   }
 }
 
 Group::~Group() {
-  for (const uint64_t watch : watches_) Watch::of_this_process().remove(watch);
+  unwatch();
   leave();
+}
+
+void Group::unwatch() {
+  for (const uint64_t watch : watches_) Watch::of_this_process().remove(watch);
 }
 
 void Group::leave() {
@@ -115,6 +125,7 @@ void Group::set_presence(int local, Presence presence) {
 }
 
 void Group::begin(const Call& call, Deadline deadline) {
+  if (broken_.empty() && aborted()) broken_ = trouble(rank_);
   GOSSAMER_CHECK(broken_.empty(), ErrorKind::comm, "the group is of no use any more: ", broken_);
   call_ = call;
   allowed_ = deadline - Clock::now();
@@ -182,14 +193,15 @@ void Group::check_peers(uint32_t generation) {
   for (int peer = 0; peer < size(); ++peer) {
     const std::string why = trouble(peer);
     // Whoever has left did so after its last round, which may be this one; then meet() returns as it should.
-    if (!why.empty() && !ended()) break_with(why);
+    if (!why.empty() && !ended()) break_with(why, why);
   }
   if (Clock::now() < deadline_) return;
   const std::string silent = missing();
   if (ended()) return;
-  std::ostringstream text;
+  std::ostringstream text, told;
   text << "timed out after " << seconds(allowed_) << " s; silent: " << silent;
-  break_with(text.str());
+  told << silent << " did not come within " << seconds(allowed_) << " s";
+  break_with(text.str(), told.str());
 }
 
 // The first rank of a host watches the others, and they watch it. Once it has gone they look themselves; they can where
@@ -233,9 +245,9 @@ std::string Group::missing() const {
   return text.empty() ? "none" : text;
 }
 
-void Group::break_with(const std::string& reason) {
+void Group::break_with(const std::string& reason, const std::string& told) {
   broken_ = describe(call_) + " on rank " + std::to_string(global_rank(rank_)) + ": " + reason;
-  fail(reason);
+  fail(told);
   throw Error(ErrorKind::comm, broken_);
 }
 
@@ -243,7 +255,7 @@ void Group::compare() {
   for (int peer = 0; peer < size(); ++peer) {
     if (call_of(peer).kind != Kind::refused) continue;
     raise(ErrorKind::config, describe(call_), ": rank ", global_rank(peer),
-          " refused its call: ", slot(peer).refusal);
+          " refused its call: ", slot(peer).refusals[(round_ + 1) & 1]);
   }
   for (int peer = 0; peer < size(); ++peer) {
     if (alike(call_of(peer), call_of(0))) continue;
@@ -256,8 +268,8 @@ void Group::refuse(const std::string& reason, Deadline deadline) {
   Call call;
   call.kind = Kind::refused;
   begin(call, deadline);
-  auto& own = slot(rank_);
-  own.refusal[reason.copy(own.refusal, kReasonBytes - 1)] = 0;
+  auto& text = slot(rank_).refusals[round_ & 1];
+  text[reason.copy(text, kReasonBytes - 1)] = 0;
   meet();
 }
 
@@ -269,23 +281,31 @@ std::vector<Fd> Group::share(int fd, int64_t bytes, Deadline deadline) {
   meet();
   compare();
   const auto who = [this](int peer) { return "rank " + std::to_string(global_rank(peer)); };
-  try {
+  const auto from = [&](int peer, size_t count) {
+    const Socket& socket = sockets_[rank_ == 0 ? peer : 0];
+    while (!socket.readable(std::min(deadline, Clock::now() + kLook)) && Clock::now() < deadline) {
+      const std::string why = trouble(peer);
+      // What it wrote before it left counts.
+      GOSSAMER_CHECK(why.empty() || socket.readable(Clock::now()), ErrorKind::comm, why);
+    }
     char word = 0;
+    return socket.receive(&word, 1, count, deadline, who(peer));
+  };
+  try {
+    const char word = 0;
     if (rank_ != 0) {
       sockets_[0].send(&word, 1, {fd}, deadline, who(0));
-      return sockets_[0].receive(&word, 1, static_cast<size_t>(size()), deadline, who(0));
+      return from(0, static_cast<size_t>(size()));
     }
     std::vector<Fd> fds;
-    fds.emplace_back(dup(fd));
-    for (int peer = 1; peer < size(); ++peer) {
-      fds.push_back(std::move(sockets_[peer].receive(&word, 1, 1, deadline, who(peer))[0]));
-    }
+    fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    for (int peer = 1; peer < size(); ++peer) fds.push_back(std::move(from(peer, 1)[0]));
     std::vector<int> numbers;
     for (const auto& each : fds) numbers.push_back(each.get());
     for (int peer = 1; peer < size(); ++peer) sockets_[peer].send(&word, 1, numbers, deadline, who(peer));
     return fds;
   } catch (const Error& error) {
-    break_with(error.what());
+    break_with(error.what(), error.what());
   }
 }
 

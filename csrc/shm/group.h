@@ -73,11 +73,13 @@ class Group {
   bool wait_for(uint32_t generation);
   bool needed_core() const;
   void check_peers(uint32_t generation);
-  [[noreturn]] void break_with(const std::string& reason);
+  // `told`: what the other ranks get to hear; they pass it on as it is if it begins with "rank ".
+  [[noreturn]] void break_with(const std::string& reason, const std::string& told);
   std::string missing() const;
   bool has_ended(int peer) const;
   void fail(const std::string& reason);
   void set_presence(int local, Presence presence);
+  void unwatch();
 
   Mapping region_;
   Layout layout_;

@@ -8,10 +8,26 @@
 namespace gossamer::shm {
 
 enum class Type : int {
-  u8, i8, u16, i16, u32, i32, u64, i64, boolean,
-  f16, bf16, f32, f64,
-  e4m3fn, e4m3fnuz, e5m2, e5m2fnuz,
-  c32, c64, c128,  // complex of f16, f32, f64
+  u8,
+  i8,
+  u16,
+  i16,
+  u32,
+  i32,
+  u64,
+  i64,
+  boolean,
+  f16,
+  bf16,
+  f32,
+  f64,
+  e4m3fn,
+  e4m3fnuz,
+  e5m2,
+  e5m2fnuz,
+  c32,
+  c64,
+  c128,  // complex of f16, f32, f64
 };
 enum class Op : int { sum, avg, product, min, max, band, bor, bxor, premul_sum };
 
@@ -30,8 +46,8 @@ struct Reduction {
   Type from;
   Type to;
   Op op;
-  int64_t divisor = 1;               // avg: what `finish` divides by; floats truly, integers towards zero
-  const double* factors = nullptr;   // premul_sum: factors[k] multiplies s[k] before the sum; null: no factor
+  int64_t divisor = 1;              // avg: what `finish` divides by; floats truly, integers towards zero
+  const double* factors = nullptr;  // premul_sum: factors[k] multiplies s[k] before the sum; null: no factor
 };
 
 // Writes the same result to every outs[0..out_count). An out may be one of the sources, never a part of one.

@@ -55,7 +55,7 @@ struct alignas(64) Slot {
   uint64_t proof;                         // what the rank said at the meeting, see meet.cpp
   alignas(64) Call calls[2];              // by parity of the round
   alignas(64) char reason[kReasonBytes];  // why it has failed
-  char refusal[kReasonBytes];             // why it refused its call
+  char refusals[2][kReasonBytes];         // why it refused its call; by parity of the round
 };
 
 struct alignas(64) Header {

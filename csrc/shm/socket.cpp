@@ -120,6 +120,8 @@ std::vector<Fd> Socket::receive(void* data, size_t bytes, size_t fd_count, Deadl
   return fds;
 }
 
+bool Socket::readable(Deadline deadline) const { return poll_until(fd_.get(), POLLIN, deadline); }
+
 uid_t Socket::peer_user() const {
   ucred peer{};
   socklen_t size = sizeof(peer);

@@ -29,6 +29,9 @@ class Socket {
   std::vector<Fd> receive(void* data, size_t bytes, size_t fd_count, Deadline deadline,
                           const std::string& peer) const;
 
+  // Whether there is something to receive, or the other side has ended; waits for that.
+  bool readable(Deadline deadline) const;
+
   // The other side's user id; and a pidfd that becomes readable when its process ends (none where the process
   // is in another PID namespace and the kernel is older than 6.5).
   uid_t peer_user() const;

@@ -46,8 +46,13 @@ uint64_t Watch::add(const Socket& socket, std::function<void()> on_end) {
   const uint64_t id = next_id_++;
   Entry& entry = entries_[id];
   entry = {socket.fd(), socket.peer_process(), std::move(on_end)};
-  add_to(epoll_.get(), entry.socket, EPOLLRDHUP, id);
-  if (entry.process) add_to(epoll_.get(), entry.process.get(), EPOLLIN, id);
+  try {
+    add_to(epoll_.get(), entry.socket, EPOLLRDHUP, id);
+    if (entry.process) add_to(epoll_.get(), entry.process.get(), EPOLLIN, id);
+  } catch (...) {
+    entries_.erase(id);
+    throw;
+  }
   return id;
 }
 
