@@ -3,6 +3,8 @@
 One torchrun job runs all checks, as in test_backend_programs.py.
 """
 
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -153,6 +155,30 @@ def check_symmetric_memory_signals_go_from_rank_to_rank() -> None:
             handle.wait_signal(0, channel=2, timeout_ms=20_000)
             assert tensor.tolist() == [float(round_number)] * 8
             handle.put_signal(0, channel=3, timeout_ms=20_000)
+
+
+def check_python_runs_while_ranks_wait_for_each_other_in_symmetric_memory() -> None:
+    if TESTED == "gloo":
+        return
+    for _ in range(20):
+        dist.all_reduce(torch.ones(200_000), async_op=True)  # whose Python object the backend's thread frees
+        handle = symmetric.rendezvous(symmetric.empty(8, device="cpu"), dist.group.WORLD)
+    ticks = 0
+    done = threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not done.wait(0.01):
+            ticks += 1
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    if dist.get_rank() == 0:
+        time.sleep(0.5)
+    handle.barrier()
+    done.set()
+    ticker.join()
+    assert ticks >= 5, ticks
 
 
 def main() -> dict[str, str]:

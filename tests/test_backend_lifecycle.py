@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions
 
 import backend_jobs
 import gossamer
-from backend_jobs import TESTED, backend_of, named_ranks, options, run_group, values
+from backend_jobs import TESTED, backend_of, make_backend, named_ranks, options, run_group, values
 from ranks import run_threads
 
 WAITS = {
@@ -115,6 +116,35 @@ def test_a_backend_is_refused_after_its_end_and_may_be_ended_twice(call, end):
     run_group(2, body, timeout_s=10)
 
 
+@no_gloo
+def test_nothing_succeeds_after_an_abort():
+    def body(group):
+        group.allreduce([torch.ones(1)]).wait()
+        if group.rank() == 0:
+            group.abort()
+        return str(raises_soon(group.allreduce([torch.ones(1)])))
+
+    for error in run_group(2, body):
+        assert named_ranks(error) >= {0}, error
+        assert "its group was aborted" in error
+
+
+@no_gloo
+def test_groups_may_be_made_one_after_the_other_in_the_same_store():
+    store = dist.HashStore()
+
+    def body(rank: int) -> list[float]:
+        sums = []
+        for _ in range(10):
+            backend = make_backend(TESTED, store, rank, 4)
+            tensor = torch.ones(1)
+            backend.allreduce([tensor]).wait()
+            sums.append(tensor.item())
+        return sums
+
+    assert run_threads(4, body) == [[4.0] * 10] * 4
+
+
 def test_one_group_goes_on_when_another_of_the_same_ranks_has_ended():
     gone = threading.Barrier(2)
 
@@ -148,6 +178,8 @@ def fork_in_a_process() -> None:
                     call([torch.ones(1)]).wait()
                 except gossamer.GossamerError as error:
                     refused += "fork" in str(error)
+            backend_of(group).shutdown()
+            backend_of(group).abort()
         os._exit(0 if refused == 4 else 1)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
