@@ -9,7 +9,9 @@ import torch.distributed as dist
 from backend_jobs import TESTED, make_backend, run_group, values
 from ranks import run_threads
 
-no_gloo = pytest.mark.skipif(TESTED == "gloo", reason="Gloo's messages have no futures, its threads no inference mode")
+no_gloo = pytest.mark.skipif(
+    TESTED == "gloo", reason="Gloo's messages have no futures, its threads no inference mode"
+)
 
 
 @pytest.mark.timeout(60)
@@ -110,7 +112,9 @@ def test_strided_tensors_of_inference_mode_are_written():
 @pytest.mark.timeout(60)
 def test_messages_go_while_the_first_sparse_sum_waits_for_a_rank():
     def body(group):
-        sparse = torch.sparse_coo_tensor(torch.tensor([[group.rank()]]), torch.ones(1), (2,), check_invariants=True)
+        sparse = torch.sparse_coo_tensor(
+            torch.tensor([[group.rank()]]), torch.ones(1), (2,), check_invariants=True
+        )
         message = torch.full((2,), 7.0)
         if group.rank() == 0:
             work = group.allreduce([sparse])

@@ -82,7 +82,8 @@ def host_job() -> None:
         with pytest.raises(gossamer.ConfigError, match="31.*47|47.*31") as caught:
             group.allreduce([torch.ones(31 if rank == size - 1 else 47)]).wait()
         disagreements.append(str(caught.value))
-        rows = [rank + 1 if rank == size - 1 else 1 for _ in range(size)]  # the last sends more than is expected
+        # The last sends more than is expected.
+        rows = [rank + 1 if rank == size - 1 else 1 for _ in range(size)]
         with pytest.raises(gossamer.ConfigError, match="all_to_all: rank [0-9]+ sends [0-9]+ bytes"):
             group.alltoall_base(torch.zeros(size), torch.ones(sum(rows)), [1] * size, rows).wait()
     last = torch.ones(3)
