@@ -1,0 +1,45 @@
+"""Topologies: who averages with whom, with which weight, in which round of decentralized averaging.
+
+Pure arithmetic on rank numbers: nothing is sent here, and torch is not needed. Every rank computes its own part,
+and the parts of all ranks fit together. Called by the decentralized algorithms; docs/topologies.md compares them.
+"""
+
+from gossamer.errors import ConfigError
+from gossamer.topology.base import Exchange, Mixing, Topology, consensus_steps, mixing_matrix
+from gossamer.topology.base_graph import BaseGraph
+from gossamer.topology.formulas import All, OnePeerExponential, Ring, ShiftOne
+
+__all__ = [
+    "TOPOLOGIES",
+    "All",
+    "BaseGraph",
+    "Exchange",
+    "Mixing",
+    "OnePeerExponential",
+    "Ring",
+    "ShiftOne",
+    "Topology",
+    "consensus_steps",
+    "mixing_matrix",
+    "resolve",
+]
+
+TOPOLOGIES: dict[str, type[Topology]] = {
+    "all": All,
+    "ring": Ring,
+    "shift_one": ShiftOne,
+    "one_peer_exponential": OnePeerExponential,
+    "base_graph": BaseGraph,
+}
+
+
+def resolve(topology: str | Topology) -> Topology:
+    """A topology by its name in TOPOLOGIES, with default settings; a Topology is returned as it is.
+
+    Raises ConfigError for anything else.
+    """
+    if isinstance(topology, Topology):
+        return topology
+    if not isinstance(topology, str) or topology not in TOPOLOGIES:
+        raise ConfigError(f"topology: must be a Topology or one of {', '.join(TOPOLOGIES)}, got {topology!r}")
+    return TOPOLOGIES[topology]()
