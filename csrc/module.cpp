@@ -96,17 +96,27 @@ void bind_collectives(py::module_& module) {
 
 void bind_engine(py::module_& module) {
   py::class_<Bucket, std::shared_ptr<Bucket>>(module, "Bucket")
+      .def(py::init<int64_t, std::vector<int64_t>, std::vector<at::Tensor>, std::vector<std::string>, int64_t,
+                    int64_t>(),
+           py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("names"), py::arg("block"),
+           py::arg("alignment"))
       .def(
-          py::init<int64_t, std::vector<int64_t>, std::vector<at::Tensor>, int64_t, int64_t, Communicator&>(),
-          py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("block"), py::arg("alignment"),
-          py::arg("comm"), Release())  // allocates together with the other ranks
+          "add_field",
+          [](Bucket& bucket, const std::string& field, Communicator* comm,
+             std::optional<at::ScalarType> dtype) { return bucket.add_field(field, comm, dtype); },
+          py::arg("field"), py::arg("comm") = nullptr, py::arg("dtype") = py::none(), Release())
+      .def("clear_padding", &Bucket::clear_padding, py::arg("field"), Release())
+      .def("adopt_weights", &Bucket::adopt_weights, Release())
       .def_property_readonly("index", &Bucket::index)
       .def_property_readonly("numel", &Bucket::numel)
       .def_property_readonly("bytes", &Bucket::bytes)
       .def_property_readonly("params", &Bucket::params)
+      .def_property_readonly("names", &Bucket::names)
       .def_property_readonly("param_indices", &Bucket::indices)
       .def_property_readonly("device", &Bucket::device)
+      .def_property_readonly("dtype", &Bucket::dtype)
       .def_property_readonly("step", &Bucket::step)
+      .def_property_readonly("fields", &Bucket::fields)
       .def("flat", &Bucket::flat, py::arg("field") = "grad")
       .def("views", &Bucket::views, py::arg("field") = "grad")
       .def("__repr__", &Bucket::describe);
@@ -116,24 +126,34 @@ void bind_engine(py::module_& module) {
       .def(py::init<bool>(), py::arg("average"));
   py::class_<CodecAllReduce, BucketWork, std::shared_ptr<CodecAllReduce>>(module, "CodecAllReduce")
       .def(py::init<CodecChoice, bool>(), py::arg("codec"), py::arg("average"));
+  py::class_<AgreeOnFinite, BucketWork, std::shared_ptr<AgreeOnFinite>>(module, "AgreeOnFinite")
+      .def(py::init<>())
+      .def("run", &AgreeOnFinite::run, py::arg("comm"), py::arg("bucket"), Release());
   py::class_<PythonWork, BucketWork, std::shared_ptr<PythonWork>>(module, "PythonWork")
       .def(py::init<py::object>(), py::arg("callable"));
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init([](CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
-                       std::vector<std::string> names, std::shared_ptr<BucketWork> work, py::function on_late,
-                       py::function on_order) {
+                       std::vector<std::string> names, py::function on_late, py::function on_order) {
              return std::make_shared<Engine>(
-                 std::move(comm), std::move(control), std::move(params), std::move(names), std::move(work),
+                 std::move(comm), std::move(control), std::move(params), std::move(names),
                  [late = PythonCallable(std::move(on_late))] { late(); },
                  [order = PythonCallable(std::move(on_order))](std::vector<int64_t> indices) {
                    order(std::move(indices));
                  });
            }),
-           py::arg("comm"), py::arg("control"), py::arg("params"), py::arg("names"), py::arg("work"),
-           py::arg("on_late"), py::arg("on_order"))
+           py::arg("comm"), py::arg("control"), py::arg("params"), py::arg("names"), py::arg("on_late"),
+           py::arg("on_order"))
       .def("clear_buckets", &Engine::clear_buckets, Release())
-      .def("append_bucket", &Engine::append_bucket, py::arg("bucket"), Release())
+      .def("append_bucket", &Engine::append_bucket, py::arg("bucket"), py::arg("work"), Release())
+      .def(
+          "submit",
+          [](Engine& engine, py::object task, const std::string& what) {
+            engine.submit([call = std::make_shared<PythonCallable>(std::move(task))] { (*call)(); }, what);
+          },
+          py::arg("task"), py::arg("what"))
+      .def("wait", &Engine::wait, Release())
+      .def("resume", &Engine::resume, py::arg("step"), py::arg("optimizer_steps"))
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def_property_readonly("step", &Engine::step)
       .def_property_readonly("inside_backward", &Engine::inside_backward)

@@ -169,7 +169,10 @@ def test_wrapping_works_under_a_default_device():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((mlp(), "bytegrad"), "optimizer must be a torch.optim.Optimizer or None, got 'bytegrad'"),
+        (
+            (mlp(), "bytegrad"),
+            "optimizer must be a torch.optim.Optimizer, a list of them or None, got 'bytegrad'",
+        ),
         ((mlp().parameters(),), "module must be a torch.nn.Module, got generator"),
     ],
 )

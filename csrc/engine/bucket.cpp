@@ -1,6 +1,8 @@
 // Flat memory and its views; see bucket.h.
 #include "engine/bucket.h"
 
+#include <ATen/DeviceGuard.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -40,62 +42,110 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-Bucket::Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params, int64_t block,
-               int64_t alignment, Communicator& comm)
-    : index_(index), indices_(std::move(indices)), params_(std::move(params)) {
-  const auto type = params_.at(0).scalar_type();
-  const int64_t element = params_[0].element_size();
-  const int64_t step = std::lcm(kViewAlignmentBytes / element, block);
+Bucket::Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params,
+               std::vector<std::string> names, int64_t block, int64_t alignment)
+    : index_(index),
+      indices_(std::move(indices)),
+      params_(std::move(params)),
+      names_(std::move(names)),
+      device_(params_.at(0).device()),
+      dtype_(params_[0].scalar_type()) {
+  const int64_t step = std::lcm(kViewAlignmentBytes / static_cast<int64_t>(params_[0].element_size()), block);
   for (const auto& param : params_) {
+    numels_.push_back(param.numel());
     offsets_.push_back(numel_);
     numel_ += round_up(param.numel(), step);
   }
   numel_ = round_up(std::max<int64_t>(numel_, 1), std::lcm(alignment, step));
-  grad_ = comm.allocate(numel_ * element).view(type);
-  for (size_t i = 0; i < params_.size(); ++i) views_.push_back(view_like(grad_, offsets_[i], params_[i]));
   taken_.assign(params_.size(), false);
 }
 
-at::Tensor Bucket::flat(const std::string& field) const {
-  if (field != "grad") {
-    throw PythonError(ErrorKind::config,
-                      "Bucket.flat: this bucket holds the field 'grad' only, got '" + field + "'");
+at::Tensor Bucket::add_field(const std::string& name, Communicator* comm,
+                             std::optional<at::ScalarType> dtype) {
+  if (has(name)) return flat(name);
+  const auto type = dtype.value_or(dtype_);
+  Field field;
+  if (comm != nullptr) {
+    field.flat = comm->allocate(numel_ * static_cast<int64_t>(c10::elementSize(type))).view(type);
+  } else {
+    field.flat = at::zeros({numel_}, at::TensorOptions().dtype(type).device(device_));
   }
-  return grad_;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    field.views.push_back(view_like(field.flat, offsets_[i], params_[i]));
+  }
+  return fields_.emplace(name, std::move(field)).first->second.flat;
 }
 
-std::vector<at::Tensor> Bucket::views(const std::string& field) const {
-  flat(field);
-  return views_;
+std::vector<std::string> Bucket::fields() const {
+  std::vector<std::string> names;
+  for (const auto& [name, field] : fields_) names.push_back(name);
+  return names;
 }
+
+const Bucket::Field& Bucket::field(const std::string& name) const {
+  const auto found = fields_.find(name);
+  if (found == fields_.end()) {
+    std::ostringstream text;
+    text << "Bucket: no field '" << name << "' in " << describe() << "; it has";
+    for (const auto& known : fields()) text << " '" << known << "'";
+    throw PythonError(ErrorKind::config, text.str());
+  }
+  return found->second;
+}
+
+at::Tensor Bucket::flat(const std::string& name) const { return field(name).flat; }
+
+const std::vector<at::Tensor>& Bucket::views(const std::string& name) const { return field(name).views; }
 
 void Bucket::take(size_t position, double scale) {
+  if (!has("grad")) return;
   const at::Tensor grad = params_[position].grad();
-  if (!grad.defined() || !fits(grad, grad_) || !is_fresh(grad, position)) return;
-  copy_in({position}, scale);
+  if (!grad.defined() || !fits(grad, flat("grad")) || !is_fresh(grad, position)) return;
+  copy_in({position}, scale, {});
   taken_[position] = true;
 }
 
 void Bucket::gather(double scale) {
+  if (!has("grad")) return;
   std::vector<size_t> left;
   for (size_t position = 0; position < params_.size(); ++position) {
     if (!taken_[position]) left.push_back(position);
   }
-  copy_in(left, scale);
+  copy_in(left, scale, padding());  // which came back from the last step as the codec made it of zeros
   taken_.assign(params_.size(), false);
 }
 
-bool Bucket::is_fresh(const at::Tensor& grad, size_t position) const {
-  return grad.data_ptr() != views_[position].data_ptr();
+std::vector<flat::Segment> Bucket::padding() const {
+  std::vector<flat::Segment> segments;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const int64_t begin = offsets_[i] + numels_[i];
+    const int64_t end = i + 1 < params_.size() ? offsets_[i + 1] : numel_;
+    if (begin < end) segments.push_back({nullptr, begin, end - begin});
+  }
+  return segments;
 }
 
-void Bucket::copy_in(const std::vector<size_t>& positions, double scale) {
-  std::vector<flat::Segment> segments;
+void Bucket::clear_padding(const std::string& name) {
+  const c10::OptionalDeviceGuard guard(device_);
+  const at::Tensor memory = flat(name);
+  const auto segments = padding();
+  device_kernels(device_.type())
+      .gather(to_dtype(memory.scalar_type(), "Bucket.clear_padding"), segments.data(),
+              static_cast<int64_t>(segments.size()), memory.data_ptr(), 1.0);
+}
+
+bool Bucket::is_fresh(const at::Tensor& grad, size_t position) const {
+  return grad.data_ptr() != views("grad")[position].data_ptr();
+}
+
+void Bucket::copy_in(const std::vector<size_t>& positions, double scale,
+                     std::vector<flat::Segment> segments) {
+  const auto& [flat_grad, grad_views] = field("grad");
   std::vector<at::Tensor> keep_alive;
   for (const size_t i : positions) {
     const at::Tensor& grad = params_[i].grad();
-    const int64_t numel = views_[i].numel();
-    if (!grad.defined() || !fits(grad, grad_)) {
+    const int64_t numel = grad_views[i].numel();
+    if (!grad.defined() || !fits(grad, flat_grad)) {
       segments.push_back({nullptr, offsets_[i], numel});
       continue;
     }
@@ -104,25 +154,37 @@ void Bucket::copy_in(const std::vector<size_t>& positions, double scale) {
       const c10::impl::VirtualGuardImpl device(grad.device().type());
       grad.record_stream(device.getStream(grad.device()));
     }
-    if (fresh && !same_layout(grad, views_[i])) {
-      views_[i].copy_(grad);
-      segments.push_back({views_[i].data_ptr(), offsets_[i], numel});
+    if (fresh && !same_layout(grad, grad_views[i])) {
+      grad_views[i].copy_(grad);
+      segments.push_back({grad_views[i].data_ptr(), offsets_[i], numel});
     } else {
       segments.push_back({grad.data_ptr(), offsets_[i], numel});
     }
     if (fresh) {
       keep_alive.push_back(grad);  // until the copy below has read it
-      params_[i].mutable_grad() = views_[i];
+      params_[i].mutable_grad() = grad_views[i];
     }
   }
-  const auto dtype = to_dtype(grad_.scalar_type(), "Bucket.gather");
-  device_kernels(grad_.device().type())
-      .gather(dtype, segments.data(), static_cast<int64_t>(segments.size()), grad_.data_ptr(), scale);
+  const auto dtype = to_dtype(dtype_, "Bucket.gather");
+  device_kernels(device_.type())
+      .gather(dtype, segments.data(), static_cast<int64_t>(segments.size()), flat_grad.data_ptr(), scale);
+}
+
+void Bucket::adopt_weights() {
+  const c10::OptionalDeviceGuard guard(device_);
+  const auto& weights = views("weight");
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const at::Tensor data = params_[i].detach();
+    if (data.data_ptr() == weights[i].data_ptr() && same_layout(data, weights[i])) continue;
+    weights[i].copy_(data);
+    params_[i].set_data(weights[i]);
+  }
 }
 
 std::string Bucket::describe() const {
   std::ostringstream text;
-  text << "bucket " << index_ << " (grad, " << readable_bytes(bytes()) << ")";
+  const char* what = has("grad") ? "grad, " : has("weight") ? "weight, " : "";
+  text << "bucket " << index_ << " (" << what << readable_bytes(bytes()) << ")";
   return text.str();
 }
 

@@ -1,36 +1,47 @@
-// A bucket: parameters that travel together, one dtype, one device, and the flat memory of their gradients.
-// Knows nothing of hooks or of when it is sent; see engine.h.
+// A bucket: parameters that travel together, one dtype, one device, and flat memory for each of their fields:
+// "grad", "weight", and whatever state an algorithm keeps. Knows nothing of hooks or of when it is sent; see engine.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "flat/flat.h"
 
 namespace gossamer {
 
 class Bucket {
  public:
-  // `indices` name the parameters in the engine's list. Views start at multiples of 64 bytes and of `block`
-  // elements, so that no codec block holds two parameters; the total is padded with zeros to a multiple of
-  // `alignment` elements too.
-  Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params, int64_t block,
-         int64_t alignment, Communicator& comm);
+  // `indices` and `names` are those of the parameters in the engine's list. Views start at multiples of 64 bytes and
+  // of `block` elements, so that no codec block holds two parameters; the total is a multiple of `alignment`
+  // elements too. Padding is zero.
+  Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params,
+         std::vector<std::string> names, int64_t block, int64_t alignment);
 
   int64_t index() const { return index_; }
   int64_t numel() const { return numel_; }
   int64_t step() const { return step_; }  // synchronised backwards before the one it is in
   void set_step(int64_t step) { step_ = step; }
-  int64_t bytes() const { return numel_ * static_cast<int64_t>(grad_.element_size()); }
+  int64_t bytes() const { return numel_ * static_cast<int64_t>(params_[0].element_size()); }
   const std::vector<int64_t>& indices() const { return indices_; }
   const std::vector<at::Tensor>& params() const { return params_; }
-  at::Device device() const { return grad_.device(); }
+  const std::vector<std::string>& names() const { return names_; }
+  at::Device device() const { return device_; }
+  at::ScalarType dtype() const { return dtype_; }
+  int64_t numel_of(size_t position) const { return numels_[position]; }
 
-  at::Tensor flat(const std::string& field) const;  // "grad"; [numel]
-  std::vector<at::Tensor> views(const std::string& field) const;
-  const at::Tensor& grad_view(size_t position) const { return views_[position]; }
+  // Zeros [numel] that last as long as the bucket; a field that exists is returned as it is. With a communicator,
+  // which all ranks then give at the same time, it is memory that its wire can reach. `dtype` defaults to the
+  // parameters'.
+  at::Tensor add_field(const std::string& field, Communicator* comm, std::optional<at::ScalarType> dtype);
+  bool has(const std::string& field) const { return fields_.count(field) != 0; }
+  std::vector<std::string> fields() const;
+  at::Tensor flat(const std::string& field) const;                       // [numel]
+  const std::vector<at::Tensor>& views(const std::string& field) const;  // one a parameter, in its shape
 
   // Brings the parameter's fresh gradient into the flat memory (times scale) and makes it a view of it, at once:
   // while it is in the cache, and so that its own memory is freed. CPU only; one launch per tensor costs too much.
@@ -40,20 +51,35 @@ class Bucket {
   // A parameter without a gradient contributes zeros and stays without one.
   void gather(double scale);
 
+  // Parameters whose memory is not in the field "weight" (any more) are copied there and become views of it.
+  void adopt_weights();
+
+  // Zeroes what lies between the parameters, which a codec may have filled.
+  void clear_padding(const std::string& field);
+
   std::string describe() const;  // "bucket 2 (grad, 6.3 MB)"
 
  private:
+  struct Field {
+    at::Tensor flat;
+    std::vector<at::Tensor> views;
+  };
+  const Field& field(const std::string& name) const;
   bool is_fresh(const at::Tensor& grad, size_t position) const;
-  void copy_in(const std::vector<size_t>& positions, double scale);
+  std::vector<flat::Segment> padding() const;
+  void copy_in(const std::vector<size_t>& positions, double scale, std::vector<flat::Segment> segments);
 
   int64_t index_;
   int64_t numel_ = 0;
   int64_t step_ = 0;
   std::vector<int64_t> indices_;
   std::vector<at::Tensor> params_;
+  std::vector<std::string> names_;
+  std::vector<int64_t> numels_;  // as planned: a parameter may be changed afterwards
   std::vector<int64_t> offsets_;
-  at::Tensor grad_;
-  std::vector<at::Tensor> views_;
+  at::Device device_;
+  at::ScalarType dtype_;
+  std::map<std::string, Field> fields_;
   std::vector<bool> taken_;  // already copied and scaled in this backward
 };
 

@@ -25,13 +25,12 @@ void raise_interrupt() {
 }  // namespace
 
 Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
-               std::vector<std::string> names, std::shared_ptr<BucketWork> work,
-               std::function<void()> on_late, std::function<void(std::vector<int64_t>)> on_order)
+               std::vector<std::string> names, std::function<void()> on_late,
+               std::function<void(std::vector<int64_t>)> on_order)
     : comm_(std::move(comm)),
       control_(std::move(control)),
       params_(std::move(params)),
       names_(std::move(names)),
-      work_(std::move(work)),
       on_late_(std::move(on_late)),
       on_order_(std::move(on_order)),
       slots_(params_.size()),
@@ -81,7 +80,7 @@ void Engine::clear_buckets() {
   reset_locked();
 }
 
-void Engine::append_bucket(const std::shared_ptr<Bucket>& bucket) {
+void Engine::append_bucket(const std::shared_ptr<Bucket>& bucket, std::shared_ptr<BucketWork> work) {
   check_alive();
   const std::lock_guard<std::mutex> lock(mutex_);
   for (size_t position = 0; position < bucket->indices().size(); ++position) {
@@ -91,13 +90,13 @@ void Engine::append_bucket(const std::shared_ptr<Bucket>& bucket) {
     slot.position = position;
     add_hook(index);
     const at::Tensor& param = params_[static_cast<size_t>(index)];
-    if (param.grad().defined() && param.grad().layout() == at::kStrided) {
-      const at::Tensor& view = bucket->grad_view(position);
+    if (bucket->has("grad") && param.grad().defined() && param.grad().layout() == at::kStrided) {
+      const at::Tensor& view = bucket->views("grad")[position];
       view.copy_(param.grad().detach());
       param.mutable_grad() = view;
     }
   }
-  buckets_.push_back(bucket);
+  buckets_.push_back({bucket, std::move(work)});
   reset_locked();
 }
 
@@ -148,20 +147,52 @@ void Engine::submit_agreement_locked(const std::vector<bool>& used) {
 
 void Engine::submit_bucket_locked(size_t index) {
   auto events = std::make_shared<Events>(std::move(progress_[index].events));
-  executor_->submit([this, bucket = buckets_[index], events] { run_bucket(bucket, *events); });
+  executor_->submit([this, planned = buckets_[index], events] {
+    run_guarded(*events, planned.bucket->describe(), [&] { run_bucket(planned); });
+  });
 }
 
-void Engine::run_bucket(const std::shared_ptr<Bucket>& bucket, Events& events) {
+void Engine::run_bucket(const Planned& planned) {
+  planned.bucket->set_step(step_);
+  planned.bucket->gather(planned.work->gather_scale(*comm_));
+  planned.work->run(*comm_, planned.bucket);
+}
+
+void Engine::submit(std::function<void()> task, const std::string& what) {
+  check_alive();
+  auto progress = std::make_shared<Progress>();
+  record_event(*progress);
+  executor_->submit(
+      [this, task = std::move(task), what, progress] { run_guarded(progress->events, what, task); });
+}
+
+void Engine::resume(int64_t step, int64_t optimizer_steps) {
+  check_alive();
+  step_ = step;
+  optimizer_steps_ = optimizer_steps;
+  order_shared_ = step > 0;
+}
+
+void Engine::wait() {
+  check_alive();
+  try {
+    executor_->wait(raise_interrupt);
+  } catch (const std::exception& error) {
+    broken_ = error.what();
+    announce_failure();
+    throw;
+  }
+}
+
+void Engine::run_guarded(Events& events, const std::string& what, const std::function<void()>& task) {
   try {
     if (const auto side = executor_->side_stream()) {
       for (auto& [stream, event] : events) event.block(*side);
     }
-    bucket->set_step(step_);
-    bucket->gather(work_->gather_scale(*comm_));
-    work_->run(*comm_, bucket);
+    task();
   } catch (...) {
     announce_failure();
-    rethrow_with_context(place() + " " + bucket->describe() + ": ");
+    rethrow_with_context(place() + " " + what + ": ");
   }
 }
 
@@ -246,11 +277,12 @@ Agreement Engine::complete() {
 // A parameter without a gradient here takes the reduced one if any rank had one; if none had, it keeps none.
 void Engine::adopt_used(const Agreement& agreement, size_t first_bucket) {
   for (size_t b = first_bucket; b < buckets_.size(); ++b) {
-    const auto& bucket = *buckets_[b];
+    const auto& bucket = *buckets_[b].bucket;
+    if (!bucket.has("grad")) continue;  // each rank's gradients are its own
     for (size_t position = 0; position < bucket.indices().size(); ++position) {
       const at::Tensor& param = bucket.params()[position];
       if (!param.grad().defined() && agreement.used[static_cast<size_t>(bucket.indices()[position])]) {
-        param.mutable_grad() = bucket.grad_view(position);
+        param.mutable_grad() = bucket.views("grad")[position];
       }
     }
   }
@@ -284,8 +316,8 @@ void Engine::share_arrival_order() {
   std::vector<bool> seen(params_.size());
   std::vector<int64_t> order = arrival_;
   for (const int64_t index : order) seen[static_cast<size_t>(index)] = true;
-  for (const auto& bucket : buckets_) {
-    for (const int64_t index : bucket->indices()) {
+  for (const auto& planned : buckets_) {
+    for (const int64_t index : planned.bucket->indices()) {
       if (!seen[static_cast<size_t>(index)]) order.push_back(index);
     }
   }

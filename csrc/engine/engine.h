@@ -29,13 +29,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // `on_order` is called once, at the end of the first synchronised backward, with rank 0's order of arrival: the
   // same on every rank, at the same place in the sequence of collectives.
   Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
-         std::vector<std::string> names, std::shared_ptr<BucketWork> work, std::function<void()> on_late,
+         std::vector<std::string> names, std::function<void()> on_late,
          std::function<void(std::vector<int64_t>)> on_order);
   ~Engine();
 
-  // Between backwards, or in on_late and on_order. Gradients that exist move into the new bucket's memory.
+  // Between backwards, or in on_late and on_order. Gradients that exist move into the new bucket's memory, if it
+  // has a field for them. `work` is what is done with the bucket when its gradients are complete.
   void clear_buckets();
-  void append_bucket(const std::shared_ptr<Bucket>& bucket);
+  void append_bucket(const std::shared_ptr<Bucket>& bucket, std::shared_ptr<BucketWork> work);
+
+  // Queues a task for the worker, after everything before it, on the side stream behind the caller's stream. All
+  // ranks submit the same. Its exception, with `what` and the step in its text, comes out of the next wait(), or of
+  // the backward that ends next.
+  void submit(std::function<void()> task, const std::string& what);
+  void wait();  // for everything submitted; what follows on the current stream comes after it
 
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
@@ -55,6 +62,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // The ranks compare this number at the end of each synchronised backward.
   void set_optimizer_steps(int64_t steps) { optimizer_steps_ = steps; }
+
+  // Goes on where another engine was after so many synchronised backwards and optimizer steps, in the plan it has now.
+  void resume(int64_t step, int64_t optimizer_steps);
 
   int64_t step() const { return step_; }  // synchronised backwards that have ended
   void check_alive() const;               // throws the error that ended this engine, if one did
@@ -92,7 +102,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void finish(bool abandoned);
   Agreement complete();
-  void run_bucket(const std::shared_ptr<Bucket>& bucket, Events& events);
+  struct Planned {
+    std::shared_ptr<Bucket> bucket;
+    std::shared_ptr<BucketWork> work;
+  };
+  void run_bucket(const Planned& planned);
+  void run_guarded(Events& events, const std::string& what, const std::function<void()>& task);
   void adopt_used(const Agreement& agreement, size_t first_bucket);
   void raise_disagreement(const Agreement& agreement, bool abandoned);
   void share_arrival_order();
@@ -103,12 +118,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   CommunicatorPtr control_;
   std::vector<at::Tensor> params_;
   std::vector<std::string> names_;
-  std::shared_ptr<BucketWork> work_;
   std::function<void()> on_late_;
   std::function<void(std::vector<int64_t>)> on_order_;
 
   std::mutex mutex_;  // guards what autograd's threads and the caller share while a backward runs
-  std::vector<std::shared_ptr<Bucket>> buckets_;
+  std::vector<Planned> buckets_;
   std::vector<Slot> slots_;
   std::vector<Progress> progress_;
   std::vector<int64_t> arrival_;

@@ -46,13 +46,14 @@ std::vector<int64_t> Engine::survey() {
     const Slot& slot = slots_[i];
     if (slot.bucket < 0) {
       if (params_[i].requires_grad()) outside.push_back(static_cast<int64_t>(i));
-    } else if (torch::autograd::impl::try_get_grad_accumulator(params_[i]).get() != slot.node ||
-               params_[i].numel() !=
-                   buckets_[static_cast<size_t>(slot.bucket)]->grad_view(slot.position).numel()) {
-      const auto& flat = buckets_[static_cast<size_t>(slot.bucket)]->flat("grad");
+      continue;
+    }
+    const Bucket& bucket = *buckets_[static_cast<size_t>(slot.bucket)].bucket;
+    if (torch::autograd::impl::try_get_grad_accumulator(params_[i]).get() != slot.node ||
+        params_[i].numel() != bucket.numel_of(slot.position)) {
       std::ostringstream text;
-      text << "engine: parameter '" << names_[i] << "' was wrapped as " << flat.scalar_type() << " on "
-           << flat.device() << " and has been converted or moved since (it is " << params_[i].scalar_type()
+      text << "engine: parameter '" << names_[i] << "' was wrapped as " << bucket.dtype() << " on "
+           << bucket.device() << " and has been converted or moved since (it is " << params_[i].scalar_type()
            << " on " << params_[i].device()
            << " now); close() the wrapper, convert or move the model, and wrap it again";
       throw PythonError(ErrorKind::config, text.str());
@@ -114,7 +115,8 @@ void Engine::on_gradient(int64_t index, bool arrived) {
             "backward does; step after backward()");
   }
   if (check_gradient(index) && comm_->device().is_cpu()) {
-    buckets_[static_cast<size_t>(slot.bucket)]->take(slot.position, work_->gather_scale(*comm_));
+    const Planned& planned = buckets_[static_cast<size_t>(slot.bucket)];
+    planned.bucket->take(slot.position, planned.work->gather_scale(*comm_));
   }
   slot.ready = true;
   arrival_.push_back(index);
@@ -135,17 +137,16 @@ bool Engine::check_gradient(int64_t index) {
                                             "layer with sparse=False");
     return false;
   }
-  const at::Tensor flat =
-      buckets_[static_cast<size_t>(slots_[static_cast<size_t>(index)].bucket)]->flat("grad");
-  if (grad.scalar_type() != flat.scalar_type() || grad.device() != flat.device()) {
+  const Bucket& bucket = *buckets_[static_cast<size_t>(slots_[static_cast<size_t>(index)].bucket)].bucket;
+  if (grad.scalar_type() != bucket.dtype() || grad.device() != bucket.device()) {
     std::ostringstream text;
     text << name() << "has a gradient of " << grad.scalar_type() << " on " << grad.device()
-         << ", but was wrapped as " << flat.scalar_type() << " on " << flat.device()
+         << ", but was wrapped as " << bucket.dtype() << " on " << bucket.device()
          << "; convert or move the model before wrapping it";
     remember_failure(ErrorKind::config, text.str());
     return false;
   }
-  if (grad.requires_grad()) {
+  if (grad.requires_grad() && bucket.has("grad")) {
     remember_failure(ErrorKind::config,
                      name() +
                          "has a gradient with a graph (create_graph=True), which cannot be "

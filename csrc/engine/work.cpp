@@ -1,6 +1,14 @@
 // See work.h.
 #include "engine/work.h"
 
+#include <ATen/DeviceGuard.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
 #include <utility>
 
 #include "errors.h"
@@ -13,6 +21,27 @@ void NativeAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& buc
 
 void CodecAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
   two_shot::all_reduce(comm, codec_, bucket->flat("grad"), average_ ? 1.0 / comm.size() : 1.0, scratch_);
+}
+
+void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
+  const c10::OptionalDeviceGuard guard(bucket->device());
+  if (comm.size() == 1) return;
+  at::Tensor smallest;
+  std::vector<at::Tensor> extremes;  // NaN wins both
+  for (const auto& param : bucket->params()) {
+    const at::Tensor& grad = param.grad();
+    if (!grad.defined() || grad.layout() != at::kStrided || grad.numel() == 0) continue;
+    const auto [low, high] = at::aminmax(grad.detach());
+    extremes.push_back(low);
+    extremes.push_back(high);
+    if (!smallest.defined() || grad.numel() < smallest.numel()) smallest = grad.detach();
+  }
+  at::Tensor bad = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(bucket->device()));
+  if (!extremes.empty()) bad.fill_(at::isfinite(at::stack(extremes)).all().logical_not().to(at::kFloat));
+  comm.all_reduce(bad, ReduceOp::max)->wait();
+  if (!smallest.defined()) return;
+  // Without a look at the value, which would stop an accelerator's stream.
+  smallest.copy_(at::where(bad.gt(0), std::numeric_limits<double>::quiet_NaN(), smallest));
 }
 
 PythonCallable::PythonCallable(pybind11::object callable)

@@ -46,6 +46,13 @@ class CodecAllReduce : public BucketWork {
   Scratch scratch_;
 };
 
+// For algorithms that leave every rank its own gradients: a NaN or Inf on any rank puts a NaN into the others' too, so
+// that a GradScaler skips the step on all of them, as it does where gradients are averaged. Four bytes a bucket.
+class AgreeOnFinite : public BucketWork {
+ public:
+  void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
+};
+
 // A Python callable that native threads may call and destroy without holding the GIL. Its exception is carried as
 // python_error, which crosses threads and autograd.
 class PythonCallable {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.codec import Codec, Identity
+from gossamer.codec import Codec, ErrorFeedback, Identity
 from gossamer.comm import Communicator, from_group, is_communicator
 from gossamer.errors import CodecError, ConfigError
 
@@ -25,6 +25,7 @@ def all_reduce(
     codec: Codec | None = None,
     op: str = "sum",
     deterministic: bool = False,
+    error: Tensor | None = None,
     group: "ProcessGroup | Communicator | None" = None,
 ) -> Tensor:
     """Reduces x over the ranks, in place, and returns it.
@@ -35,6 +36,8 @@ def all_reduce(
         op: "sum" or "mean".
         deterministic: without a codec, the two-shot in rank order instead of the group's own all-reduce: the
             bits then depend on nothing but the values and their order by rank.
+        error: for a codec with error feedback, and only then: what earlier calls left out, of x's shape, contiguous and
+            float32 (float64 for float64). Zeros at first; changed in place; each rank's own.
         group: a process group, a communicator, or None for the default group.
 
     Raises:
@@ -45,6 +48,7 @@ def all_reduce(
     comm = _communicator(group, x)
     scale = _scale(op, comm.size, x.dtype)
     dense = x.detach().contiguous()
+    _check_error(codec, x, error)
     if codec is None and deterministic and x.dtype.is_floating_point:  # integers add up alike in any order
         codec = Identity()
     if codec is None:
@@ -54,7 +58,7 @@ def all_reduce(
     elif codec.native is not None:
         _C.all_reduce(comm, codec.native, dense, scale)
     else:
-        _two_shot(comm, codec, dense.view(-1), scale)
+        _two_shot(comm, codec, dense.view(-1), scale, error.view(-1) if error is not None else None)
     if dense.data_ptr() != x.data_ptr():
         x.detach().copy_(dense)
     return x
@@ -91,7 +95,8 @@ def reduce_scatter(
     elif codec.native is not None:
         _C.reduce_scatter(comm, codec.native, out, dense, scale)
     elif out.numel():
-        out.view(-1).copy_(_summed_chunk(comm, codec, dense.view(comm.size, -1), scale))
+        rows = dense.view(comm.size, -1)
+        out.view(-1).copy_(_summed_chunk(comm, codec, _encode(codec, rows), rows, scale))
     return out
 
 
@@ -121,25 +126,41 @@ def all_gather(
     return out
 
 
-def _two_shot(comm: Communicator, codec: Codec, x: Tensor, scale: float) -> None:
-    """csrc/collectives/two_shot.cpp's all_reduce for a codec written in Python. x: [numel], contiguous."""
+def _two_shot(comm: Communicator, codec: Codec, x: Tensor, scale: float, error: Tensor | None) -> None:
+    """csrc/collectives/two_shot.cpp's all_reduce for a codec written in Python. x, error: [numel], contiguous."""
     if x.numel() == 0:
         return
     if comm.size == 1:
         x.mul_(scale)
         return
     chunk = -(-x.numel() // (comm.size * codec.block)) * codec.block
-    rows = x.new_zeros((comm.size, chunk))
-    rows.view(-1)[: x.numel()].copy_(x)
-    own = _encode(codec, _summed_chunk(comm, codec, rows, scale).to(x.dtype).view(1, -1))
+    rows = x.new_zeros((comm.size, chunk), dtype=x.dtype if error is None else error.dtype)
+    values = rows.view(-1)[: x.numel()]
+    values.copy_(x)
+    if error is not None:
+        values.add_(error)
+    wire = _encode(codec, rows)
+    if error is not None:
+        _keep(error, values - codec.decode(wire, torch.empty_like(rows)).view(-1)[: x.numel()])
+    total = _summed_chunk(comm, codec, wire, rows, scale)
+    own = _encode(codec, total.to(rows.dtype).view(1, -1))
+    if error is not None:
+        # What the second encoding loses of the mean joins what this rank has left out of its own part of the sum.
+        mine = error[comm.rank * chunk : (comm.rank + 1) * chunk]
+        lost = total.sub_(codec.decode(own, rows[:1])[0]).div_(scale)
+        _keep(mine, mine + lost[: mine.numel()])
     gathered = own.new_empty((comm.size, own.size(1)))
     comm.all_gather(gathered, own).wait()
     x.copy_(codec.decode(gathered, rows).view(-1)[: x.numel()])
 
 
-def _summed_chunk(comm: Communicator, codec: Codec, rows: Tensor, scale: float) -> Tensor:
+def _keep(error: Tensor, left_out: Tensor) -> None:
+    """A NaN or Inf has been seen by everyone; kept, it would come back in every later step."""
+    error.copy_(left_out.nan_to_num_(0.0, 0.0, 0.0))
+
+
+def _summed_chunk(comm: Communicator, codec: Codec, wire: Tensor, rows: Tensor, scale: float) -> Tensor:
     """scale * the sum over ranks of row `rank`, in rank order, as float32 or float64 [row_numel]."""
-    wire = _encode(codec, rows)
     received = torch.empty_like(wire)
     comm.all_to_all(received, wire).wait()
     wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
@@ -156,6 +177,21 @@ def _encode(codec: Codec, rows: Tensor) -> Tensor:
             f"got {wire.dtype} {list(wire.shape)}"
         )
     return wire.contiguous()
+
+
+def _check_error(codec: Codec | None, x: Tensor, error: Tensor | None) -> None:
+    if not isinstance(codec, ErrorFeedback):
+        if error is not None:
+            raise ConfigError(f"all_reduce: error is for a codec with error feedback, got it with codec={codec!r}")
+        return
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if error is None:
+        raise ConfigError(f"all_reduce: {codec!r} needs error, zeros of x's shape that are kept from call to call")
+    if error.shape != x.shape or error.dtype != wide or not error.is_contiguous() or error.device != x.device:
+        raise ConfigError(
+            f"all_reduce: error must be contiguous {wide} {list(x.shape)} on {x.device}, "
+            f"got {error.dtype} {list(error.shape)} on {error.device}"
+        )
 
 
 def _communicator(group: "ProcessGroup | Communicator | None", x: Tensor) -> Communicator:

@@ -4,7 +4,7 @@ Argument translation only; the engine does the work. Its state_dict is the wrapp
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +29,8 @@ class DataParallel(nn.Module):
 
     Args:
         module: the model, on its final device and dtype. `model.module` is this object.
-        optimizer: the optimizer of its parameters. Gradient algorithms do not need it.
+        optimizer: the optimizer of its parameters, or several; a step is over when each has stepped. Needed by the
+            algorithms that count steps or send weights.
         algorithm: an Algorithm, or its name.
         process_group: a process group, a communicator, or None for the default group. A process group lends its
             ranks, its kind of backend and its timeout: the model gets connections of its own, so all must wrap.
@@ -46,7 +47,7 @@ class DataParallel(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         algorithm: str | Algorithm = "gradient_allreduce",
         process_group: "ProcessGroup | Communicator | None" = None,
@@ -57,11 +58,7 @@ class DataParallel(nn.Module):
         super().__init__()
         if not isinstance(module, nn.Module):
             raise ConfigError(f"DataParallel: module must be a torch.nn.Module, got {type(module).__name__}")
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                f"DataParallel: optimizer must be a torch.optim.Optimizer or None, got {optimizer!r}; "
-                f"give the algorithm as algorithm=..."
-            )
+        optimizers = _optimizers(optimizer)
         settings = config.current()
         self.module = module
         self.training = module.training
@@ -72,6 +69,11 @@ class DataParallel(nn.Module):
             raise ConfigError(
                 f"DataParallel: bucket_bytes and first_bucket_bytes must be positive, got {bucket_bytes} and {first}"
             )
+        if self.algorithm.needs_optimizer and not optimizers:
+            raise ConfigError(
+                f"DataParallel: {self.algorithm!r} counts optimizer steps; give the optimizer as second argument"
+            )
+        self.algorithm.use_optimizers(optimizers)
         comm, control = _communicators(module, process_group)
         self.engine = Engine(
             module,
@@ -82,8 +84,7 @@ class DataParallel(nn.Module):
             first_bucket_bytes=first,
             broadcast=broadcast,
         )
-        if optimizer is not None:
-            self.engine.watch(optimizer)
+        self.engine.watch(optimizers)
         self.register_state_dict_post_hook(_drop_module_prefix)
         self.register_load_state_dict_pre_hook(_add_module_prefix)
         self.register_load_state_dict_post_hook(_refuse_assigned_parameters)
@@ -99,6 +100,33 @@ class DataParallel(nn.Module):
         with self.engine.no_sync():
             yield
 
+    def consensus(self) -> None:
+        """Replaces parameters and floating-point buffers by their exact mean over the ranks, in place. Collective.
+
+        For algorithms whose ranks differ: call it before evaluation and before saving one model for all.
+        """
+        with torch.no_grad():
+            self.engine.consensus()
+
+    def algorithm_state_dict(self) -> dict[str, Any]:
+        """What this rank needs to go on bit for bit, beside model.state_dict() and optimizer.state_dict().
+
+        Counters, the bucket plan and the algorithm's own tensors, by parameter name. Every rank saves its own. Call
+        it between an optimizer step and the next forward.
+        """
+        return self.engine.state_dict()
+
+    def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what algorithm_state_dict() returned on this rank, in a run of as many ranks. Collective.
+
+        Load model and optimizer first. Where ranks hold weights of their own, wrap with broadcast=False.
+
+        Raises:
+            ConfigError: on every rank, if the ranks load different steps, or the state is not of this model.
+        """
+        with torch.no_grad():
+            self.engine.load_state_dict(state)
+
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigError(
             "DataParallel: it cannot be copied or pickled, because its engine belongs to this process; "
@@ -108,6 +136,17 @@ class DataParallel(nn.Module):
     def close(self) -> None:
         """Ends the engine; the wrapped model goes on alone, with the gradients it has. Idempotent."""
         self.engine.close()
+
+
+def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
+    optimizers = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"DataParallel: optimizer must be a torch.optim.Optimizer, a list of them or None, got {optimizer!r}; "
+                f"give the algorithm as algorithm=..."
+            )
+    return optimizers
 
 
 def _communicators(

@@ -5,10 +5,14 @@ right thread, in the same order on every rank. See docs/adding-an-algorithm.md.
 """
 
 from abc import ABC
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
+
+import torch
 
 from gossamer import _C
 from gossamer.comm import Communicator
+from gossamer.engine import Worker
 
 
 class Algorithm(ABC):
@@ -21,9 +25,40 @@ class Algorithm(ABC):
     #: The name that DataParallel(algorithm="...") takes.
     name: ClassVar[str]
 
+    #: The flat memory of every bucket that the group's wire can reach: "grad" for algorithms that send gradients,
+    #: "weight" for those that send parameters, which then are views of it.
+    fields: ClassVar[tuple[str, ...]] = ("grad",)
+
+    #: Fields of its own that must survive, in another bucket plan and in a checkpoint.
+    state_fields: ClassVar[tuple[str, ...]] = ()
+
+    #: Whether DataParallel must be given the optimizer, because steps are counted.
+    needs_optimizer: ClassVar[bool] = False
+
+    _worker: Worker
+
     def __repr__(self) -> str:
         settings = (f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name[0] != "_")
         return f"{type(self).__name__}({', '.join(settings)})"
+
+    def connect(self, worker: Worker) -> None:
+        """Called first, when a model is wrapped."""
+        self._worker = worker
+
+    def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Called before that, with the optimizers that DataParallel was given."""
+
+    def submit(self, bucket: Any, task: Callable[[Any], None]) -> None:
+        """Lets the engine's worker call task(bucket), behind everything before it; the caller goes on.
+
+        Every rank submits the same, in the same order. Errors come out of wait(), or of the backward that ends next.
+        """
+        what = f"step {bucket.step} {bucket!r}: {self!r}"
+        self._worker.submit(lambda: task(bucket), what)
+
+    def wait(self) -> None:
+        """Until all is done that was submitted. Raises its error."""
+        self._worker.wait()
 
     def block(self) -> int:
         """Parameters start at multiples of this many elements in a bucket's flat memory (and of 64 bytes)."""
@@ -34,9 +69,12 @@ class Algorithm(ABC):
         return 1
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
-        """Called at wrap, and again whenever the plan changes; `buckets` is then the new plan."""
+        """Called at wrap, and again whenever the plan changes; `buckets` is then the new plan.
 
-    def native_work(self) -> "_C.BucketWork | None":
+        bucket.add_field(name) gives zeros [numel] to keep state in, or what is there already.
+        """
+
+    def native_work(self, bucket: Any) -> "_C.BucketWork | None":
         """The native work of a bucket, or None: bucket_ready does it."""
         return None
 
@@ -46,15 +84,22 @@ class Algorithm(ABC):
     def bucket_ready(self, bucket: Any) -> None:
         """On the engine's worker thread, in bucket order, when all gradients of `bucket` are in place.
 
-        `bucket.flat()` is the flat gradient [numel]; change it in place. Blocking is fine: backward goes on.
+        `bucket.flat()` is the flat gradient [numel]; change it in place. Blocking is fine: backward goes on. Only
+        where `fields` has "grad".
         """
         raise NotImplementedError(f"{type(self).__name__} must define native_work or bucket_ready")
+
+    def before_step(self, step: int) -> None:
+        """In the training thread, before each optimizer step that is taken; `step` were taken before it."""
 
     def after_step(self, step: int) -> None:
         """In the training thread, after each optimizer step; `step` includes the one that just ended."""
 
+    def after_consensus(self) -> None:
+        """In the training thread, when all ranks were given the same weights."""
+
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, keyed by parameter name where it belongs to one."""
+        """What a resumed run needs beside `state_fields` and the number of steps."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -6,9 +6,11 @@ Three ways to average: the group's own all-reduce, the deterministic two-shot, o
 
 from typing import Any
 
+import torch
+
 from gossamer import _C
 from gossamer.algorithms.base import Algorithm
-from gossamer.codec import Codec, Identity
+from gossamer.codec import Codec, ErrorFeedback, Identity
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
@@ -26,6 +28,7 @@ class GradientAllReduce(Algorithm):
     """
 
     name = "gradient_allreduce"
+    state_fields = ("error",)
 
     def __init__(self, deterministic: bool = False, average: bool = True, codec: Codec | None = None) -> None:
         if codec is not None and not isinstance(codec, Codec):
@@ -44,8 +47,11 @@ class GradientAllReduce(Algorithm):
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm = comm
+        for bucket in buckets:
+            if isinstance(self.codec, ErrorFeedback):
+                bucket.add_field("error", dtype=torch.float64 if bucket.dtype == torch.float64 else torch.float32)
 
-    def native_work(self) -> "_C.BucketWork | None":
+    def native_work(self, bucket: Any) -> "_C.BucketWork | None":
         if self.codec is None:
             return _C.NativeAllReduce(self.average)
         if self.codec.native is not None:
@@ -53,4 +59,10 @@ class GradientAllReduce(Algorithm):
         return None
 
     def bucket_ready(self, bucket: Any) -> None:
-        all_reduce(bucket.flat(), codec=self.codec, op="mean" if self.average else "sum", group=self._comm)
+        all_reduce(
+            bucket.flat(),
+            codec=self.codec,
+            op="mean" if self.average else "sum",
+            error=bucket.flat("error") if isinstance(self.codec, ErrorFeedback) else None,
+            group=self._comm,
+        )

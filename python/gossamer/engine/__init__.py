@@ -2,5 +2,6 @@
 
 from gossamer.engine.engine import Engine
 from gossamer.engine.plan import plan_buckets
+from gossamer.engine.worker import Worker, agree_on_finite
 
-__all__ = ["Engine", "plan_buckets"]
+__all__ = ["Engine", "Worker", "agree_on_finite", "plan_buckets"]

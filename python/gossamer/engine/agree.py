@@ -1,15 +1,16 @@
 """What ranks must share before they train together: the same model description, and the same values.
 
-`require_equal` compares, `broadcast_tensors` copies from rank 0. Used by engine.py when a model is wrapped and
-when its plan grows.
+`require_equal` compares, `broadcast_tensors` copies from rank 0, `mean_tensors` averages. Used by engine.py when a
+model is wrapped, when its plan grows, and for consensus.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
 
@@ -63,6 +64,27 @@ def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor]) -> None:
     """
     if comm.size == 1:
         return
+    for batch in _batches(tensors):
+        _broadcast_batch(comm, batch)
+
+
+def mean_tensors(comm: Communicator, tensors: Iterable[Tensor]) -> None:
+    """Replaces every floating-point tensor by its mean over the ranks, in place: summed in rank order, so that all
+    ranks hold equal bits. Collective. All are on the communicator's device.
+    """
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_dtype.values():
+        for batch in _batches(same):
+            flat = torch.cat([tensor.reshape(-1) for tensor in batch])
+            all_reduce(flat, op="mean", deterministic=True, group=comm)
+            parts = flat.split([tensor.numel() for tensor in batch])
+            for tensor, part in zip(batch, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+
+def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     batch: list[Tensor] = []
     batch_bytes = 0
     for tensor in tensors:
@@ -70,12 +92,12 @@ def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor]) -> None:
         if nbytes == 0:
             continue
         if batch and batch_bytes + nbytes > _CHUNK_BYTES:
-            _broadcast_batch(comm, batch)
+            yield batch
             batch, batch_bytes = [], 0
         batch.append(tensor.detach())
         batch_bytes += nbytes
     if batch:
-        _broadcast_batch(comm, batch)
+        yield batch
 
 
 def _broadcast_batch(comm: Communicator, batch: list[Tensor]) -> None:

@@ -9,8 +9,8 @@ import contextlib
 import dataclasses
 import logging
 import weakref
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,15 @@ from torch.utils._pytree import tree_leaves
 from gossamer import _C
 from gossamer.comm import Communicator
 from gossamer.engine.admission import describe, refusal_of
-from gossamer.engine.agree import broadcast_tensors, require_equal
+from gossamer.engine.agree import broadcast_tensors, mean_tensors, require_equal
 from gossamer.engine.plan import plan_buckets
-from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
+from gossamer.engine.state import restore_fields, save_fields
+from gossamer.engine.steps import StepCounter
+from gossamer.engine.worker import Moments, Worker, bucket_ready_of, weak_call
+from gossamer.errors import ConfigError
 
 _log = logging.getLogger("gossamer")
 _open_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
-
-
-class Moments(Protocol):
-    """What the engine asks of an algorithm (gossamer.algorithms.Algorithm)."""
-
-    def block(self) -> int: ...
-    def alignment(self, comm: Communicator) -> int: ...
-    def setup(self, comm: Communicator, buckets: list[Any]) -> None: ...
-    def native_work(self) -> Any: ...
-    def before_forward(self, step: int) -> None: ...
-    def bucket_ready(self, bucket: Any) -> None: ...
-    def after_step(self, step: int) -> None: ...
 
 
 class Engine:
@@ -71,8 +62,7 @@ class Engine:
         trainable = [i for i, param in enumerate(self._params) if param.requires_grad]
         self._comm, self._control, self.algorithm = comm, control, algorithm
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
-        self._optimizer_hook: Any = None
-        self.optimizer_steps = 0
+        self._steps = StepCounter(algorithm, self._count_step)
         refusal = refusal_of(module, comm, [(other._comm, other._params) for other in _open_engines])
         settings = (
             f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}"
@@ -85,7 +75,9 @@ class Engine:
             self._broadcast([*self._params, *module.buffers()])
 
         self.buckets: list[Any] = []
+        self._named_buffers = module.named_buffers
         self._native = self._build_native()
+        algorithm.connect(Worker(self._native, comm))
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
         self._install(trainable[::-1])
         _open_engines.add(self)
@@ -99,8 +91,12 @@ class Engine:
         self._native.check_alive()
         self._native.abandon()
         self._native.survey()
-        if training:
-            self.algorithm.before_forward(self.optimizer_steps)
+        if not training:
+            return
+        if "weight" in self.algorithm.fields:
+            for bucket in self.buckets:
+                bucket.adopt_weights()
+        self.algorithm.before_forward(self.optimizer_steps)
 
     def after_forward(self, output: Any) -> Any:
         """Called with each forward's output, which is returned: its backward tells the engine that it begins."""
@@ -110,18 +106,26 @@ class Engine:
                     tensor.register_hook(self._output_gradient)
         return output
 
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Counts this optimizer's steps, and tells the algorithm of each."""
-        engine = weakref.ref(self)
+    def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Counts a step whenever all of these have stepped, and tells the algorithm before and after it."""
+        self._steps.watch(optimizers)
 
-        def stepped(*_: Any) -> None:
-            alive = engine()
-            if alive is not None:
-                alive.optimizer_steps += 1
-                alive._native.set_optimizer_steps(alive.optimizer_steps)
-                alive.algorithm.after_step(alive.optimizer_steps)
+    def _count_step(self, steps: int) -> None:
+        self._native.set_optimizer_steps(steps)
 
-        self._optimizer_hook = optimizer.register_step_post_hook(stepped)
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps taken so far, which all ranks have in common."""
+        return self._steps.count
+
+    def consensus(self) -> None:
+        """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
+        self._native.check_alive()
+        self._native.wait()
+        buffers = [buffer for _, buffer in self._named_buffers() if buffer.is_floating_point()]
+        for comm, on_device in self._by_communicator([*self._params, *buffers]):
+            mean_tensors(comm, on_device)
+        self.algorithm.after_consensus()
 
     def require_same_parameters(self, module: nn.Module) -> None:
         """ConfigError if the module holds other parameter objects than when it was wrapped: they have no hooks."""
@@ -145,8 +149,7 @@ class Engine:
     def close(self) -> None:
         """Removes the hooks and ends the worker. Gradients stay where they are. Idempotent."""
         self._native.close()
-        if self._optimizer_hook is not None:
-            self._optimizer_hook.remove()
+        self._steps.close()
         _open_engines.discard(self)
 
     # --- facts ---
@@ -161,33 +164,67 @@ class Engine:
         """Synchronised backward passes that have ended; the `step` of error messages."""
         return self._native.step
 
+    # --- what a resumed run needs ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state beside model and optimizer: counters, bucket plan, the algorithm's own. See the face."""
+        self._native.wait()
+        return {
+            "optimizer_steps": self.optimizer_steps,
+            "backward_count": self.backward_count,
+            "plan": [list(bucket.names) for bucket in self.buckets],
+            "fields": save_fields(self.buckets, self.algorithm.state_fields),
+            "algorithm": self.algorithm.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what state_dict() returned on this rank. Collective: all ranks load the same step."""
+        known = {"optimizer_steps", "backward_count", "plan", "fields", "algorithm"}
+        problem = f"keys {sorted(state)}" if set(state) != known else ""
+        number = {name: index for index, name in enumerate(self._names)}
+        strangers = [name for names in state.get("plan", []) for name in names if name not in number]
+        problem = problem or (f"unknown parameters {strangers}" if strangers else "")
+        counters = [f"{key} {state.get(key)}" for key in ("optimizer_steps", "backward_count", "plan")]
+        require_equal(self._control, [*counters, f"problem {problem!r}"], "the loaded state")
+        if problem:
+            raise ConfigError(f"load_state_dict: must be given what state_dict() returned, got {problem}")
+        self._native.wait()
+        plan = [[number[name] for name in names] for names in state["plan"]]
+        self._install_plan(plan)
+        restore_fields(self.buckets, state["fields"])
+        self._steps.count = state["optimizer_steps"]
+        self._native.resume(state["backward_count"], state["optimizer_steps"])
+        self.algorithm.load_state_dict(state["algorithm"])
+
     # --- wiring ---
 
     def _build_native(self) -> Any:
-        work = self.algorithm.native_work()
-        if work is None:
-            work = _C.PythonWork(_bucket_ready_of(self.algorithm, self._comm))
         return _C.Engine(
             comm=self._comm,
             control=self._control,
             params=self._params,
             names=self._names,
-            work=work,
-            on_late=_weak_call(weakref.WeakMethod(self._append_late)),
-            on_order=_weak_call(weakref.WeakMethod(self._install)),
+            on_late=weak_call(weakref.WeakMethod(self._append_late)),
+            on_order=weak_call(weakref.WeakMethod(self._install)),
         )
 
     def _install(self, order: list[int]) -> None:
-        plan = self._plan(order)
+        """Plans for gradients that arrive in this order. Weights do not arrive: their plan stays."""
+        if not self.buckets or "grad" in self.algorithm.fields:
+            self._install_plan(self._plan(order))
+
+    def _install_plan(self, plan: list[list[int]]) -> None:
         if [bucket.param_indices for bucket in self.buckets] == plan:
             return
+        kept = save_fields(self.buckets, self.algorithm.state_fields)
         self._native.clear_buckets()
         self.buckets = []
         # One at a time: the old flat memory goes as the gradients in it move.
         for indices in plan:
             self._append(indices)
+        restore_fields(self.buckets, kept)
         self.algorithm.setup(self._comm, self.buckets)
-        _log.info("rank %d: %d parameters in %s", self._comm.rank, len(order), self.buckets)
+        _log.info("rank %d: %d parameters in %s", self._comm.rank, len(self._params), self.buckets)
 
     def _plan(self, order: list[int]) -> list[list[int]]:
         return plan_buckets(
@@ -198,11 +235,21 @@ class Engine:
         )
 
     def _append(self, indices: list[int]) -> None:
-        params = [self._params[i] for i in indices]
+        params, names = [self._params[i] for i in indices], [self._names[i] for i in indices]
         block, alignment = self.algorithm.block(), self.algorithm.alignment(self._comm)
-        bucket = _C.Bucket(len(self.buckets), indices, params, block, alignment, self._comm)
+        bucket = _C.Bucket(len(self.buckets), indices, params, names, block, alignment)
+        for field in self.algorithm.fields:
+            bucket.add_field(field, self._comm)
+        if "weight" in self.algorithm.fields:
+            bucket.adopt_weights()
         self.buckets = [*self.buckets, bucket]
-        self._native.append_bucket(bucket)
+        self._native.append_bucket(bucket, self._work_of(bucket))
+
+    def _work_of(self, bucket: Any) -> Any:
+        work = self.algorithm.native_work(bucket)
+        if work is None and "grad" in self.algorithm.fields:
+            work = _C.PythonWork(bucket_ready_of(self.algorithm, self._comm))
+        return work if work is not None else _C.AgreeOnFinite()
 
     def _append_late(self) -> None:
         """Called on every rank at the end of a backward when some rank trains parameters outside the plan."""
@@ -214,10 +261,15 @@ class Engine:
         self.algorithm.setup(self._comm, self.buckets)
 
     def _broadcast(self, tensors: list[Tensor]) -> None:
-        on_device = [tensor for tensor in tensors if tensor.device.type == self._comm.device.type]
-        elsewhere = [tensor for tensor in tensors if tensor.device.type != self._comm.device.type]
-        broadcast_tensors(self._comm, on_device)
-        broadcast_tensors(self._control, elsewhere)
+        for comm, on_device in self._by_communicator(tensors):
+            broadcast_tensors(comm, on_device)
+
+    def _by_communicator(self, tensors: list[Tensor]) -> list[tuple[Communicator, list[Tensor]]]:
+        ours = self._comm.device.type
+        return [
+            (self._comm, [tensor for tensor in tensors if tensor.device.type == ours]),
+            (self._control, [tensor for tensor in tensors if tensor.device.type != ours]),
+        ]
 
 
 def _tensors_in(output: Any) -> Iterator[Tensor]:
@@ -226,30 +278,6 @@ def _tensors_in(output: Any) -> Iterator[Tensor]:
             yield leaf
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             yield from _tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
-
-
-def _bucket_ready_of(algorithm: Moments, comm: Communicator) -> Any:
-    # Holds no engine: the worker thread must never be the one to drop the last reference to its own.
-    def call(bucket: Any) -> None:
-        try:
-            algorithm.bucket_ready(bucket)
-        except Exception as error:
-            known = (ConfigError, CodecError, CommError)
-            kind = next((each for each in known if isinstance(error, each)), GossamerError)
-            place = f"rank {comm.rank}/{comm.size} step {bucket.step} {bucket!r}"
-            raise kind(f"{place}: {algorithm!r}.bucket_ready raised {error!r}") from error
-
-    return call
-
-
-def _weak_call(method: "weakref.WeakMethod[Any]") -> Any:
-    # The native engine must not keep its owner alive, or neither would ever be freed.
-    def call(*args: Any) -> None:
-        bound = method()
-        if bound is not None:
-            bound(*args)
-
-    return call
 
 
 @atexit.register

@@ -1,0 +1,84 @@
+"""Decentralized averaging: ranks average their weights with a few peers, while forward and backward run.
+
+After Bagua's algorithm of that name (D-PSGD: Lian et al. 2017, arXiv:1705.09056), with any number of ranks and with
+time-varying graphs. Ranks hold different weights: model.consensus() averages them exactly.
+"""
+
+from typing import Any
+
+import torch
+
+from gossamer.algorithms.base import Algorithm
+from gossamer.comm import Communicator
+from gossamer.errors import ConfigError
+from gossamer.topology import Topology, resolve
+
+
+class Decentralized(Algorithm):
+    """x <- avg(x) - lr * g(x): the mean over peers of the weights before the step, then the optimizer's own update.
+
+    The gradient is that of the weights before averaging, so sending them takes the time of forward and backward.
+
+    Args:
+        topology: who averages with whom: a Topology, or its name in gossamer.topology.TOPOLOGIES.
+        interval: average at every so many optimizer steps, from the first on; the others are local.
+    """
+
+    name = "decentralized"
+    fields = ("weight",)
+    needs_optimizer = True
+
+    def __init__(self, topology: str | Topology = "all", interval: int = 1) -> None:
+        if not isinstance(interval, int) or interval < 1:
+            raise ConfigError(f"Decentralized: interval must be a positive number of steps, got {interval!r}")
+        self.topology, self.interval = resolve(topology), interval
+        self._rounds = 0  # averagings so far: the step of a topology that changes
+        self._in_flight = False
+
+    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+        self._comm, self._buckets = comm, buckets
+        for bucket in buckets:
+            bucket.add_field("mixed", comm)
+
+    def before_forward(self, step: int) -> None:
+        if self._in_flight or step % self.interval:
+            return
+        self._in_flight = True
+        for bucket in self._buckets:
+            self.submit(bucket, self._mix)
+
+    def _mix(self, bucket: Any) -> None:
+        x, mixed = bucket.flat("weight"), bucket.flat("mixed")
+        if self.topology.uniform:
+            torch.mul(x, 1.0 / self._comm.size, out=mixed)
+            self._comm.all_reduce(mixed).wait()
+            return
+        mixing = self.topology.mixing(self._rounds, self._comm.size, self._comm.rank)
+        received = [torch.empty_like(x) for _ in mixing.exchanges]
+        sent = [
+            self._comm.exchange(out, x, exchange.to, exchange.source)
+            for out, exchange in zip(received, mixing.exchanges, strict=True)
+        ]
+        torch.mul(x, mixing.own, out=mixed)
+        for work, other, exchange in zip(sent, received, mixing.exchanges, strict=True):
+            work.wait()
+            mixed.add_(other, alpha=exchange.weight)
+
+    def before_step(self, step: int) -> None:
+        if not self._in_flight:
+            return
+        self.wait()
+        for bucket in self._buckets:
+            bucket.flat("weight").copy_(bucket.flat("mixed"))
+        self._in_flight = False
+        self._rounds += 1
+
+    def after_consensus(self) -> None:
+        """What is in flight is of the weights before it."""
+        self._in_flight = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rounds": self._rounds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rounds = state["rounds"]

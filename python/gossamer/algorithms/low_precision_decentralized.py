@@ -1,0 +1,111 @@
+"""Decentralized averaging with 8 bits or fewer: ranks send their neighbours the compressed change of their weights.
+
+Difference compression (DCD-PSGD: Tang et al. 2018, arXiv:1803.06443), as in Bagua, with CHOCO-SGD's consensus step size
+(Koloskova et al. 2019, arXiv:1902.00340). Ranks hold different weights: model.consensus() averages them exactly.
+"""
+
+from typing import Any
+
+import torch
+
+from gossamer.algorithms.base import Algorithm
+from gossamer.codec import Codec, Int8
+from gossamer.comm import Communicator
+from gossamer.errors import ConfigError
+from gossamer.topology import Topology, resolve
+
+
+class LowPrecisionDecentralized(Algorithm):
+    """x <- x^ + Q(y + gamma * sum of w_j (x^_j - x^) - x^), y being x after the optimizer's own update.
+
+    x^ is what everybody knows of this rank's weights, and equals them after each exchange; x^_j is a neighbour's.
+    A rank keeps x^ and one x^_j for each neighbour. All that know a rank advance its x^ by the same decoded bytes, so
+    copies stay equal bit for bit. The exchange comes after the optimizer step and does not overlap with anything.
+
+    Args:
+        codec: Q. Int8() by default; Bagua's is MinMaxUInt8().
+        topology: a graph that does not change, with its weights w: a Topology, or its name.
+        gamma: consensus step size, in (0, 1]; less than 1 for codecs of few bits.
+        interval: exchange at every so many optimizer steps.
+    """
+
+    name = "low_precision_decentralized"
+    fields = ("weight",)
+    state_fields = ("replica", "replica_0", "replica_1")
+    needs_optimizer = True
+
+    def __init__(
+        self,
+        codec: Codec | None = None,
+        topology: str | Topology = "ring",
+        *,
+        gamma: float = 1.0,
+        interval: int = 1,
+    ) -> None:
+        where = "LowPrecisionDecentralized"
+        if codec is not None and not isinstance(codec, Codec):
+            raise ConfigError(f"{where}: codec must be a Codec or None, got {codec!r}")
+        if not isinstance(interval, int) or interval < 1:
+            raise ConfigError(f"{where}: interval must be a positive number of steps, got {interval!r}")
+        if not 0 < gamma <= 1:
+            raise ConfigError(f"{where}: gamma must be above 0 and at most 1, got {gamma!r}")
+        self.codec = codec if codec is not None else Int8()
+        self.topology, self.gamma, self.interval = resolve(topology), gamma, interval
+
+    def block(self) -> int:
+        return self.codec.block
+
+    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+        if self.topology.uniform or self.topology.period(comm.size) != 1:
+            raise ConfigError(
+                f"{type(self).__name__}: the topology must be a graph that stays as it is, because a copy of each "
+                f"neighbour's weights is kept, got {self.topology!r}"
+            )
+        self._comm, self._buckets = comm, buckets
+        self._mixing = self.topology.mixing(0, comm.size, comm.rank)
+        for bucket in buckets:
+            if "replica" not in bucket.fields:
+                self._seed(bucket)
+
+    def _seed(self, bucket: Any) -> None:
+        """Exact copies of the neighbours' weights, whatever they are."""
+        bucket.add_field("replica").copy_(bucket.flat("weight"))
+        for number, exchange in enumerate(self._mixing.exchanges):
+            copy = bucket.add_field(f"replica_{number}")
+            self._comm.exchange(copy, bucket.flat("replica"), exchange.to, exchange.source).wait()
+
+    def after_step(self, step: int) -> None:
+        if step % self.interval or self._comm.size == 1:
+            return
+        for bucket in self._buckets:
+            self.submit(bucket, self._exchange)
+        self.wait()
+
+    def _exchange(self, bucket: Any) -> None:
+        x, own = bucket.flat("weight"), bucket.flat("replica")
+        others = [bucket.flat(f"replica_{number}") for number in range(len(self._mixing.exchanges))]
+        difference = x - own
+        for other, exchange in zip(others, self._mixing.exchanges, strict=True):
+            difference.add_(other - own, alpha=self.gamma * exchange.weight)
+        wire = self.codec.encode(difference.view(1, -1))
+        received = [torch.empty_like(wire) for _ in others]
+        sent = [
+            self._comm.exchange(out, wire, exchange.to, exchange.source)
+            for out, exchange in zip(received, self._mixing.exchanges, strict=True)
+        ]
+        own.add_(self._decoded(wire, difference))
+        bucket.clear_padding("replica")
+        x.copy_(own)
+        for number, (work, change, other) in enumerate(zip(sent, received, others, strict=True)):
+            work.wait()
+            other.add_(self._decoded(change, difference))
+            bucket.clear_padding(f"replica_{number}")
+
+    def _decoded(self, wire: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return self.codec.decode(wire, out.view(1, -1)).view(-1)
+
+    def after_consensus(self) -> None:
+        """All ranks hold equal weights now, so every copy is known."""
+        for bucket in self._buckets:
+            for field in {"replica", "replica_0", "replica_1"} & set(bucket.fields):
+                bucket.flat(field).copy_(bucket.flat("weight"))

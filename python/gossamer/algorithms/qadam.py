@@ -1,0 +1,177 @@
+"""QAdam: Adam whose variance is frozen after a warm-up, so that the momentum can travel in 8 bits or fewer.
+
+Bagua's algorithm and signature, after 1-bit Adam (Tang et al. 2021, arXiv:2102.02888), with error feedback. Where it
+departs from Bagua's: `warmup_steps` whole Adam steps come before the switch, the bias correction of the variance stops
+with the variance, weight decay goes on, and every parameter group has its own betas.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.algorithms.base import Algorithm
+from gossamer.codec import Codec, ErrorFeedback, Int8
+from gossamer.collectives import all_reduce
+from gossamer.comm import Communicator
+from gossamer.engine import agree_on_finite
+from gossamer.errors import ConfigError
+
+
+class QAdamOptimizer(torch.optim.Optimizer):
+    """Adam for `warmup_steps` steps; then p -= lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^warmup)) + eps).
+
+    v stays as the warm-up left it. The QAdam algorithm updates and averages m; without it, on one worker, step() does.
+    Weight decay is added to the gradient, as in torch.optim.Adam.
+
+    Args:
+        params, lr, betas, eps, weight_decay: as torch.optim.Adam; every group may have its own.
+        warmup_steps: steps of plain Adam, at least 1.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        warmup_steps: int = 100,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if not isinstance(warmup_steps, int) or warmup_steps < 1:
+            raise ConfigError(f"QAdamOptimizer: warmup_steps must be a positive integer, got {warmup_steps!r}")
+        if lr < 0 or eps < 0 or weight_decay < 0:
+            raise ConfigError(
+                f"QAdamOptimizer: lr, eps and weight_decay must not be negative, got {lr}, {eps}, {weight_decay}"
+            )
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"QAdamOptimizer: betas must be at least 0 and below 1, got {betas}")
+        self.warmup_steps = warmup_steps
+        self.momentum_is_averaged = False  # by the algorithm, before step()
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, group)
+        return loss
+
+    def state_of(self, param: Tensor) -> dict[str, Any]:
+        """The parameter's state; zeros where it has none yet."""
+        state = self.state[param]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        return state
+
+    def add_to_momentum(self, param: Tensor, group: dict[str, Any]) -> Tensor:
+        """m <- beta1 m + (1 - beta1) (g + weight_decay p), in place. Returns g + weight_decay p."""
+        grad = param.grad.add(param, alpha=group["weight_decay"]) if group["weight_decay"] else param.grad
+        self.state_of(param)["exp_avg"].lerp_(grad, 1 - group["betas"][0])
+        return grad
+
+    def _update(self, param: Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = self.state_of(param), group["betas"]
+        if state["step"] < self.warmup_steps:
+            grad = self.add_to_momentum(param, group)
+            state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        elif not self.momentum_is_averaged:
+            self.add_to_momentum(param, group)
+        state["step"] += 1
+        first = 1 - beta1 ** state["step"]
+        second = math.sqrt(1 - beta2 ** min(state["step"], self.warmup_steps))
+        denominator = state["exp_avg_sq"].sqrt().div_(second).add_(group["eps"])
+        param.addcdiv_(state["exp_avg"], denominator, value=-group["lr"] / first)
+
+
+class QAdam(Algorithm):
+    """Exact averaging of gradients during the optimizer's warm-up; then of its momentum, through a codec.
+
+    The momentum takes the rank's own gradient when the optimizer is about to step, so that a GradScaler has unscaled it
+    and clipping has been done; sending it overlaps with nothing. After the warm-up, param.grad holds the rank's own
+    gradient. DataParallel's optimizer must be one QAdamOptimizer.
+
+    Args:
+        codec: what the momentum travels in; ErrorFeedback(Int8()) by default.
+    """
+
+    name = "qadam"
+    state_fields = ("error",)
+    needs_optimizer = True
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        if codec is not None and not isinstance(codec, Codec):
+            raise ConfigError(f"{type(self).__name__}: codec must be a Codec or None, got {codec!r}")
+        self.codec = codec if codec is not None else ErrorFeedback(Int8())
+        self._step = 0
+
+    def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        if len(optimizers) != 1 or not isinstance(optimizers[0], QAdamOptimizer):
+            raise ConfigError(
+                f"{type(self).__name__}: the optimizer must be one QAdamOptimizer, got "
+                f"{[type(optimizer).__name__ for optimizer in optimizers]}"
+            )
+        self._optimizer = optimizers[0]
+        self.warmup_steps = self._optimizer.warmup_steps  # public: ranks compare it
+
+    def block(self) -> int:
+        return self.codec.block
+
+    def alignment(self, comm: Communicator) -> int:
+        return comm.size * max(self.block(), 8)
+
+    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+        self._comm, self._buckets = comm, buckets
+        self._groups = {param: group for group in self._optimizer.param_groups for param in group["params"]}
+        for bucket in buckets:
+            for name, param in zip(bucket.names, bucket.params, strict=True):
+                if param not in self._groups:
+                    raise ConfigError(f"{type(self).__name__}: parameter '{name}' is not in the optimizer")
+            bucket.add_field("momentum")
+            if isinstance(self.codec, ErrorFeedback):
+                bucket.add_field("error", dtype=torch.float64 if bucket.dtype == torch.float64 else torch.float32)
+
+    def bucket_ready(self, bucket: Any) -> None:
+        if self._step < self.warmup_steps:
+            all_reduce(bucket.flat(), op="mean", group=self._comm)
+        else:
+            agree_on_finite(self._comm, bucket)
+
+    def before_step(self, step: int) -> None:
+        self._optimizer.momentum_is_averaged = step >= self.warmup_steps
+        if not self._optimizer.momentum_is_averaged:
+            return
+        for bucket in self._buckets:
+            self.submit(bucket, self._average_momentum)
+        self.wait()
+
+    def _average_momentum(self, bucket: Any) -> None:
+        for param, view in zip(bucket.params, bucket.views("momentum"), strict=True):
+            state = self._optimizer.state_of(param)
+            if state["exp_avg"].data_ptr() != view.data_ptr():  # new, or loaded
+                view.copy_(state["exp_avg"])
+                state["exp_avg"] = view
+            if param.grad is not None:
+                self._optimizer.add_to_momentum(param, self._groups[param])
+        error = bucket.flat("error") if isinstance(self.codec, ErrorFeedback) else None
+        all_reduce(bucket.flat("momentum"), codec=self.codec, op="mean", error=error, group=self._comm)
+        bucket.clear_padding("momentum")
+
+    def after_step(self, step: int) -> None:
+        self._step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._step = state["step"]

@@ -1,0 +1,49 @@
+"""Error feedback: what a codec left out of one message is added to the next, so that it is late and not lost.
+
+Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019, arXiv:1901.09847. Where the error is kept is the business of who
+calls: gossamer.all_reduce(error=...), and for a model the algorithm, by parameter.
+"""
+
+import torch
+from torch import Tensor
+
+from gossamer.codec.base import Codec
+from gossamer.errors import CodecError
+
+
+class ErrorFeedback(Codec):
+    """`codec`, with the memory of its errors. A wire row is the codec's own.
+
+    Args:
+        codec: any codec but another ErrorFeedback.
+
+    Raises:
+        CodecError: for something else.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        if not isinstance(codec, Codec) or isinstance(codec, ErrorFeedback):
+            raise CodecError(f"ErrorFeedback: codec must be a Codec without error feedback, got {codec!r}")
+        self.codec = codec
+        self.block = codec.block
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ErrorFeedback) and self.codec == other.codec
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        return f"ErrorFeedback({self.codec!r})"
+
+    def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:
+        return self.codec.wire_bytes(numel, dtype)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.codec.encode(x)
+
+    def decode(self, wire: Tensor, out: Tensor) -> Tensor:
+        return self.codec.decode(wire, out)
+
+    def decode_add(self, wire: Tensor, acc: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.codec.decode_add(wire, acc, dtype)

@@ -1,0 +1,45 @@
+"""An algorithm's state in flat memory, by parameter name: so it follows its parameters into another bucket plan, and
+into a checkpoint. Pure moves, no collective. Used by engine.py.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.errors import ConfigError
+
+Fields = dict[str, dict[str, Tensor]]  # field -> parameter name -> values
+
+
+def save_fields(buckets: Iterable[Any], fields: Sequence[str]) -> Fields:
+    """Copies of those of `fields` that the buckets have."""
+    saved: Fields = {}
+    for bucket in buckets:
+        for field in set(bucket.fields) & set(fields):
+            views = zip(bucket.names, bucket.views(field), strict=True)
+            saved.setdefault(field, {}).update((name, view.clone()) for name, view in views)
+    return saved
+
+
+def restore_fields(buckets: Iterable[Any], saved: Fields) -> None:
+    """Adds the saved fields to the buckets that hold their parameters, and fills them.
+
+    Raises:
+        ConfigError: a saved tensor does not have its parameter's shape.
+    """
+    for bucket in buckets:
+        for field, values in saved.items():
+            found = [name for name in bucket.names if name in values]
+            if not found:
+                continue
+            bucket.add_field(field, dtype=values[found[0]].dtype)
+            for name, view in zip(bucket.names, bucket.views(field), strict=True):
+                if name not in values:
+                    continue
+                if values[name].shape != view.shape:
+                    raise ConfigError(
+                        f"load_state_dict: '{field}' of parameter '{name}' must have the shape {list(view.shape)}, "
+                        f"got {list(values[name].shape)}"
+                    )
+                view.copy_(values[name])

@@ -1,0 +1,77 @@
+"""Counting optimizer steps, and telling the algorithm before and after each. Used by engine.py.
+
+A step is over when every watched optimizer has stepped since the one before. A GradScaler that skips a step calls no
+hook, so what it skips is not counted.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class _Moments(Protocol):
+    def before_step(self, step: int) -> None: ...
+    def after_step(self, step: int) -> None: ...
+
+
+class StepCounter:
+    """Hooks on optimizers; holds neither them nor the engine alive.
+
+    Args:
+        algorithm: told before_step(count) and, once `count` includes the step, after_step(count).
+        on_count: called with the new count before after_step.
+    """
+
+    def __init__(self, algorithm: _Moments, on_count: Callable[[int], None]) -> None:
+        self.count = 0
+        self._algorithm, self._on_count = algorithm, weakref.WeakMethod(on_count)
+        self._hooks: list[Any] = []
+        self._watched: set[int] = set()
+        self._stepped: set[int] = set()
+        self._begun = False
+
+    def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Counts a step whenever all of these have stepped."""
+        counter = weakref.ref(self)
+
+        def begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            alive = counter()
+            if alive is not None:
+                alive._begins()
+
+        def ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            alive = counter()
+            if alive is not None:
+                alive._ended(id(optimizer))
+
+        for optimizer in optimizers:
+            self._watched.add(id(optimizer))
+            self._hooks += [
+                optimizer.register_step_pre_hook(begins),
+                optimizer.register_step_post_hook(ended),
+            ]
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _begins(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._algorithm.before_step(self.count)
+
+    def _ended(self, optimizer: int) -> None:
+        self._stepped.add(optimizer)
+        if self._stepped != self._watched:
+            return
+        self._stepped.clear()
+        self._begun = False
+        self.count += 1
+        on_count = self._on_count()
+        if on_count is not None:
+            on_count(self.count)
+        self._algorithm.after_step(self.count)
