@@ -50,6 +50,7 @@ void bind_communicator(py::module_& module) {
       .def("broadcast", &Communicator::broadcast, py::arg("x"), py::arg("source") = 0, KeepComm(), Release())
       .def("exchange", &Communicator::exchange, py::arg("out"), py::arg("x"), py::arg("to"),
            py::arg("source"), KeepComm(), Release())
+      .def("announce_failure", &Communicator::announce_failure, Release())
       .def("allocate", &Communicator::allocate, py::arg("bytes"), Release());
   module.def(
       "c10d_communicator",
@@ -126,11 +127,26 @@ void bind_engine(py::module_& module) {
       .def(py::init<bool>(), py::arg("average"));
   py::class_<CodecAllReduce, BucketWork, std::shared_ptr<CodecAllReduce>>(module, "CodecAllReduce")
       .def(py::init<CodecChoice, bool>(), py::arg("codec"), py::arg("average"));
+  py::class_<NoWork, BucketWork, std::shared_ptr<NoWork>>(module, "NoWork").def(py::init<>());
   py::class_<AgreeOnFinite, BucketWork, std::shared_ptr<AgreeOnFinite>>(module, "AgreeOnFinite")
       .def(py::init<>())
       .def("run", &AgreeOnFinite::run, py::arg("comm"), py::arg("bucket"), Release());
   py::class_<PythonWork, BucketWork, std::shared_ptr<PythonWork>>(module, "PythonWork")
       .def(py::init<py::object>(), py::arg("callable"));
+
+  py::class_<Executor>(module, "Executor")
+      .def(py::init<at::Device>(), py::arg("device"))
+      .def(
+          "submit",
+          [](Executor& executor, py::object task) {
+            executor.submit_behind_current(
+                [call = std::make_shared<PythonCallable>(std::move(task))] { (*call)(); });
+          },
+          py::arg("task"))
+      .def("busy", &Executor::busy)
+      .def(
+          "wait", [](Executor& executor) { executor.wait(raise_interrupt); }, Release())
+      .def("stop", &Executor::stop, Release());
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init([](CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
@@ -154,6 +170,7 @@ void bind_engine(py::module_& module) {
           py::arg("task"), py::arg("what"))
       .def("wait", &Engine::wait, Release())
       .def("resume", &Engine::resume, py::arg("step"), py::arg("optimizer_steps"))
+      .def("set_lockstep", &Engine::set_lockstep, py::arg("lockstep"))
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def_property_readonly("step", &Engine::step)
       .def_property_readonly("inside_backward", &Engine::inside_backward)

@@ -9,20 +9,6 @@
 #include <utility>
 
 namespace gossamer {
-namespace {
-
-// Ctrl-C while the other ranks keep this one waiting. Python's handlers run in its main thread only, which is where
-// a backward on the CPU ends; on an accelerator it ends in autograd's thread, and the interrupt waits for the group.
-void raise_interrupt() {
-  if (!Py_IsInitialized()) return;
-  const pybind11::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() == 0) return;
-  python_error interrupt;
-  interrupt.persist();
-  throw interrupt;
-}
-
-}  // namespace
 
 Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
                std::vector<std::string> names, std::function<void()> on_late,
@@ -120,14 +106,15 @@ void Engine::fire_locked(bool everything) {
   while (next_ < buckets_.size() && (everything || progress_[next_].pending == 0)) {
     const bool last = next_ + 1 == buckets_.size();
     // All gradients are accounted for when the last bucket goes, and its flight hides the agreement's.
-    if (last) submit_agreement_locked(everything ? used : used_locked());
+    if (last && in_lockstep_) submit_agreement_locked(everything ? used : used_locked());
     // Buckets without a gradient of this backward still follow what the caller's stream did to their memory.
     if (everything) record_event(progress_[next_]);
     submit_bucket_locked(next_++);
     // Waited for here too: the caller's wait for the worker can be interrupted, this operation's cannot.
-    if (last) executor_->submit([round = round_] { round->wait(); });
+    if (last && in_lockstep_) executor_->submit([round = round_] { round->wait(); });
   }
-  if (everything && !round_) submit_agreement_locked(used);  // a plan without buckets, after a failed re-plan
+  if (everything && in_lockstep_ && !round_)
+    submit_agreement_locked(used);  // a plan without buckets, after a failed re-plan
 }
 
 // Which parameters have a gradient: those that just got one, or that were left out but kept an earlier one.
@@ -148,11 +135,14 @@ void Engine::submit_agreement_locked(const std::vector<bool>& used) {
 void Engine::submit_bucket_locked(size_t index) {
   auto events = std::make_shared<Events>(std::move(progress_[index].events));
   executor_->submit([this, planned = buckets_[index], events] {
-    run_guarded(*events, planned.bucket->describe(), [&] { run_bucket(planned); });
+    run_guarded(planned.bucket->describe(), [&] { run_bucket(planned, *events); });
   });
 }
 
-void Engine::run_bucket(const Planned& planned) {
+void Engine::run_bucket(const Planned& planned, Events& events) {
+  if (const auto side = executor_->side_stream()) {
+    for (auto& [stream, event] : events) event.block(*side);
+  }
   planned.bucket->set_step(step_);
   planned.bucket->gather(planned.work->gather_scale(*comm_));
   planned.work->run(*comm_, planned.bucket);
@@ -160,10 +150,7 @@ void Engine::run_bucket(const Planned& planned) {
 
 void Engine::submit(std::function<void()> task, const std::string& what) {
   check_alive();
-  auto progress = std::make_shared<Progress>();
-  record_event(*progress);
-  executor_->submit(
-      [this, task = std::move(task), what, progress] { run_guarded(progress->events, what, task); });
+  executor_->submit_behind_current([this, task = std::move(task), what] { run_guarded(what, task); });
 }
 
 void Engine::resume(int64_t step, int64_t optimizer_steps) {
@@ -184,11 +171,8 @@ void Engine::wait() {
   }
 }
 
-void Engine::run_guarded(Events& events, const std::string& what, const std::function<void()>& task) {
+void Engine::run_guarded(const std::string& what, const std::function<void()>& task) {
   try {
-    if (const auto side = executor_->side_stream()) {
-      for (auto& [stream, event] : events) event.block(*side);
-    }
     task();
   } catch (...) {
     announce_failure();
@@ -238,6 +222,7 @@ void Engine::finish(bool abandoned) {
   size_t first_bucket = 0;
   while (true) {
     const Agreement agreement = complete();
+    if (!in_lockstep_) return finish_alone();
     if (first_bucket == 0) ++step_;
     if (!agreement.same_steps || agreement.failed) return raise_disagreement(agreement, abandoned);
     if (failure_) {  // it came after the agreement, so the other ranks go on without this one
@@ -258,6 +243,17 @@ void Engine::finish(bool abandoned) {
   share_arrival_order();
 }
 
+void Engine::finish_alone() {
+  ++step_;
+  if (failure_) throw PythonError(failure_->first, place() + ": " + failure_->second);
+  if (!late_) return;
+  throw PythonError(
+      ErrorKind::config,
+      place() +
+          ": a parameter has become trainable since the model was wrapped, which this algorithm "
+          "cannot add to its plan; close() the wrapper and wrap the model again");
+}
+
 // Sends what is left of this backward and waits for all of it.
 Agreement Engine::complete() {
   {
@@ -266,7 +262,7 @@ Agreement Engine::complete() {
   }
   try {
     executor_->wait(raise_interrupt);
-    return round_->wait();
+    return round_ ? round_->wait() : Agreement();
   } catch (const std::exception& error) {
     broken_ = error.what();
     announce_failure();  // so that the worker's operation and the other ranks' end soon as well

@@ -44,6 +44,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void submit(std::function<void()> task, const std::string& what);
   void wait();  // for everything submitted; what follows on the current stream comes after it
 
+  // In lockstep (the default) every synchronised backward ends with the ranks' agreement. Otherwise nothing is sent at
+  // its end, errors are this rank's alone, and the plan is fixed.
+  void set_lockstep(bool lockstep) { lockstep_ = lockstep; }
+
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
 
@@ -102,12 +106,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void finish(bool abandoned);
   Agreement complete();
+  void finish_alone();
   struct Planned {
     std::shared_ptr<Bucket> bucket;
     std::shared_ptr<BucketWork> work;
   };
-  void run_bucket(const Planned& planned);
-  void run_guarded(Events& events, const std::string& what, const std::function<void()>& task);
+  void run_bucket(const Planned& planned, Events& events);
+  void run_guarded(const std::string& what, const std::function<void()>& task);
   void adopt_used(const Agreement& agreement, size_t first_bucket);
   void raise_disagreement(const Agreement& agreement, bool abandoned);
   void share_arrival_order();
@@ -131,6 +136,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool in_backward_ = false;
   int graph_task_ = -1;  // autograd's number of the backward that the output's gradient came in
   std::atomic<bool> sync_{true};
+  std::atomic<bool> lockstep_{true};
+  bool in_lockstep_ = true;  // this backward: what lockstep_ was when it began
   std::atomic<bool> late_{false};
   bool closed_ = false;
   std::optional<std::pair<ErrorKind, std::string>> failure_;  // of this rank, in this backward

@@ -5,8 +5,10 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/thread_name.h>
+#include <pybind11/pybind11.h>
 
 #include <chrono>
+#include <memory>
 #include <utility>
 
 namespace gossamer {
@@ -33,6 +35,9 @@ void Executor::stop() {
     tasks_.clear();
   }
   wake_worker_.notify_one();
+  // A Python task may need the GIL that this thread holds.
+  std::optional<pybind11::gil_scoped_release> release;
+  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
   thread_.join();
 }
 
@@ -47,6 +52,16 @@ void Executor::submit(std::function<void()> task) {
     tasks_.push_back(std::move(task));
   }
   wake_worker_.notify_one();
+}
+
+void Executor::submit_behind_current(std::function<void()> task) {
+  if (!side_stream_) return submit(std::move(task));
+  auto ready = std::make_shared<c10::Event>(device_.type());
+  ready->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  submit([this, ready, task = std::move(task)] {
+    ready->block(*side_stream_);
+    task();
+  });
 }
 
 void Executor::wait(const std::function<void()>& meanwhile) {

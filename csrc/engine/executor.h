@@ -30,6 +30,9 @@ class Executor {
 
   void submit(std::function<void()> task);
 
+  // The same, behind what the caller's current stream holds.
+  void submit_behind_current(std::function<void()> task);
+
   // Returns when every task has run; rethrows the first exception. After one, later tasks are dropped until it
   // has been rethrown. The caller's current stream then waits for the side stream. `meanwhile` is called ten
   // times a second and may end the wait by throwing.

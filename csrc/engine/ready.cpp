@@ -87,6 +87,7 @@ void Engine::begin_backward() {
   if (in_backward_ || closed_) return;
   check_alive();
   in_backward_ = true;
+  in_lockstep_ = lockstep_;
   arrival_.clear();
   torch::autograd::Engine::get_default_engine().queue_callback([engine = weak_from_this()] {
     if (const auto alive = engine.lock()) alive->finish(/*abandoned=*/false);

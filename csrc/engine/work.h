@@ -46,6 +46,11 @@ class CodecAllReduce : public BucketWork {
   Scratch scratch_;
 };
 
+class NoWork : public BucketWork {
+ public:
+  void run(Communicator&, const std::shared_ptr<Bucket>&) override {}
+};
+
 // For algorithms that leave every rank its own gradients: a NaN or Inf on any rank puts a NaN into the others' too, so
 // that a GradScaler skips the step on all of them, as it does where gradients are averaged. Four bytes a bucket.
 class AgreeOnFinite : public BucketWork {
@@ -75,6 +80,11 @@ class PythonCallable {
  private:
   std::shared_ptr<pybind11::object> callable_;
 };
+
+// For Executor::wait: Ctrl-C while the other ranks keep this one waiting. Python's handlers run in its main thread only,
+// which is where a backward on the CPU ends; on an accelerator it ends in autograd's thread, and the interrupt waits
+// for the group.
+void raise_interrupt();
 
 // Calls callable(bucket). The callable gives its own errors their context.
 class PythonWork : public BucketWork {

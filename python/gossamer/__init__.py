@@ -7,8 +7,19 @@
 
 import torch as _torch  # noqa: F401  (loads the libraries that gossamer._C links against)
 
-from gossamer.algorithms import Algorithm, ByteGrad, GradientAllReduce
-from gossamer.codec import BF16, FP16, Codec, Identity, Int8, MinMaxUInt8
+from gossamer.algorithms import (
+    Algorithm,
+    AsyncModelAverage,
+    ByteGrad,
+    Decentralized,
+    GradientAllReduce,
+    LocalSGD,
+    LowPrecisionDecentralized,
+    PowerSGD,
+    QAdam,
+    QAdamOptimizer,
+)
+from gossamer.codec import BF16, FP16, Codec, ErrorFeedback, Identity, Int8, MinMaxUInt8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
@@ -23,17 +34,25 @@ __all__ = [
     "BF16",
     "FP16",
     "Algorithm",
+    "AsyncModelAverage",
     "ByteGrad",
     "Codec",
     "CodecError",
     "CommError",
     "ConfigError",
     "DataParallel",
+    "Decentralized",
+    "ErrorFeedback",
     "GossamerError",
     "GradientAllReduce",
     "Identity",
     "Int8",
+    "LocalSGD",
+    "LowPrecisionDecentralized",
     "MinMaxUInt8",
+    "PowerSGD",
+    "QAdam",
+    "QAdamOptimizer",
     "all_gather",
     "all_reduce",
     "init",

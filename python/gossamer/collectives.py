@@ -182,11 +182,15 @@ def _encode(codec: Codec, rows: Tensor) -> Tensor:
 def _check_error(codec: Codec | None, x: Tensor, error: Tensor | None) -> None:
     if not isinstance(codec, ErrorFeedback):
         if error is not None:
-            raise ConfigError(f"all_reduce: error is for a codec with error feedback, got it with codec={codec!r}")
+            raise ConfigError(
+                f"all_reduce: error is for a codec with error feedback, got it with codec={codec!r}"
+            )
         return
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     if error is None:
-        raise ConfigError(f"all_reduce: {codec!r} needs error, zeros of x's shape that are kept from call to call")
+        raise ConfigError(
+            f"all_reduce: {codec!r} needs error, zeros of x's shape that are kept from call to call"
+        )
     if error.shape != x.shape or error.dtype != wide or not error.is_contiguous() or error.device != x.device:
         raise ConfigError(
             f"all_reduce: error must be contiguous {wide} {list(x.shape)} on {x.device}, "

@@ -1,8 +1,14 @@
 """The algorithms, and the table of their names. Adding one = one file and one line here."""
 
+from gossamer.algorithms.async_model_average import AsyncModelAverage
 from gossamer.algorithms.base import Algorithm
 from gossamer.algorithms.bytegrad import ByteGrad
+from gossamer.algorithms.decentralized import Decentralized
 from gossamer.algorithms.gradient_allreduce import GradientAllReduce
+from gossamer.algorithms.local_sgd import LocalSGD
+from gossamer.algorithms.low_precision_decentralized import LowPrecisionDecentralized
+from gossamer.algorithms.powersgd import PowerSGD
+from gossamer.algorithms.qadam import QAdam, QAdamOptimizer
 from gossamer.errors import ConfigError
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -10,6 +16,12 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     for algorithm in (
         GradientAllReduce,
         ByteGrad,
+        Decentralized,
+        LowPrecisionDecentralized,
+        QAdam,
+        AsyncModelAverage,
+        PowerSGD,
+        LocalSGD,
     )
 }
 
@@ -28,4 +40,17 @@ def resolve(algorithm: "str | Algorithm") -> Algorithm:
     raise ConfigError(f"algorithm: must be an Algorithm object or one of {known}, got {algorithm!r}")
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "ByteGrad", "GradientAllReduce", "resolve"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "AsyncModelAverage",
+    "ByteGrad",
+    "Decentralized",
+    "GradientAllReduce",
+    "LocalSGD",
+    "LowPrecisionDecentralized",
+    "PowerSGD",
+    "QAdam",
+    "QAdamOptimizer",
+    "resolve",
+]

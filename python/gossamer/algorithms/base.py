@@ -37,6 +37,15 @@ class Algorithm(ABC):
 
     _worker: Worker
 
+    @property
+    def lockstep(self) -> bool:
+        """Whether the ranks agree at the end of each synchronised backward, which makes all wait for the slowest.
+
+        In lockstep they find out together about an error on one of them, about parameters that some did not use, and
+        about different numbers of steps. False for algorithms whose ranks are to train without each other.
+        """
+        return True
+
     def __repr__(self) -> str:
         settings = (f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name[0] != "_")
         return f"{type(self).__name__}({', '.join(settings)})"
@@ -97,6 +106,14 @@ class Algorithm(ABC):
 
     def after_consensus(self) -> None:
         """In the training thread, when all ranks were given the same weights."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes over connections of its own, beside those of the communicator from setup."""
+        return 0
+
+    def close(self) -> None:
+        """When the wrapper is closed. May be called more than once."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside `state_fields` and the number of steps."""

@@ -49,7 +49,9 @@ class GradientAllReduce(Algorithm):
         self._comm = comm
         for bucket in buckets:
             if isinstance(self.codec, ErrorFeedback):
-                bucket.add_field("error", dtype=torch.float64 if bucket.dtype == torch.float64 else torch.float32)
+                bucket.add_field(
+                    "error", dtype=torch.float64 if bucket.dtype == torch.float64 else torch.float32
+                )
 
     def native_work(self, bucket: Any) -> "_C.BucketWork | None":
         if self.codec is None:

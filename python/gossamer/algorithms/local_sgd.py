@@ -1,11 +1,11 @@
-"""Local SGD: every rank trains alone for some steps, then all take the mean of their weights; with an outer optimizer,
-DiLoCo.
+"""Local SGD: ranks train alone for some steps, then take the mean of their weights; DiLoCo with an outer optimizer.
 
-Stich 2018, arXiv:1805.09767; DiLoCo: Douillard et al. 2023, arXiv:2311.08105; its streaming form: Douillard et al. 2025,
-arXiv:2501.18512. Between synchronisations ranks hold different weights: model.consensus() averages them exactly.
+Stich 2018, arXiv:1805.09767; DiLoCo: Douillard et al. 2023, arXiv:2311.08105; its streaming form: Douillard et al.
+2025, arXiv:2501.18512. Between synchronisations ranks hold different weights: model.consensus() averages them exactly.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,28 +15,168 @@ from gossamer.algorithms.base import Algorithm
 from gossamer.codec import Codec, ErrorFeedback
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
+from gossamer.engine import Background
 from gossamer.errors import ConfigError
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 class LocalSGD(Algorithm):
-    """Every `period` steps: anchor <- outer(anchor, mean of (anchor - x)); x <- anchor. Without `outer_optimizer`, the mean
-    of x.
+    """Every `period` steps: anchor <- outer(anchor, mean of (anchor - x)), then x <- anchor.
+
+    The anchor is what all ranks had after the last synchronisation. Without `outer_optimizer` it becomes the mean of x.
 
     Args:
         period: optimizer steps between two synchronisations of a parameter (H).
-        outer_optimizer: makes an optimizer of a list of tensors; it sees the mean change as their gradient. DiLoCo's is
-            functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True). Elementwise optimizers only.
+        outer_optimizer: makes an optimizer of a list of tensors; it takes the mean change as their gradient. DiLoCo's
+            is functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True). Elementwise optimizers only.
         codec: what the changes travel in, such as ErrorFeedback(Int4()).
-        fragments: the buckets are dealt out to so many fragments, which are synchronised one after the other within a
-            period: the same bytes in smaller portions.
-        delay: steps that a fragment's mean may take to arrive; training goes on meanwhile.
-        merge: share of the arrived weights, (0, 1]; the rest is what the rank has by then. 1 forgets the steps of the
-            delay, 0.5 is streaming DiLoCo's.
+        fragments: buckets are dealt out to so many fragments, which take turns within a period: the same bytes in
+            smaller portions.
+        delay: steps that the mean may take to arrive, while training goes on; less than `period`.
+        lockstep: agree on errors and skipped steps after every backward; needed with a GradScaler, whose skips would
+            give ranks different numbers of steps. Otherwise ranks meet only to synchronise.
+        merge: with a delay, the share of the arrived weights in (0, 1]; the rest is what the rank has by then. 1
+            forgets the steps of the delay; streaming DiLoCo's is 0.5.
     """
 
     name = "local_sgd"
     fields = ("weight",)
     state_fields = ("anchor", "error", "change")
     needs_optimizer = True
+
+    def __init__(
+        self,
+        period: int = 10,
+        outer_optimizer: OuterOptimizer | None = None,
+        *,
+        codec: Codec | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        merge: float = 1.0,
+        lockstep: bool = False,
+    ) -> None:
+        if not isinstance(period, int) or period < 1:
+            raise ConfigError(f"LocalSGD: period must be a positive number of steps, got {period!r}")
+        if not isinstance(fragments, int) or not 1 <= fragments <= period:
+            raise ConfigError(f"LocalSGD: fragments must be 1 to the period, {period}, got {fragments!r}")
+        if not isinstance(delay, int) or not 0 <= delay < period:
+            raise ConfigError(f"LocalSGD: delay must be 0 to less than the period, {period}, got {delay!r}")
+        if not 0 < merge <= 1:
+            raise ConfigError(f"LocalSGD: merge must be above 0 and at most 1, got {merge!r}")
+        if codec is not None and not isinstance(codec, Codec):
+            raise ConfigError(f"LocalSGD: codec must be a Codec or None, got {codec!r}")
+        self.period, self.outer_optimizer, self.codec = period, outer_optimizer, codec
+        self.fragments, self.delay, self.merge = fragments, delay, merge
+        self._lockstep = lockstep
+        self._background: Background | None = None
+        self._arrivals: dict[int, int] = {}  # fragment -> the step at which its mean is taken
+
+    def __repr__(self) -> str:
+        return super().__repr__()[:-1] + f", lockstep={self._lockstep})"
+
+    @property
+    def lockstep(self) -> bool:
+        return self._lockstep
+
+    def block(self) -> int:
+        return self.codec.block if self.codec is not None else 1
+
+    def alignment(self, comm: Communicator) -> int:
+        return comm.size * max(self.block(), 8)
+
+    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+        if len(buckets) < self.fragments:
+            raise ConfigError(
+                f"LocalSGD: {self.fragments} fragments need as many buckets, got {len(buckets)}; lower bucket_bytes"
+            )
+        self._buckets = buckets
+        self._background = self._background or Background(comm)
+        self._outer = {}
+        for bucket in buckets:
+            if "anchor" not in bucket.fields:
+                anchor = bucket.add_field("anchor")
+                anchor.copy_(bucket.flat("weight"))
+                all_reduce(
+                    anchor, op="mean", deterministic=True, group=comm
+                )  # equal, whatever the ranks began with
+            bucket.add_field("change")
+            if isinstance(self.codec, ErrorFeedback):
+                bucket.add_field(
+                    "error", dtype=torch.float64 if bucket.dtype == torch.float64 else torch.float32
+                )
+            if self.outer_optimizer is not None:
+                self._outer[bucket.index] = self.outer_optimizer([bucket.flat("anchor")])
+
+    def after_step(self, step: int) -> None:
+        for fragment, arrival in list(self._arrivals.items()):
+            if arrival == step:
+                self._take(fragment)
+        for fragment in range(self.fragments):
+            if step % self.period == fragment * self.period // self.fragments:
+                self._send(fragment, step)
+
+    def _send(self, fragment: int, step: int) -> None:
+        assert self._background is not None
+        for bucket in self._buckets[fragment :: self.fragments]:
+            change = bucket.flat("change")
+            torch.sub(bucket.flat("anchor"), bucket.flat("weight"), out=change)
+            what = f"step {step} {bucket!r}: {self!r}"
+            self._background.submit(partial(self._mean_change, bucket), what)
+        self._arrivals[fragment] = step + self.delay
+        if self.delay == 0:
+            self._take(fragment)
+
+    def _mean_change(self, bucket: Any) -> None:
+        assert self._background is not None
+        all_reduce(
+            bucket.flat("change"),
+            codec=self.codec,
+            op="mean",
+            deterministic=True,
+            error=bucket.flat("error") if isinstance(self.codec, ErrorFeedback) else None,
+            group=self._background.comm,
+        )
+
+    def _take(self, fragment: int) -> None:
+        assert self._background is not None
+        self._background.wait()
+        del self._arrivals[fragment]
+        for bucket in self._buckets[fragment :: self.fragments]:
+            anchor, change = bucket.flat("anchor"), bucket.flat("change")
+            if self.outer_optimizer is None:
+                anchor.sub_(change)
+            else:
+                anchor.grad = change
+                self._outer[bucket.index].step()
+                anchor.grad = None
+            bucket.clear_padding("anchor")
+            weight = bucket.flat("weight")
+            weight.lerp_(anchor, self.merge if self.delay else 1.0)
+
+    def after_consensus(self) -> None:
+        """The new anchor. What is in flight is of the weights before it."""
+        if self._background is not None:
+            self._background.wait()
+        self._arrivals.clear()
+        for bucket in self._buckets:
+            bucket.flat("anchor").copy_(bucket.flat("weight"))
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._background.comm.bytes_sent if self._background is not None else 0
+
+    def close(self) -> None:
+        if self._background is not None:
+            self._background.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._background is not None:
+            self._background.wait()
+        outer = {index: optimizer.state_dict() for index, optimizer in self._outer.items()}
+        return {"arrivals": dict(self._arrivals), "outer": outer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._arrivals = dict(state["arrivals"])
+        for index, outer in state["outer"].items():
+            self._outer[index].load_state_dict(outer)

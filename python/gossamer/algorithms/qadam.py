@@ -41,7 +41,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         if not isinstance(warmup_steps, int) or warmup_steps < 1:
-            raise ConfigError(f"QAdamOptimizer: warmup_steps must be a positive integer, got {warmup_steps!r}")
+            raise ConfigError(
+                f"QAdamOptimizer: warmup_steps must be a positive integer, got {warmup_steps!r}"
+            )
         if lr < 0 or eps < 0 or weight_decay < 0:
             raise ConfigError(
                 f"QAdamOptimizer: lr, eps and weight_decay must not be negative, got {lr}, {eps}, {weight_decay}"
@@ -76,7 +78,10 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     def add_to_momentum(self, param: Tensor, group: dict[str, Any]) -> Tensor:
         """m <- beta1 m + (1 - beta1) (g + weight_decay p), in place. Returns g + weight_decay p."""
-        grad = param.grad.add(param, alpha=group["weight_decay"]) if group["weight_decay"] else param.grad
+        assert param.grad is not None
+        grad: Tensor = param.grad
+        if group["weight_decay"]:
+            grad = grad.add(param, alpha=group["weight_decay"])
         self.state_of(param)["exp_avg"].lerp_(grad, 1 - group["betas"][0])
         return grad
 
@@ -139,7 +144,9 @@ class QAdam(Algorithm):
                     raise ConfigError(f"{type(self).__name__}: parameter '{name}' is not in the optimizer")
             bucket.add_field("momentum")
             if isinstance(self.codec, ErrorFeedback):
-                bucket.add_field("error", dtype=torch.float64 if bucket.dtype == torch.float64 else torch.float32)
+                bucket.add_field(
+                    "error", dtype=torch.float64 if bucket.dtype == torch.float64 else torch.float32
+                )
 
     def bucket_ready(self, bucket: Any) -> None:
         if self._step < self.warmup_steps:

@@ -49,3 +49,6 @@ class Communicator(Protocol):
 
     def allocate(self, nbytes: int) -> Tensor:
         """Zero-filled uint8 memory, 64-byte aligned, that this group's wire can reach. Collective."""
+
+    def announce_failure(self) -> None:
+        """Lets the ranks that wait for this one know, as far as the group can, that it has failed."""

@@ -4,6 +4,8 @@ A model gets private connections between the ranks of the user's group, so that 
 with the user's own collectives. Direct calls (gossamer.collectives) use the group they are given.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,6 +21,19 @@ from gossamer.errors import ConfigError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+
+@dataclass
+class _Origin:
+    """What a communicator was made of, so that another can be made of the same."""
+
+    kind: str
+    store: Any
+    name: str
+    timeout: timedelta
+    splits: int = 0
+
+
+_origins: "WeakKeyDictionary[Communicator, _Origin]" = WeakKeyDictionary()
 _private_counts: "WeakKeyDictionary[ProcessGroup, int]" = WeakKeyDictionary()
 _communicators: "WeakKeyDictionary[ProcessGroup, dict[str, Communicator]]" = WeakKeyDictionary()
 
@@ -39,7 +54,38 @@ def from_backend(
         store: a c10d store for the roll call after a failure; None if there is none.
         name: equal on all ranks of this group, different for two groups that share a store.
     """
-    return _C.c10d_communicator(backend, torch.device(device), store, name)
+    comm = _C.c10d_communicator(backend, torch.device(device), store, name)
+    if store is not None:
+        kind = "gossamer" if isinstance(backend, _C.GossamerBackend) else backend.name()
+        _origins[comm] = _Origin(kind, store, name, _timeout_of(backend))
+    return comm
+
+
+def split(comm: Communicator, ranks: Sequence[int]) -> Communicator | None:
+    """New connections among some of the communicator's ranks, in this order; None on the others.
+
+    Collective over all ranks of `comm`, which must all make their splits in the same order. The kind of backend and the
+    timeout are the same.
+
+    Raises:
+        ConfigError: ranks that are not of the group, or twice; the communicator has no store to meet in.
+    """
+    if len(set(ranks)) != len(ranks) or not all(0 <= rank < comm.size for rank in ranks):
+        raise ConfigError(
+            f"comm.split: ranks must be different ones of 0 to {comm.size - 1}, got {list(ranks)}"
+        )
+    origin = _origins.get(comm)
+    if origin is None:
+        raise ConfigError(
+            "comm.split: this communicator was made without a store; give from_backend(store=...)"
+        )
+    origin.splits += 1
+    if comm.rank not in ranks:
+        return None
+    name = f"{origin.name}/split{origin.splits}/{'-'.join(map(str, ranks))}"
+    store = dist.PrefixStore(name, origin.store)
+    backend = _backend(origin.kind, store, ranks.index(comm.rank), len(ranks), origin.timeout)
+    return from_backend(backend, device=comm.device, store=store, name=name)
 
 
 def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu") -> Communicator:
@@ -90,26 +136,27 @@ def _private(group: "ProcessGroup", device: torch.device, name: str) -> Communic
     kinds = distributed_c10d.BackendConfig(distributed_c10d.Backend(dist.get_backend_config(group)))
     kind = kinds.get_device_backend_map().get(device.type, "gloo" if device.type == "cpu" else "none")
     store = dist.PrefixStore(name, distributed_c10d._world.pg_map[group][1])
-    rank, size, timeout = dist.get_rank(group), dist.get_world_size(group), _timeout(group)
-    backend: Any
-    if kind == "gossamer":
-        backend = _C.GossamerBackend(store, rank, size, timeout)
-    elif kind == "gloo":
-        backend = dist.ProcessGroupGloo(store, rank, size, timeout)
-    elif kind == "nccl":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        backend = dist.ProcessGroupNCCL(store, rank, size, options)
-    else:
+    if kind not in ("gossamer", "gloo", "nccl"):
         raise ConfigError(
             f"comm: the process group {group.group_name!r} uses the backend {kind!r} for {device.type} tensors; "
             f"gossamer, gloo and nccl are supported"
         )
+    timeout = _timeout_of(group._get_backend(group._device_types[0]))
+    backend = _backend(kind, store, dist.get_rank(group), dist.get_world_size(group), timeout)
     return from_backend(backend, device=device, store=store, name=name)
 
 
-def _timeout(group: "ProcessGroup") -> timedelta:
-    backend = group._get_backend(group._device_types[0])
+def _backend(kind: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    if kind == "gossamer":
+        return _C.GossamerBackend(store, rank, size, timeout)
+    if kind == "gloo":
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _timeout_of(backend: Any) -> timedelta:
     return getattr(backend.options, "_timeout", dist.constants.default_pg_timeout)
 
 

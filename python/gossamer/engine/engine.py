@@ -96,6 +96,7 @@ class Engine:
         if "weight" in self.algorithm.fields:
             for bucket in self.buckets:
                 bucket.adopt_weights()
+        self._native.set_lockstep(self.algorithm.lockstep)
         self.algorithm.before_forward(self.optimizer_steps)
 
     def after_forward(self, output: Any) -> Any:
@@ -150,6 +151,7 @@ class Engine:
         """Removes the hooks and ends the worker. Gradients stay where they are. Idempotent."""
         self._native.close()
         self._steps.close()
+        self.algorithm.close()
         _open_engines.discard(self)
 
     # --- facts ---
@@ -157,7 +159,8 @@ class Engine:
     @property
     def bytes_sent(self) -> int:
         """Payload bytes this rank has handed to other ranks for this model since it was wrapped."""
-        return self._comm.bytes_sent + (self._control.bytes_sent if self._control is not self._comm else 0)
+        control = self._control.bytes_sent if self._control is not self._comm else 0
+        return self._comm.bytes_sent + control + self.algorithm.bytes_sent
 
     @property
     def backward_count(self) -> int:
@@ -249,7 +252,7 @@ class Engine:
         work = self.algorithm.native_work(bucket)
         if work is None and "grad" in self.algorithm.fields:
             work = _C.PythonWork(bucket_ready_of(self.algorithm, self._comm))
-        return work if work is not None else _C.AgreeOnFinite()
+        return work if work is not None else _C.AgreeOnFinite() if self.algorithm.lockstep else _C.NoWork()
 
     def _append_late(self) -> None:
         """Called on every rank at the end of a backward when some rank trains parameters outside the plan."""

@@ -19,6 +19,11 @@ class Moments(Protocol):
     fields: ClassVar[tuple[str, ...]]
     state_fields: ClassVar[tuple[str, ...]]
 
+    @property
+    def lockstep(self) -> bool: ...
+    @property
+    def bytes_sent(self) -> int: ...
+
     def connect(self, worker: Any) -> None: ...
     def block(self) -> int: ...
     def alignment(self, comm: Communicator) -> int: ...
@@ -29,6 +34,7 @@ class Moments(Protocol):
     def before_step(self, step: int) -> None: ...
     def after_step(self, step: int) -> None: ...
     def after_consensus(self) -> None: ...
+    def close(self) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -41,7 +47,7 @@ class Worker:
         self._native = weakref.ref(native)
         self._comm = comm
 
-    def submit(self, task: Callable[[], None], what: str) -> None:
+    def submit(self, task: Callable[[], object], what: str) -> None:
         """Queues `task` behind everything before it; all ranks submit the same, in the same order."""
         self._alive().submit(with_context(task, f"{what} raised", self._comm), what)
 
@@ -75,7 +81,7 @@ def bucket_ready_of(algorithm: Moments, comm: Communicator) -> Callable[[Any], N
     return call
 
 
-def with_context(task: Callable[[], None], what: str, comm: Communicator) -> Callable[[], None]:
+def with_context(task: Callable[[], object], what: str, comm: Communicator) -> Callable[[], None]:
     """The task, with rank and `what` in the text of its errors."""
 
     def call() -> None:

@@ -1,0 +1,148 @@
+"""Asynchronous model averaging: ranks train on their own, and weights are averaged in the background all the time.
+
+Bagua's algorithm. Ranks hold different weights: model.consensus() averages them exactly.
+"""
+
+import time
+from typing import Any
+
+import torch
+
+from gossamer.algorithms.base import Algorithm
+from gossamer.collectives import all_reduce
+from gossamer.comm import Communicator
+from gossamer.engine import Background
+from gossamer.errors import ConfigError
+
+
+class AsyncModelAverage(Algorithm):
+    """x += mean(s) - s, s being a copy of x from when the averaging began: steps taken meanwhile are kept.
+
+    A round begins on each rank `sync_interval_ms` after its last one, and is over when the slowest rank has begun it;
+    nobody's training waits. The result is added before a forward. A rank that has called abort(), or has closed its
+    wrapper, still answers the others, and the mean is that of the ranks that train.
+
+    Args:
+        sync_interval_ms: milliseconds from the end of a round to the next.
+        warmup_steps: steps with exactly averaged gradients first.
+    """
+
+    name = "async"
+    fields = ("grad", "weight")
+    needs_optimizer = True
+
+    def __init__(self, sync_interval_ms: float = 500, warmup_steps: int = 0) -> None:
+        if not sync_interval_ms >= 0:
+            raise ConfigError(
+                f"AsyncModelAverage: sync_interval_ms must not be negative, got {sync_interval_ms!r}"
+            )
+        if not isinstance(warmup_steps, int) or warmup_steps < 0:
+            raise ConfigError(
+                f"AsyncModelAverage: warmup_steps must be a number of steps, got {warmup_steps!r}"
+            )
+        self.sync_interval_ms, self.warmup_steps = sync_interval_ms, warmup_steps
+        self._step = 0
+        self._next_at = 0.0  # when the next round may begin, by time.monotonic()
+        self._training = True  # this rank's weights count
+        self._begun = False  # a round whose result has not been added
+        self._stale = False  # it is of weights that consensus() has replaced
+        self._background: Background | None = None
+
+    @property
+    def lockstep(self) -> bool:
+        """During the warm-up."""
+        return self._step < self.warmup_steps
+
+    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+        self._comm, self._buckets = comm, buckets
+        self._background = self._background or Background(comm)
+        for bucket in buckets:
+            bucket.add_field("mean")
+            bucket.add_field("snapshot")
+
+    def bucket_ready(self, bucket: Any) -> None:
+        if self._step < self.warmup_steps:
+            all_reduce(bucket.flat(), op="mean", group=self._comm)
+
+    def after_step(self, step: int) -> None:
+        self._step = step
+
+    def before_forward(self, step: int) -> None:
+        assert self._background is not None
+        if self._background.busy() or self._step < self.warmup_steps:
+            return
+        if self._begun:
+            self._add_result()
+        elif self._training and time.monotonic() >= self._next_at:
+            self._begin_round()
+
+    def _begin_round(self) -> None:
+        assert self._background is not None
+        self._begun = True
+        for bucket in self._buckets:
+            bucket.flat("snapshot").copy_(bucket.flat("weight"))
+            bucket.flat("mean").copy_(bucket.flat("weight"))
+        self._background.submit(lambda: self._round(own=1), f"step {self._step}: {self!r}")
+
+    def _round(self, *, own: int) -> int:
+        """One round on the background thread; `own`: whether this rank trains. Returns how many ranks do."""
+        assert self._background is not None
+        comm = self._background.comm
+        count = torch.tensor([float(own)], device=comm.device)
+        comm.all_reduce(count).wait()
+        training = int(count.item())
+        for bucket in self._buckets if training else []:
+            mean = bucket.flat("mean")
+            mean.mul_(own / training)
+            all_reduce(mean, deterministic=True, group=comm)
+        return training
+
+    def _add_result(self) -> None:
+        assert self._background is not None
+        self._background.wait()
+        for bucket in self._buckets if not self._stale else []:
+            bucket.flat("weight").add_(bucket.flat("mean").sub_(bucket.flat("snapshot")))
+        self._begun = self._stale = False
+        self._next_at = time.monotonic() + self.sync_interval_ms / 1000
+
+    def abort(self) -> None:
+        """This rank's weights are neither averaged nor changed from now on; it only answers the others."""
+        if not self._training:
+            return
+        assert self._background is not None
+        self._training = self._begun = False
+        self._background.submit(self._serve, f"step {self._step}: {self!r}")
+
+    def _serve(self) -> None:
+        while not self._training:
+            for bucket in self._buckets:
+                bucket.flat("mean").zero_()
+            if self._round(own=0) == 0:
+                return
+
+    def resume(self) -> None:
+        """Takes part again, from the next round on."""
+        self._training = True
+        self._next_at = 0.0
+
+    def after_consensus(self) -> None:
+        """What is under way is of the weights before it."""
+        self._stale = self._begun
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._background.comm.bytes_sent if self._background is not None else 0
+
+    def close(self) -> None:
+        """Waits until the other ranks have ended too, and answers them until then."""
+        if self._background is None:
+            return
+        self.abort()
+        self._background.wait()
+        self._background.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._step = state["step"]

@@ -1,0 +1,54 @@
+"""Communication that no backward waits for: a thread and connections of its own, beside the engine's.
+
+For algorithms whose messages take longer than a step. Made in an algorithm's setup, closed in its close().
+"""
+
+from collections.abc import Callable
+
+from gossamer import _C
+from gossamer.comm import Communicator, split
+from gossamer.engine.worker import with_context
+
+
+class Background:
+    """Runs tasks one after the other, in the order of submission, which is the same on all ranks.
+
+    Args:
+        comm: the model's communicator. New connections among its ranks are made, so this is collective.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        own = split(comm, range(comm.size))
+        assert own is not None
+        self.comm: Communicator = own
+        self._executor = _C.Executor(comm.device)
+
+    def submit(self, task: Callable[[], object], what: str) -> None:
+        """Queues a task, on an accelerator behind what the current stream holds. Its error comes out of wait()."""
+        guarded = with_context(task, f"{what} raised", self.comm)
+        self._executor.submit(_announced(guarded, self.comm))
+
+    def busy(self) -> bool:
+        """Whether something was submitted that has not ended."""
+        return self._executor.busy()
+
+    def wait(self) -> None:
+        """Until all is done; raises the first error."""
+        self._executor.wait()
+
+    def close(self) -> None:
+        """Ends the thread. Ranks that wait for this one in an unfinished task get an error soon. Idempotent."""
+        if self._executor.busy():
+            self.comm.announce_failure()
+        self._executor.stop()
+
+
+def _announced(task: Callable[[], object], comm: Communicator) -> Callable[[], None]:
+    def call() -> None:
+        try:
+            task()
+        except Exception:
+            comm.announce_failure()
+            raise
+
+    return call
