@@ -28,7 +28,10 @@ LAYERS = (
 LAYER_OF = {component: level for level, layer in enumerate(LAYERS) for component in layer}
 # Files of these packages are alternatives of one kind: they share base.py and know nothing of each other.
 ALTERNATIVES = {"comm", "codec", "algorithms"}
-VARIANTS = {("algorithms.bytegrad", "algorithms.gradient_allreduce")}  # that algorithm with another default
+VARIANTS = {
+    ("algorithms.bytegrad", "algorithms.gradient_allreduce"),  # that algorithm with another default
+    ("comm.hierarchical", "comm.c10d"),  # made of two of those
+}
 
 TORCH_FREE = ("base", "codec", "flat", "optim", "shm")
 NATIVE = (".cpp", ".cu", ".cuh", ".h", ".inl")

@@ -21,6 +21,7 @@ from gossamer.algorithms import (
 )
 from gossamer.codec import BF16, FP16, Codec, ErrorFeedback, Identity, Int8, MinMaxUInt8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
+from gossamer.comm import Hierarchical
 from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
@@ -45,6 +46,7 @@ __all__ = [
     "ErrorFeedback",
     "GossamerError",
     "GradientAllReduce",
+    "Hierarchical",
     "Identity",
     "Int8",
     "LocalSGD",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gossamer import _C
 from gossamer.codec import Codec, ErrorFeedback, Identity
-from gossamer.comm import Communicator, from_group, is_communicator
+from gossamer.comm import Communicator, Hierarchy, from_group, is_communicator
 from gossamer.errors import CodecError, ConfigError
 
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ def all_reduce(
     scale = _scale(op, comm.size, x.dtype)
     dense = x.detach().contiguous()
     _check_error(codec, x, error)
+    if isinstance(comm, Hierarchy):
+        flat_error = error.view(-1) if error is not None else None
+        _by_hosts(
+            comm, dense.view(-1), codec=codec, deterministic=deterministic, scale=scale, error=flat_error
+        )
+        return x if dense.data_ptr() == x.data_ptr() else x.detach().copy_(dense)
     if codec is None and deterministic and x.dtype.is_floating_point:  # integers add up alike in any order
         codec = Identity()
     if codec is None:
@@ -124,6 +130,36 @@ def all_gather(
         comm.all_gather(gathered, wire).wait()
         codec.decode(gathered, out.view(comm.size, -1))
     return out
+
+
+def _by_hosts(
+    comm: Hierarchy,
+    x: Tensor,
+    *,
+    codec: Codec | None,
+    deterministic: bool,
+    scale: float,
+    error: Tensor | None,
+) -> None:
+    """x [numel], contiguous, in place: exact sums inside hosts, the codec between them. See comm/hierarchical.py."""
+    unit = comm.carriers * (codec.block if codec is not None else 1)
+    wide = error.dtype if error is not None else x.dtype
+    padded = x.new_zeros(-(-x.numel() // unit) * unit, dtype=wide)
+    padded[: x.numel()].copy_(x)
+    if scale != 1.0:
+        padded.mul_(scale)  # before the sum inside the host: float16 does not overflow
+    shard = comm.sum_of_host(padded)
+    if comm.inter is not None:
+        own = None
+        if error is not None:
+            whole = error.new_zeros(padded.numel())
+            whole[: x.numel()].copy_(error)
+            own = whole.view(comm.carriers, -1)[comm.intra.rank]
+        all_reduce(shard, codec=codec, deterministic=deterministic, error=own, group=comm.inter)
+        if error is not None:
+            error.copy_(whole[: x.numel()])
+    comm.spread_in_host(shard, padded)
+    x.copy_(padded[: x.numel()])
 
 
 def _two_shot(comm: Communicator, codec: Codec, x: Tensor, scale: float, error: Tensor | None) -> None:

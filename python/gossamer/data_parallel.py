@@ -12,7 +12,7 @@ from torch import nn
 
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
-from gossamer.comm import Communicator, is_communicator, private
+from gossamer.comm import Communicator, Hierarchical, hierarchy, is_communicator, private
 from gossamer.engine import Engine
 from gossamer.errors import ConfigError
 
@@ -32,8 +32,9 @@ class DataParallel(nn.Module):
         optimizer: the optimizer of its parameters, or several; a step is over when each has stepped. Needed by the
             algorithms that count steps or send weights.
         algorithm: an Algorithm, or its name.
-        process_group: a process group, a communicator, or None for the default group. A process group lends its
-            ranks, its kind of backend and its timeout: the model gets connections of its own, so all must wrap.
+        process_group: a process group, a communicator, or None for the default group; or Hierarchical(group), where
+            only the way between hosts is to be compressed. A process group lends its ranks, its kind of backend and
+            its timeout: the model gets connections of its own, so all must wrap.
         bucket_bytes: bytes of gradients that travel together; the first bucket holds `first_bucket_bytes`.
             Defaults come from gossamer.config.
         broadcast: copy parameters and buffers (frozen ones too) from rank 0. False where ranks differ on purpose.
@@ -50,7 +51,7 @@ class DataParallel(nn.Module):
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         algorithm: str | Algorithm = "gradient_allreduce",
-        process_group: "ProcessGroup | Communicator | None" = None,
+        process_group: "ProcessGroup | Communicator | Hierarchical | None" = None,
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = None,
         broadcast: bool = True,
@@ -74,12 +75,14 @@ class DataParallel(nn.Module):
                 f"DataParallel: {self.algorithm!r} counts optimizer steps; give the optimizer as second argument"
             )
         self.algorithm.use_optimizers(optimizers)
-        comm, control = _communicators(module, process_group)
+        hosts = process_group if isinstance(process_group, Hierarchical) else None
+        comm, control = _communicators(module, hosts.group if hosts else process_group)  # type: ignore[arg-type]
         self.engine = Engine(
             module,
             self.algorithm,
             comm=comm,
             control=control,
+            group=hierarchy(comm, hosts.hosts) if hosts else comm,
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first,
             broadcast=broadcast,

@@ -2,13 +2,18 @@
 
 from gossamer.comm.backend import register as register_backend
 from gossamer.comm.base import Communicator, Work
-from gossamer.comm.c10d import from_backend, from_group, is_communicator, private, split
+from gossamer.comm.c10d import from_backend, from_group, private, split
+from gossamer.comm.hierarchical import Hierarchical, Hierarchy, duplicate, hierarchy, is_communicator
 
 __all__ = [
     "Communicator",
+    "Hierarchical",
+    "Hierarchy",
     "Work",
+    "duplicate",
     "from_backend",
     "from_group",
+    "hierarchy",
     "is_communicator",
     "private",
     "register_backend",

@@ -27,7 +27,10 @@ class Communicator(Protocol):
     rank: int
     size: int
     device: torch.device
-    bytes_sent: int
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes that this rank has handed to other ranks."""
 
     def all_reduce(self, x: Tensor) -> Work:
         """Sums x over the ranks, in place."""

@@ -38,11 +38,6 @@ _private_counts: "WeakKeyDictionary[ProcessGroup, int]" = WeakKeyDictionary()
 _communicators: "WeakKeyDictionary[ProcessGroup, dict[str, Communicator]]" = WeakKeyDictionary()
 
 
-def is_communicator(group: object) -> bool:
-    """True for a communicator, false for a process group or None."""
-    return isinstance(group, _C.Communicator)
-
-
 def from_backend(
     backend: Any, *, device: torch.device | str = "cpu", store: Any = None, name: str = "backend"
 ) -> Communicator:
@@ -74,11 +69,7 @@ def split(comm: Communicator, ranks: Sequence[int]) -> Communicator | None:
         raise ConfigError(
             f"comm.split: ranks must be different ones of 0 to {comm.size - 1}, got {list(ranks)}"
         )
-    origin = _origins.get(comm)
-    if origin is None:
-        raise ConfigError(
-            "comm.split: this communicator was made without a store; give from_backend(store=...)"
-        )
+    origin = _origin_of(comm)
     origin.splits += 1
     if comm.rank not in ranks:
         return None
@@ -86,6 +77,23 @@ def split(comm: Communicator, ranks: Sequence[int]) -> Communicator | None:
     store = dist.PrefixStore(name, origin.store)
     backend = _backend(origin.kind, store, ranks.index(comm.rank), len(ranks), origin.timeout)
     return from_backend(backend, device=comm.device, store=store, name=name)
+
+
+def hosts_of(comm: Communicator) -> list[list[int]]:
+    """The ranks of each host: those that can map each other's memory, which they find out by trying. Collective."""
+    origin = _origin_of(comm)
+    origin.splits += 1
+    meeting = dist.PrefixStore(f"{origin.name}/hosts{origin.splits}", origin.store)
+    return _C.GossamerBackend(meeting, comm.rank, comm.size, origin.timeout).hosts
+
+
+def _origin_of(comm: Communicator) -> _Origin:
+    origin = _origins.get(comm)
+    if origin is None:
+        raise ConfigError(
+            "comm.split: this communicator was made without a store; give from_backend(store=...)"
+        )
+    return origin
 
 
 def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu") -> Communicator:

@@ -6,7 +6,7 @@ For algorithms whose messages take longer than a step. Made in an algorithm's se
 from collections.abc import Callable
 
 from gossamer import _C
-from gossamer.comm import Communicator, split
+from gossamer.comm import Communicator, duplicate
 from gossamer.engine.worker import with_context
 
 
@@ -18,9 +18,7 @@ class Background:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        own = split(comm, range(comm.size))
-        assert own is not None
-        self.comm: Communicator = own
+        self.comm = duplicate(comm)
         self._executor = _C.Executor(comm.device)
 
     def submit(self, task: Callable[[], object], what: str) -> None:

@@ -38,6 +38,7 @@ class Engine:
         algorithm: what is done with a bucket of gradients.
         comm: the group, for tensors on the model's device.
         control: the same ranks for CPU tensors; `comm` itself where the model is on the CPU.
+        group: what the algorithm communicates through: `comm`, or a Hierarchy of it.
         bucket_bytes, first_bucket_bytes: see plan_buckets.
         broadcast: copy parameters and buffers from rank 0 now.
 
@@ -53,6 +54,7 @@ class Engine:
         *,
         comm: Communicator,
         control: Communicator,
+        group: Communicator | None = None,
         bucket_bytes: int,
         first_bucket_bytes: int,
         broadcast: bool = True,
@@ -61,6 +63,7 @@ class Engine:
         self._names, self._params = list(named), list(named.values())
         trainable = [i for i, param in enumerate(self._params) if param.requires_grad]
         self._comm, self._control, self.algorithm = comm, control, algorithm
+        self._group = group if group is not None else comm
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
         self._steps = StepCounter(algorithm, self._count_step)
         refusal = refusal_of(module, comm, [(other._comm, other._params) for other in _open_engines])
@@ -160,7 +163,7 @@ class Engine:
     def bytes_sent(self) -> int:
         """Payload bytes this rank has handed to other ranks for this model since it was wrapped."""
         control = self._control.bytes_sent if self._control is not self._comm else 0
-        return self._comm.bytes_sent + control + self.algorithm.bytes_sent
+        return self._group.bytes_sent + control + self.algorithm.bytes_sent
 
     @property
     def backward_count(self) -> int:
@@ -226,7 +229,7 @@ class Engine:
         for indices in plan:
             self._append(indices)
         restore_fields(self.buckets, kept)
-        self.algorithm.setup(self._comm, self.buckets)
+        self.algorithm.setup(self._group, self.buckets)
         _log.info("rank %d: %d parameters in %s", self._comm.rank, len(self._params), self.buckets)
 
     def _plan(self, order: list[int]) -> list[list[int]]:
@@ -239,7 +242,7 @@ class Engine:
 
     def _append(self, indices: list[int]) -> None:
         params, names = [self._params[i] for i in indices], [self._names[i] for i in indices]
-        block, alignment = self.algorithm.block(), self.algorithm.alignment(self._comm)
+        block, alignment = self.algorithm.block(), self.algorithm.alignment(self._group)
         bucket = _C.Bucket(len(self.buckets), indices, params, names, block, alignment)
         for field in self.algorithm.fields:
             bucket.add_field(field, self._comm)
@@ -249,7 +252,7 @@ class Engine:
         self._native.append_bucket(bucket, self._work_of(bucket))
 
     def _work_of(self, bucket: Any) -> Any:
-        work = self.algorithm.native_work(bucket)
+        work = self.algorithm.native_work(bucket) if self._group is self._comm else None
         if work is None and "grad" in self.algorithm.fields:
             work = _C.PythonWork(bucket_ready_of(self.algorithm, self._comm))
         return work if work is not None else _C.AgreeOnFinite() if self.algorithm.lockstep else _C.NoWork()
@@ -261,7 +264,7 @@ class Engine:
         require_equal(self._control, lines, "the set of parameters that became trainable")
         for indices in self._plan(late[::-1]):
             self._append(indices)
-        self.algorithm.setup(self._comm, self.buckets)
+        self.algorithm.setup(self._group, self.buckets)
 
     def _broadcast(self, tensors: list[Tensor]) -> None:
         for comm, on_device in self._by_communicator(tensors):
