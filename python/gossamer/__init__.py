@@ -19,7 +19,7 @@ from gossamer.algorithms import (
     QAdam,
     QAdamOptimizer,
 )
-from gossamer.codec import BF16, FP16, Codec, ErrorFeedback, Identity, Int8, MinMaxUInt8
+from gossamer.codec import BF16, FP16, Adaptive, Codec, ErrorFeedback, Identity, Int8, MinMaxUInt8, TopK
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.comm import Hierarchical
 from gossamer.comm import register_backend as _register_backend
@@ -34,6 +34,7 @@ _register_backend()  # "gossamer" is a backend of torch.distributed from here on
 __all__ = [
     "BF16",
     "FP16",
+    "Adaptive",
     "Algorithm",
     "AsyncModelAverage",
     "ByteGrad",
@@ -55,6 +56,7 @@ __all__ = [
     "PowerSGD",
     "QAdam",
     "QAdamOptimizer",
+    "TopK",
     "all_gather",
     "all_reduce",
     "init",

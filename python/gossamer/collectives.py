@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.codec import Codec, ErrorFeedback, Identity
+from gossamer.codec import Codec, ErrorFeedback, Identity, accumulate_dtype
 from gossamer.comm import Communicator, Hierarchy, from_group, is_communicator
 from gossamer.errors import CodecError, ConfigError
 
@@ -199,8 +199,7 @@ def _summed_chunk(comm: Communicator, codec: Codec, wire: Tensor, rows: Tensor, 
     """scale * the sum over ranks of row `rank`, in rank order, as float32 or float64 [row_numel]."""
     received = torch.empty_like(wire)
     comm.all_to_all(received, wire).wait()
-    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    total = torch.zeros(rows.size(1), dtype=wide, device=rows.device)
+    total = torch.zeros(rows.size(1), dtype=accumulate_dtype(rows.dtype), device=rows.device)
     return codec.decode_add(received, total, rows.dtype).mul_(scale)
 
 
@@ -222,7 +221,7 @@ def _check_error(codec: Codec | None, x: Tensor, error: Tensor | None) -> None:
                 f"all_reduce: error is for a codec with error feedback, got it with codec={codec!r}"
             )
         return
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = accumulate_dtype(x.dtype)
     if error is None:
         raise ConfigError(
             f"all_reduce: {codec!r} needs error, zeros of x's shape that are kept from call to call"

@@ -5,7 +5,7 @@ right thread, in the same order on every rank. See docs/adding-an-algorithm.md.
 """
 
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -76,6 +76,10 @@ class Algorithm(ABC):
     def alignment(self, comm: Communicator) -> int:
         """Bucket sizes are padded to a multiple of this many elements."""
         return 1
+
+    def group_of(self, name: str, param: torch.Tensor) -> Hashable:
+        """Parameters of different groups never share a bucket."""
+        return None
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         """Called at wrap, and again whenever the plan changes; `buckets` is then the new plan.

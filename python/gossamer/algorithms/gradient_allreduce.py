@@ -10,7 +10,7 @@ import torch
 
 from gossamer import _C
 from gossamer.algorithms.base import Algorithm
-from gossamer.codec import Codec, ErrorFeedback, Identity
+from gossamer.codec import Adaptive, Codec, ErrorFeedback, Identity, accumulate_dtype
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
@@ -24,15 +24,20 @@ class GradientAllReduce(Algorithm):
             bucket sizes nor on the backend. The bytes of a ring, in two hops.
         average: the mean, or the sum. With the sum, accumulate under no_sync(): a second synchronised backward
             would add up what has been summed already.
-        codec: what travels; a codec's sums are in rank order too. None sends the gradient's own dtype.
+        codec: what travels; a codec's sums are in rank order too. None sends the gradient's own dtype. An Adaptive
+            chooses by parameter.
     """
 
     name = "gradient_allreduce"
     state_fields = ("error",)
 
-    def __init__(self, deterministic: bool = False, average: bool = True, codec: Codec | None = None) -> None:
-        if codec is not None and not isinstance(codec, Codec):
-            raise ConfigError(f"{type(self).__name__}: codec must be a Codec or None, got {codec!r}")
+    def __init__(
+        self, deterministic: bool = False, average: bool = True, codec: Codec | Adaptive | None = None
+    ) -> None:
+        if codec is not None and not isinstance(codec, (Codec, Adaptive)):
+            raise ConfigError(
+                f"{type(self).__name__}: codec must be a Codec, an Adaptive or None, got {codec!r}"
+            )
         self.deterministic, self.average = deterministic, average
         self.codec = codec if codec is not None or not deterministic else Identity()
         self._comm: Communicator | None = None
@@ -45,26 +50,38 @@ class GradientAllReduce(Algorithm):
         """Whole blocks for every rank's chunk; 8 elements, a whole wire row, where there are no blocks."""
         return comm.size * max(self.block(), 8)
 
+    def group_of(self, name: str, param: torch.Tensor) -> Codec | None:
+        return self._choose(name, param)
+
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm = comm
         for bucket in buckets:
-            if isinstance(self.codec, ErrorFeedback):
-                bucket.add_field(
-                    "error", dtype=torch.float64 if bucket.dtype == torch.float64 else torch.float32
-                )
+            if isinstance(self._codec_of(bucket), ErrorFeedback):
+                bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
 
     def native_work(self, bucket: Any) -> "_C.BucketWork | None":
-        if self.codec is None:
+        codec = self._codec_of(bucket)
+        if codec is None:
             return _C.NativeAllReduce(self.average)
-        if self.codec.native is not None:
-            return _C.CodecAllReduce(self.codec.native, self.average)
+        if codec.native is not None:
+            return _C.CodecAllReduce(codec.native, self.average)
         return None
 
     def bucket_ready(self, bucket: Any) -> None:
+        codec = self._codec_of(bucket)
         all_reduce(
             bucket.flat(),
-            codec=self.codec,
+            codec=codec,
             op="mean" if self.average else "sum",
-            error=bucket.flat("error") if isinstance(self.codec, ErrorFeedback) else None,
+            error=bucket.flat("error") if isinstance(codec, ErrorFeedback) else None,
             group=self._comm,
         )
+
+    def _choose(self, name: str, param: torch.Tensor) -> Codec | None:
+        if not isinstance(self.codec, Adaptive):
+            return self.codec
+        exact = Identity() if self.deterministic else None
+        return self.codec.choose(name, param) or exact
+
+    def _codec_of(self, bucket: Any) -> Codec | None:
+        return self._choose(bucket.names[0], bucket.params[0])

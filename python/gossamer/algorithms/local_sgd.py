@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.base import Algorithm
-from gossamer.codec import Codec, ErrorFeedback
+from gossamer.codec import Codec, ErrorFeedback, accumulate_dtype
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Background
@@ -102,9 +102,7 @@ class LocalSGD(Algorithm):
                 )  # equal, whatever the ranks began with
             bucket.add_field("change")
             if isinstance(self.codec, ErrorFeedback):
-                bucket.add_field(
-                    "error", dtype=torch.float64 if bucket.dtype == torch.float64 else torch.float32
-                )
+                bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
             if self.outer_optimizer is not None:
                 self._outer[bucket.index] = self.outer_optimizer([bucket.flat("anchor")])
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.base import Algorithm
+from gossamer.codec import accumulate_dtype
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
 
@@ -56,7 +57,7 @@ class PowerSGD(Algorithm):
                         bucket.names[position], _start(bucket, position, shape[1], columns)
                     )
             self._groups[bucket.index] = list(groups.values())
-            bucket.add_field("error", dtype=_wide(bucket.dtype))
+            bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
 
     def bucket_ready(self, bucket: Any) -> None:
         if self._comm.size == 1:
@@ -85,7 +86,7 @@ class PowerSGD(Algorithm):
         """Their mean over the ranks, in place, by one all-reduce in float32 (float64)."""
         if not tensors:
             return
-        flat = torch.cat([tensor.reshape(-1).to(_wide(tensor.dtype)) for tensor in tensors])
+        flat = torch.cat([tensor.reshape(-1).to(accumulate_dtype(tensor.dtype)) for tensor in tensors])
         flat.mul_(1.0 / self._comm.size)
         self._comm.all_reduce(flat).wait()
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
@@ -135,15 +136,11 @@ class _Group:
 
     def _stack(self, views: list[Tensor]) -> Tensor:
         matrices = [views[position].reshape(self.shape) for position in self.positions]
-        return torch.stack([matrix.to(_wide(matrix.dtype)) for matrix in matrices])
+        return torch.stack([matrix.to(accumulate_dtype(matrix.dtype)) for matrix in matrices])
 
 
 def _start(bucket: Any, position: int, columns: int, rank: int) -> Tensor:
     """The first Q of a parameter: the same on every rank and in every run."""
     generator = torch.Generator().manual_seed(zlib.crc32(bucket.names[position].encode()))
-    start = torch.randn(columns, rank, generator=generator, dtype=_wide(bucket.dtype))
+    start = torch.randn(columns, rank, generator=generator, dtype=accumulate_dtype(bucket.dtype))
     return start.to(bucket.device)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

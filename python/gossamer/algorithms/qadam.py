@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.base import Algorithm
-from gossamer.codec import Codec, ErrorFeedback, Int8
+from gossamer.codec import Codec, ErrorFeedback, Int8, accumulate_dtype
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import agree_on_finite
@@ -144,9 +144,7 @@ class QAdam(Algorithm):
                     raise ConfigError(f"{type(self).__name__}: parameter '{name}' is not in the optimizer")
             bucket.add_field("momentum")
             if isinstance(self.codec, ErrorFeedback):
-                bucket.add_field(
-                    "error", dtype=torch.float64 if bucket.dtype == torch.float64 else torch.float32
-                )
+                bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
 
     def bucket_ready(self, bucket: Any) -> None:
         if self._step < self.warmup_steps:

@@ -84,6 +84,11 @@ class NativeCodec(Codec):
         return acc
 
 
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums of such tensors are taken in: float64 for float64, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def check_block(name: str, block: int, multiple: int) -> int:
     """Returns `block` if it is a positive multiple of `multiple`; else raises CodecError."""
     if not isinstance(block, int) or block <= 0 or block % multiple:

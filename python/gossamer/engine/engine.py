@@ -238,6 +238,7 @@ class Engine:
             order,
             bucket_bytes=self._bucket_bytes,
             first_bucket_bytes=self._first_bucket_bytes,
+            group_of=lambda index: self.algorithm.group_of(self._names[index], self._params[index]),
         )
 
     def _append(self, indices: list[int]) -> None:

@@ -3,33 +3,39 @@
 No memory and no hooks here; engine.py turns the plan into native buckets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from torch import Tensor
 
 
 def plan_buckets(
-    params: Sequence[Tensor], order: Sequence[int], *, bucket_bytes: int, first_bucket_bytes: int
+    params: Sequence[Tensor],
+    order: Sequence[int],
+    *,
+    bucket_bytes: int,
+    first_bucket_bytes: int,
+    group_of: Callable[[int], Hashable] = lambda index: None,
 ) -> list[list[int]]:
     """Groups the parameters named by `order` into buckets, in the order in which they will be complete.
 
-    A bucket holds one dtype on one device, and closes once it holds `bucket_bytes` (the first one
+    A bucket holds one dtype on one device and one group, and closes once it holds `bucket_bytes` (the first one
     `first_bucket_bytes`, so that communication starts early). Buckets are sorted by their last parameter.
 
     Args:
         params: all parameters of the model.
+        group_of: the group of a parameter, by its index.
         order: indices into `params`, in the order in which gradients are expected.
 
     Returns:
         Lists of indices into `params`.
     """
     limit = first_bucket_bytes
-    open_buckets: dict[tuple[object, object], list[int]] = {}
-    open_bytes: dict[tuple[object, object], int] = {}
+    open_buckets: dict[Hashable, list[int]] = {}
+    open_bytes: dict[Hashable, int] = {}
     closed: list[list[int]] = []
     for index in order:
         param = params[index]
-        key = (param.dtype, param.device)
+        key = (param.dtype, param.device, group_of(index))
         open_buckets.setdefault(key, []).append(index)
         open_bytes[key] = open_bytes.get(key, 0) + param.numel() * param.element_size()
         if open_bytes[key] >= limit:

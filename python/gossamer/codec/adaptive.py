@@ -1,0 +1,62 @@
+"""Adaptive: a codec for each parameter, by its name and size. Not a codec itself: algorithms ask it to choose."""
+
+import fnmatch
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from gossamer.codec.base import Codec
+from gossamer.errors import CodecError
+
+_PROBE = 1 << 16  # elements, to tell how many bits a codec takes
+
+
+class Adaptive:
+    """`codec` for the parameters that no rule names; parameters of different codecs never share a bucket.
+
+    Below 8 bits an element, parameters of one dimension or fewer than `tiny` elements travel exactly by default:
+    biases and norms are few, and rounding hurts them most.
+
+    Args:
+        codec: for all parameters that no rule matches.
+        rules: what to match -> codec, or None to send exactly. A string is a pattern of parameter names ("head.*"); a
+            number n matches parameters of fewer than n elements. The first rule that matches holds.
+        tiny: elements; 0 to send even the tiny and one-dimensional ones through a codec of few bits.
+
+    Raises:
+        CodecError: a rule or codec of another type.
+    """
+
+    def __init__(
+        self, codec: Codec, rules: Mapping[str | int, Codec | None] | None = None, *, tiny: int = 1024
+    ) -> None:
+        self.codec, self.rules, self.tiny = codec, dict(rules or {}), tiny
+        for matcher, choice in {"": codec, **self.rules}.items():
+            if not isinstance(matcher, (str, int)) or isinstance(matcher, bool):
+                raise CodecError(
+                    f"Adaptive: a rule must match a name pattern or a number of elements, got {matcher!r}"
+                )
+            if not (isinstance(choice, Codec) or (choice is None and choice is not codec)):
+                raise CodecError(
+                    f"Adaptive: a rule must give a Codec or None, got {choice!r} for {matcher!r}"
+                )
+
+    def __repr__(self) -> str:
+        return f"Adaptive({self.codec!r}, {self.rules!r}, tiny={self.tiny})"
+
+    def choose(self, name: str, param: Tensor) -> Codec | None:
+        """The codec of a parameter; None: exactly."""
+        for matcher, codec in self.rules.items():
+            if fnmatch.fnmatchcase(name, matcher) if isinstance(matcher, str) else param.numel() < matcher:
+                return codec
+        few_bits = self.codec.wire_bytes(_PROBE) < _PROBE
+        if few_bits and self.tiny and (param.dim() < 2 or param.numel() < self.tiny):
+            return None
+        return self.codec
+
+    @property
+    def block(self) -> int:
+        """A multiple of every codec's block."""
+        codecs = [self.codec, *(codec for codec in self.rules.values() if codec is not None)]
+        return math.lcm(*(codec.block for codec in codecs))

@@ -1,0 +1,57 @@
+"""TopK: the few elements of largest magnitude of every row, the others as zero. To be used with error feedback.
+
+Stich, Cordonnier, Jaggi: Sparsified SGD with Memory (2018), arXiv:1809.07599.
+"""
+
+import torch
+from torch import Tensor
+
+from gossamer.codec.base import Codec
+from gossamer.errors import CodecError
+
+
+class TopK(Codec):
+    """A row is k indices (int32), then their values (float32); k is the share `density` of its elements, 1 at least.
+
+    8 k bytes a row. Chosen per row, which is one rank's part of a bucket. What is not chosen is lost, so wrap it:
+    ErrorFeedback(TopK(0.01)). NaN and Inf count as largest, and stay where they are.
+
+    Args:
+        density: share of the elements that travel, above 0 and at most 1.
+
+    Raises:
+        CodecError: for another density, or a row of 2^31 elements or more.
+    """
+
+    def __init__(self, density: float = 0.01) -> None:
+        if not isinstance(density, (int, float)) or not 0 < density <= 1:
+            raise CodecError(f"TopK: density must be above 0 and at most 1, got {density!r}")
+        self.density = float(density)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TopK) and self.density == other.density
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:
+        return 8 * self._count(numel)
+
+    def encode(self, x: Tensor) -> Tensor:
+        rows, numel = x.shape
+        if numel >= 2**31:
+            raise CodecError(f"TopK: a row must have less than 2^31 elements, got {numel}")
+        values = x.float()
+        indices = values.abs().topk(self._count(numel), dim=1, sorted=False).indices
+        parts = indices.to(torch.int32), values.gather(1, indices)
+        return torch.cat([part.view(torch.uint8).view(rows, -1) for part in parts], dim=1)
+
+    def decode(self, wire: Tensor, out: Tensor) -> Tensor:
+        rows, numel = out.shape
+        half = 4 * self._count(numel)
+        indices = wire[:, :half].contiguous().view(torch.int32).view(rows, -1)
+        values = wire[:, half:].contiguous().view(torch.float32).view(rows, -1)
+        return out.zero_().scatter_(1, indices.long(), values.to(out.dtype))
+
+    def _count(self, numel: int) -> int:
+        return min(numel, max(1, round(self.density * numel)))
