@@ -12,7 +12,11 @@ void NativeAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& buc
 }
 
 void CodecAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
-  two_shot::all_reduce(comm, codec_, bucket->flat("grad"), average_ ? 1.0 / comm.size() : 1.0, scratch_);
+  // Any number that differs from bucket to bucket and from step to step.
+  const uint64_t nonce =
+      codec::make_key(0, static_cast<uint64_t>(bucket->step()), 0, static_cast<uint64_t>(bucket->index()));
+  two_shot::all_reduce(comm, codec_, bucket->flat("grad"), average_ ? 1.0 / comm.size() : 1.0, scratch_,
+                       nonce);
 }
 
 PythonCallable::PythonCallable(pybind11::object callable)

@@ -8,7 +8,7 @@
 import torch as _torch  # noqa: F401  (loads the libraries that gossamer._C links against)
 
 from gossamer.algorithms import Algorithm, ByteGrad, GradientAllReduce
-from gossamer.codec import BF16, FP16, Codec, Identity, Int8, MinMaxUInt8
+from gossamer.codec import BF16, FP16, Codec, Identity, Int4, Int8, MinMaxUInt8, OneBit
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
@@ -32,8 +32,10 @@ __all__ = [
     "GossamerError",
     "GradientAllReduce",
     "Identity",
+    "Int4",
     "Int8",
     "MinMaxUInt8",
+    "OneBit",
     "all_gather",
     "all_reduce",
     "init",

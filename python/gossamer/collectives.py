@@ -25,6 +25,7 @@ def all_reduce(
     codec: Codec | None = None,
     op: str = "sum",
     deterministic: bool = False,
+    nonce: int = 0,
     group: "ProcessGroup | Communicator | None" = None,
 ) -> Tensor:
     """Reduces x over the ranks, in place, and returns it.
@@ -35,6 +36,8 @@ def all_reduce(
         op: "sum" or "mean".
         deterministic: without a codec, the two-shot in rank order instead of the group's own all-reduce: the
             bits then depend on nothing but the values and their order by rank.
+        nonce: a number that differs from call to call, the step for example: a stochastic codec then draws other
+            random numbers in each. 0 ... 2^64 - 1, equal on all ranks. Other codecs take no notice.
         group: a process group, a communicator, or None for the default group.
 
     Raises:
@@ -52,7 +55,7 @@ def all_reduce(
             dense.mul_(scale)  # before the sum, as the engine does: float16 does not overflow
         comm.all_reduce(dense).wait()
     elif codec.native is not None:
-        _C.all_reduce(comm, codec.native, dense, scale)
+        _C.all_reduce(comm, codec.native, dense, scale, nonce)
     else:
         _two_shot(comm, codec, dense.view(-1), scale)
     if dense.data_ptr() != x.data_ptr():
@@ -65,13 +68,14 @@ def reduce_scatter(
     *,
     codec: Codec | None = None,
     op: str = "sum",
+    nonce: int = 0,
     group: "ProcessGroup | Communicator | None" = None,
 ) -> Tensor:
     """Returns this rank's part of the sum (or mean) of x over the ranks; x is not changed.
 
     Args:
         x: [size * n, ...]; part j, n rows along the first dimension, belongs to rank j.
-        codec, op, group: as in all_reduce. None as codec sums in rank order, exactly.
+        codec, op, nonce, group: as in all_reduce. None as codec sums in rank order, exactly.
 
     Raises:
         ConfigError: the first dimension is not divisible by the group's size; otherwise as all_reduce.
@@ -89,7 +93,7 @@ def reduce_scatter(
     if codec is None:
         comm.reduce_scatter(out, dense).wait()
     elif codec.native is not None:
-        _C.reduce_scatter(comm, codec.native, out, dense, scale)
+        _C.reduce_scatter(comm, codec.native, out, dense, scale, nonce)
     elif out.numel():
         out.view(-1).copy_(_summed_chunk(comm, codec, dense.view(comm.size, -1), scale))
     return out
@@ -99,12 +103,13 @@ def all_gather(
     x: Tensor,
     *,
     codec: Codec | None = None,
+    nonce: int = 0,
     group: "ProcessGroup | Communicator | None" = None,
 ) -> Tensor:
     """Returns the x of all ranks, one after the other along the first dimension: [size * n, ...].
 
     Every rank's part, the caller's own too, has gone through the codec, so all ranks hold equal bits.
-    x is not changed. Raises as all_reduce does.
+    x is not changed. `codec`, `nonce` and `group` are all_reduce's, and so are the errors.
     """
     comm = _communicator(group, x)
     dense = x.detach().contiguous().view(-1, *x.shape[1:]) if x.dim() else x.detach().view(1)
@@ -112,7 +117,7 @@ def all_gather(
     if codec is None:
         comm.all_gather(out, dense).wait()
     elif codec.native is not None:
-        _C.all_gather(comm, codec.native, out, dense)
+        _C.all_gather(comm, codec.native, out, dense, nonce)
     elif dense.numel():
         wire = _encode(codec, dense.view(1, -1))
         gathered = wire.new_empty((comm.size, wire.size(1)))

@@ -2,7 +2,9 @@
 
 from gossamer.codec.base import Codec, NativeCodec
 from gossamer.codec.cast import BF16, FP16, Identity
+from gossamer.codec.int4 import Int4
 from gossamer.codec.int8 import Int8
 from gossamer.codec.minmax_u8 import MinMaxUInt8
+from gossamer.codec.onebit import OneBit
 
-__all__ = ["BF16", "FP16", "Codec", "Identity", "Int8", "MinMaxUInt8", "NativeCodec"]
+__all__ = ["BF16", "FP16", "Codec", "Identity", "Int4", "Int8", "MinMaxUInt8", "NativeCodec", "OneBit"]
