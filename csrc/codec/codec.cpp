@@ -40,6 +40,12 @@ bool has_row_statistics(const codec::Spec& spec) {
   return false;
 }
 
+bool keeps_zeros(const codec::Spec& spec) {
+  const auto body = [](auto codec) { return decltype(codec)::kKeepsZeros; };
+  switch (spec.kind) { GOSSAMER_CODECS(GOSSAMER_CASE_CODEC) }
+  return true;
+}
+
 }  // namespace gossamer::layout
 
 namespace gossamer::codec {
@@ -87,6 +93,7 @@ uint64_t make_key(uint64_t seed, uint64_t nonce, uint64_t phase, uint64_t rank) 
 }
 
 bool has_row_statistics(const Spec& spec) { return layout::has_row_statistics(spec); }
+bool keeps_zeros(const Spec& spec) { return layout::keeps_zeros(spec); }
 
 const Kernels& kernels() { return *selected().load(std::memory_order_acquire); }
 

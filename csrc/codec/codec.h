@@ -40,6 +40,9 @@ int64_t row_bytes(const Spec& spec, int64_t row_numel);
 // Whether one set of statistics spans a whole row; reduce_encode then needs scratch.
 bool has_row_statistics(const Spec& spec);
 
+// Whether a zero decodes to zero. Where not, padding is no longer zero after a round trip.
+bool keeps_zeros(const Spec& spec);
+
 struct Kernels {
   const char* name;  // "scalar", "avx2", "avx512"
 

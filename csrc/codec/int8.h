@@ -17,6 +17,7 @@ struct Int8 {
   static constexpr int64_t kBlockMultiple = 32;
   static constexpr bool kSummed = false;
   static constexpr bool kStochastic = true;
+  static constexpr bool kKeepsZeros = true;
   static constexpr bool kRoundsFirst = false;
   static constexpr bool kRaw = false;
   static constexpr int64_t kAlign = 16;

@@ -9,6 +9,7 @@
 //   kStatistics        what one set of Params covers: nothing, a block, a row
 //   kBlockMultiple     of which a block must be a multiple, where there are blocks
 //   kStochastic        rounds by random numbers if the call has a key
+//   kKeepsZeros        a zero decodes to zero, whatever else its group holds
 //   kRoundsFirst       values are rounded to T before anything else looks at them
 //   kRaw               codes are the bytes of T: equal types are copied
 //   header_bytes       of one row
@@ -69,6 +70,7 @@ struct Stateless {
   static constexpr int64_t kBlockMultiple = 1;
   static constexpr bool kSummed = false;
   static constexpr bool kStochastic = false;
+  static constexpr bool kKeepsZeros = true;
   static constexpr bool kRoundsFirst = false;
   static constexpr int64_t kAlign = 16;
   static constexpr int64_t kEntryBytes = 0;

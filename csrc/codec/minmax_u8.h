@@ -18,6 +18,7 @@ struct MinMaxU8 {
   static constexpr int64_t kBlockMultiple = 1;
   static constexpr bool kSummed = false;
   static constexpr bool kStochastic = false;
+  static constexpr bool kKeepsZeros = true;
   static constexpr bool kRoundsFirst = true;
   static constexpr bool kRaw = false;
   static constexpr int64_t kAlign = 32;

@@ -18,6 +18,7 @@ struct OneBit {
   static constexpr int64_t kBlockMultiple = kPartialSums;
   static constexpr bool kSummed = true;
   static constexpr bool kStochastic = false;
+  static constexpr bool kKeepsZeros = false;
   static constexpr bool kRoundsFirst = false;
   static constexpr bool kRaw = false;
   static constexpr int64_t kAlign = 16;

@@ -120,6 +120,18 @@ void Bucket::copy_in(const std::vector<size_t>& positions, double scale) {
       .gather(dtype, segments.data(), static_cast<int64_t>(segments.size()), grad_.data_ptr(), scale);
 }
 
+void Bucket::clear_padding() {
+  std::vector<flat::Segment> segments;
+  for (size_t i = 0; i < views_.size(); ++i) {
+    const int64_t begin = offsets_[i] + views_[i].numel();
+    const int64_t end = i + 1 < views_.size() ? offsets_[i + 1] : numel_;
+    if (begin < end) segments.push_back({nullptr, begin, end - begin});
+  }
+  const auto dtype = to_dtype(grad_.scalar_type(), "Bucket.clear_padding");
+  device_kernels(grad_.device().type())
+      .gather(dtype, segments.data(), static_cast<int64_t>(segments.size()), grad_.data_ptr(), 1.0);
+}
+
 std::string Bucket::describe() const {
   std::ostringstream text;
   text << "bucket " << index_ << " (grad, " << readable_bytes(bytes()) << ")";

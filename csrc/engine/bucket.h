@@ -40,6 +40,9 @@ class Bucket {
   // A parameter without a gradient contributes zeros and stays without one.
   void gather(double scale);
 
+  // Zeroes what lies between the views. Needed only after something has written there.
+  void clear_padding();
+
   std::string describe() const;  // "bucket 2 (grad, 6.3 MB)"
 
  private:
