@@ -36,27 +36,29 @@ struct Layout {
         header_bytes(Codec::header_bytes(row_numel, spec.block)),
         row_bytes(codec::row_bytes(spec, row_numel)) {}
 
-  // The row's code i, the first of its byte.
+  // Where code i lies, the first of its byte.
   template <class Byte>
-  Byte* codes(Byte* row, int64_t i) const {
-    return row + header_bytes + code_bytes<Codec>(i);
+  auto codes(Byte* row, int64_t i) const {
+    using Code = std::conditional_t<std::is_const_v<Byte>, const typename Codec::Code, typename Codec::Code>;
+    return reinterpret_cast<Code*>(row + header_bytes + code_bytes<Codec>(i));
   }
 };
 
+// Code i, or a lane of codes from it, counted from `codes`, the first of its byte.
 template <class Codec, class Lane>
-HD auto load_codes(const uint8_t* codes, int64_t i) {
+HD auto load_codes(const typename Codec::Code* codes, int64_t i) {
   if constexpr (Codec::kCodeBits < 8)
     return Lane::template load_packed<Codec::kCodeBits>(codes, i);
   else
-    return Lane::load(reinterpret_cast<const typename Codec::Code*>(codes) + i);
+    return Lane::load(codes + i);
 }
 
 template <class Codec, class Lane, class Value>
-HD void store_codes(uint8_t* codes, int64_t i, Value x) {
+HD void store_codes(typename Codec::Code* codes, int64_t i, Value x) {
   if constexpr (Codec::kCodeBits < 8)
     Lane::template store_packed<Codec::kCodeBits>(codes, i, x);
   else
-    Lane::store(reinterpret_cast<typename Codec::Code*>(codes) + i, x);
+    Lane::store(codes + i, x);
 }
 
 template <class Codec, class Lane, class Source>
@@ -109,7 +111,7 @@ typename Codec::Params params_of(const Source* x, int64_t count, const Noise& no
 // Elements from `begin` of a row, by their random numbers or, without noise, to nearest.
 template <class Codec, bool kNoise, class Source>
 void quantise(typename Codec::Params params, const Source* x, int64_t begin, int64_t count,
-              const Noise& noise, uint8_t* codes) {
+              const Noise& noise, typename Codec::Code* codes) {
   using Lane = LaneOf<Codec>;
   using Tail = typename Lane::Tail;
   const auto put = [&](auto lane, int64_t i) {
@@ -131,7 +133,7 @@ void quantise(typename Codec::Params params, const Source* x, int64_t begin, int
 template <class Codec, class Source>
 void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, int64_t count,
                   const Noise& noise, uint8_t* row) {
-  uint8_t* codes = layout.codes(row, begin);
+  auto* codes = layout.codes(row, begin);
   if constexpr (Codec::kRaw && std::is_same_v<Source, typename Codec::Tensor>) {
     memcpy(codes, x, count * sizeof(*x));
   } else if constexpr (Codec::kStatistics == Statistics::none) {
@@ -140,7 +142,7 @@ void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, i
     for (int64_t done = 0; done < count; done += layout.group) {
       const int64_t n = count - done < layout.group ? count - done : layout.group;
       const auto params = params_of<Codec>(x + done, n, noise);
-      uint8_t* group_codes = codes + code_bytes<Codec>(done);
+      auto* group_codes = layout.codes(row, begin + done);
       Codec::write(params, row, (begin + done) / layout.group);
       if (Codec::is_blank(params))
         memset(group_codes, 0, code_bytes<Codec>(n));
@@ -156,12 +158,12 @@ void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, i
 template <class Codec>
 void clear_unused(const Layout<Codec>& layout, int64_t valid, uint8_t* row) {
   memset(row, 0, layout.header_bytes);
-  uint8_t* end = layout.codes(row, valid);
+  uint8_t* end = row + layout.header_bytes + code_bytes<Codec>(valid);
   memset(end, 0, row + layout.row_bytes - end);
 }
 
 template <class Codec, bool kAdd, class Out>
-void dequantise(typename Codec::Params params, const uint8_t* codes, int64_t count, Out* out) {
+void dequantise(typename Codec::Params params, const typename Codec::Code* codes, int64_t count, Out* out) {
   using Lane = LaneOf<Codec>;
   using Tail = typename Lane::Tail;
   const auto put = [&](auto lane, int64_t i) {
@@ -180,15 +182,14 @@ void dequantise(typename Codec::Params params, const uint8_t* codes, int64_t cou
 // Elements [begin, begin + count) of one row into out[0, count), stored or added.
 template <class Codec, bool kAdd, class Out>
 void decode_range(const Layout<Codec>& layout, const uint8_t* row, int64_t begin, int64_t count, Out* out) {
-  const uint8_t* codes = layout.codes(row, begin);
   if constexpr (Codec::kRaw && !kAdd) {
-    memcpy(out, codes, count * sizeof(*out));
+    memcpy(out, layout.codes(row, begin), count * sizeof(*out));
   } else {
     int64_t group = begin / layout.group;
     for (int64_t done = 0; done < count; ++group) {
       const int64_t end = (group + 1) * layout.group - begin;
       const int64_t n = (end < count ? end : count) - done;
-      dequantise<Codec, kAdd>(Codec::read(row, group), codes + code_bytes<Codec>(done), n, out + done);
+      dequantise<Codec, kAdd>(Codec::read(row, group), layout.codes(row, begin + done), n, out + done);
       done += n;
     }
   }
