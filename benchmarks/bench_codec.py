@@ -15,6 +15,7 @@ from harness import arguments, interleaved, paired, report
 
 import gossamer as gs
 from gossamer import _ops
+from gossamer.codec import NativeCodec
 
 NUMEL = 1 << 18
 GPU_NUMEL = 1 << 26
@@ -28,13 +29,13 @@ PAIRS = (  # ours and torch's
 )
 
 
-def bodies_of(codec: gs.Codec, x: torch.Tensor) -> dict[str, Callable[[], object]]:
+def bodies_of(codec: NativeCodec, x: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Our operations and torch's, by the names in PAIRS. x: [1, numel]."""
-    kind, block = _ops.KINDS[codec.kind], codec.block
-    wire = _ops.encode(x, kind, block)
+    kind, block, key = _ops.KINDS[codec.kind], codec.block, codec.native.key
+    wire = _ops.encode(x, kind, block, key)
     acc, out = torch.zeros_like(x[0]), torch.empty_like(x)
     ours: dict[str, Callable[[], object]] = {
-        "encode": lambda: _ops.encode(x, kind, block),
+        "encode": lambda: _ops.encode(x, kind, block, key),
         "decode_add": lambda: _ops.decode_add(wire, kind, block, x.dtype, acc),
         "decode": lambda: _ops.decode(wire, kind, block, out),
     }
@@ -70,7 +71,7 @@ def repeated(body: Callable[[], object], calls: int, done: Callable[[], object])
     return run
 
 
-def bench(codec: gs.Codec, where: str, *, gpu: bool, quick: bool) -> None:
+def bench(codec: NativeCodec, where: str, *, gpu: bool, quick: bool) -> None:
     numel = GPU_NUMEL if gpu else NUMEL
     x = torch.randn(1, numel, device="cuda" if gpu else "cpu")
     calls = 2 if quick else 40
@@ -82,9 +83,10 @@ def bench(codec: gs.Codec, where: str, *, gpu: bool, quick: bool) -> None:
         if gpu and torch_name == TORCH_FULL:
             continue
         peer = "torch copy_" if gpu else torch_name
-        judged = isinstance(codec, gs.Int8) and where == "avx2"
+        judged = codec == gs.Int8() and where == "avx2"
+        rounding = ", stochastic" if codec.stochastic else ""
         report(
-            f"{type(codec).__name__} {name}, {where}, {numel * 4 >> 20} MiB of float32",
+            f"{type(codec).__name__} {name}{rounding}, {where}, {numel * 4 >> 20} MiB of float32",
             statistics.median(speeds[name]),
             "GB/s",
             baseline=(peer, statistics.median(speeds[peer])),
@@ -100,7 +102,7 @@ def main() -> None:
     torch.manual_seed(0)
     warnings.filterwarnings("ignore", message="torch.quantize_per_tensor", category=UserWarning)
     if options.gpu:
-        for codec in (gs.Int8(), gs.MinMaxUInt8(), gs.BF16(), gs.FP16()):
+        for codec in (gs.Int8(), gs.Int4(), gs.OneBit(), gs.MinMaxUInt8(), gs.BF16(), gs.FP16()):
             bench(codec, torch.cuda.get_device_name(), gpu=True, quick=options.quick)
         return
     default = gs._C.instruction_set()
@@ -109,7 +111,14 @@ def main() -> None:
             continue  # this processor lacks it
         bench(gs.Int8(), instruction_set, gpu=False, quick=options.quick)
     gs._C.select_instruction_set(default)
-    bench(gs.MinMaxUInt8(), default, gpu=False, quick=options.quick)
+    for codec in (
+        gs.Int8(stochastic=True),
+        gs.Int4(),
+        gs.Int4(stochastic=True),
+        gs.OneBit(),
+        gs.MinMaxUInt8(),
+    ):
+        bench(codec, default, gpu=False, quick=options.quick)
 
 
 if __name__ == "__main__":

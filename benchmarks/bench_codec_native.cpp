@@ -44,9 +44,10 @@ void report(const char* isa, const char* codec, const char* kernel, int64_t nume
               gigabytes / timing.median_s, 100 * timing.spread_s / timing.median_s);
 }
 
-void bench(const Kernels& kernels, const char* name, Kind kind, int64_t block, int64_t numel) {
+void bench(const Kernels& kernels, const char* name, Kind kind, int64_t block, int64_t numel,
+           uint64_t key = 0) {
   constexpr int64_t kRows = 4;
-  const Spec spec{kind, Dtype::f32, block};
+  const Spec spec{kind, Dtype::f32, block, key};
   const Rows one{1, numel, numel}, all{kRows, numel, kRows * numel};
   const int64_t bytes = row_bytes(spec, numel);
   std::vector<float> x(kRows * numel), out(numel), scratch(numel);
@@ -75,6 +76,11 @@ int main(int argc, char** argv) {
     const Kernels* kernels = kernels_by_name(isa);
     if (kernels == nullptr) continue;
     bench(*kernels, "int8", Kind::int8, 256, numel);
+    bench(*kernels, "int8_stochastic", Kind::int8, 256, numel, 1);
+    bench(*kernels, "int4", Kind::int4, 32, numel);
+    bench(*kernels, "int4_64", Kind::int4, 64, numel);
+    bench(*kernels, "int4_stochastic", Kind::int4, 32, numel, 1);
+    bench(*kernels, "onebit", Kind::onebit, 128, numel);
     bench(*kernels, "minmax_u8", Kind::minmax_u8, 1, numel);
     bench(*kernels, "bf16", Kind::bf16, 1, numel);
     bench(*kernels, "fp16", Kind::fp16, 1, numel);

@@ -64,32 +64,44 @@ void bind_communicator(py::module_& module) {
 
 void bind_collectives(py::module_& module) {
   py::class_<CodecChoice>(module, "CodecChoice")
-      .def(py::init([](int64_t kind, int64_t block) {
-             return CodecChoice{static_cast<codec::Kind>(kind), block};
+      .def(py::init([](int64_t kind, int64_t block, bool stochastic, uint64_t seed) {
+             return CodecChoice{static_cast<codec::Kind>(kind), block, stochastic, seed};
            }),
-           py::arg("kind"), py::arg("block"));
+           py::arg("kind"), py::arg("block"), py::arg("stochastic") = false, py::arg("seed") = 0)
+      // Of an encoding outside of collectives; signed, as torch.ops.gossamer takes it.
+      .def_property_readonly("key", [](const CodecChoice& codec) {
+        return static_cast<int64_t>(codec.key(0, Phase::alone, 0));
+      });
   module.def(
       "all_reduce",
-      [](Communicator& comm, const CodecChoice& codec, const at::Tensor& x, double scale) {
+      [](Communicator& comm, const CodecChoice& codec, const at::Tensor& x, double scale, uint64_t nonce,
+         const std::optional<at::Tensor>& error) {
         Scratch scratch;
-        two_shot::all_reduce(comm, codec, x, scale, scratch);
+        if (error) {
+          two_shot::all_reduce_with_error(comm, codec, x, scale, scratch, nonce, *error);
+        } else {
+          two_shot::all_reduce(comm, codec, x, scale, scratch, nonce);
+        }
       },
-      Release());
+      py::arg("comm"), py::arg("codec"), py::arg("x"), py::arg("scale"), py::arg("nonce") = 0,
+      py::arg("error") = py::none(), Release());
   module.def(
       "reduce_scatter",
       [](Communicator& comm, const CodecChoice& codec, const at::Tensor& out, const at::Tensor& x,
-         double scale) {
+         double scale, uint64_t nonce) {
         Scratch scratch;
-        two_shot::reduce_scatter(comm, codec, out, x, scale, scratch);
+        two_shot::reduce_scatter(comm, codec, out, x, scale, scratch, nonce);
       },
+      py::arg("comm"), py::arg("codec"), py::arg("out"), py::arg("x"), py::arg("scale"), py::arg("nonce") = 0,
       Release());
   module.def(
       "all_gather",
-      [](Communicator& comm, const CodecChoice& codec, const at::Tensor& out, const at::Tensor& x) {
+      [](Communicator& comm, const CodecChoice& codec, const at::Tensor& out, const at::Tensor& x,
+         uint64_t nonce) {
         Scratch scratch;
-        two_shot::all_gather(comm, codec, out, x, scratch);
+        two_shot::all_gather(comm, codec, out, x, scratch, nonce);
       },
-      Release());
+      py::arg("comm"), py::arg("codec"), py::arg("out"), py::arg("x"), py::arg("nonce") = 0, Release());
   module.def("instruction_set", [] { return std::string(codec::kernels().name); });
   module.def("select_instruction_set",
              [](const std::string& name) { return codec::select_kernels(name.c_str()); });

@@ -13,8 +13,11 @@
 namespace gossamer {
 namespace {
 
-codec::Spec spec_of(int64_t kind, int64_t block, at::ScalarType type) {
-  return CodecChoice{static_cast<codec::Kind>(kind), block}.spec(type);
+// `key`: 64 bits of codec::Spec::key, as a signed number, which is what schemas have.
+codec::Spec spec_of(int64_t kind, int64_t block, at::ScalarType type, int64_t key = 0) {
+  auto spec = CodecChoice{static_cast<codec::Kind>(kind), block}.spec(type);
+  spec.key = static_cast<uint64_t>(key);
+  return spec;
 }
 
 void check(bool ok, const char* where, const char* must, const at::Tensor& got) {
@@ -41,9 +44,9 @@ int64_t wire_bytes(int64_t kind, int64_t block, at::ScalarType type, int64_t row
   return codec::row_bytes(spec_of(kind, block, type), row_numel);
 }
 
-at::Tensor encode(const at::Tensor& x, int64_t kind, int64_t block) {
+at::Tensor encode(const at::Tensor& x, int64_t kind, int64_t block, int64_t key) {
   const c10::OptionalDeviceGuard guard(at::device_of(x));
-  const auto spec = spec_of(kind, block, x.scalar_type());
+  const auto spec = spec_of(kind, block, x.scalar_type(), key);
   check(x.dim() == 2 && x.is_contiguous(), "encode", "x must be contiguous [rows, row_numel]", x);
   auto wire = at::empty({x.size(0), codec::row_bytes(spec, x.size(1))}, x.options().dtype(at::kByte));
   device_kernels(x.device().type())
@@ -75,9 +78,9 @@ void decode_add(const at::Tensor& wire, int64_t kind, int64_t block, at::ScalarT
 }
 
 at::Tensor reduce_encode(const at::Tensor& wire, int64_t kind, int64_t block, at::ScalarType type,
-                         int64_t row_numel, double scale) {
+                         int64_t row_numel, double scale, int64_t key) {
   const c10::OptionalDeviceGuard guard(at::device_of(wire));
-  const auto spec = spec_of(kind, block, type);
+  const auto spec = spec_of(kind, block, type, key);
   check_wire("reduce_encode", wire, spec, row_numel);
   auto out = at::empty({1, wire.size(1)}, wire.options());
   auto sum = at::empty({row_numel}, wire.options().dtype(type == at::kDouble ? at::kDouble : at::kFloat));
@@ -91,12 +94,13 @@ at::Tensor reduce_encode(const at::Tensor& wire, int64_t kind, int64_t block, at
 
 TORCH_LIBRARY(gossamer, library) {
   library.def("wire_bytes(int kind, int block, ScalarType dtype, int row_numel) -> int", wire_bytes);
-  library.def("encode(Tensor x, int kind, int block) -> Tensor");
+  library.def("encode(Tensor x, int kind, int block, int key=0) -> Tensor");
   library.def("decode(Tensor wire, int kind, int block, Tensor(a!) out) -> ()");
   library.def("decode_add(Tensor wire, int kind, int block, ScalarType dtype, Tensor(a!) acc) -> ()");
   library.def(
-      "reduce_encode(Tensor wire, int kind, int block, ScalarType dtype, int row_numel, float scale) -> "
-      "Tensor");
+      "reduce_encode(Tensor wire, int kind, int block, ScalarType dtype, int row_numel, float scale, int "
+      "key=0) "
+      "-> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(gossamer, CompositeExplicitAutograd, library) {

@@ -9,9 +9,28 @@ from ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("backend")
 
-CODECS = [None, gs.Identity(), gs.Int8(), gs.Int8(32), gs.MinMaxUInt8(), gs.BF16(), gs.FP16()]
+CODECS = [
+    None,
+    gs.Identity(),
+    gs.Int8(),
+    gs.Int8(32),
+    gs.Int8(stochastic=True),
+    gs.Int4(),
+    gs.Int4(stochastic=True),
+    gs.OneBit(),
+    gs.MinMaxUInt8(),
+    gs.BF16(),
+    gs.FP16(),
+]
 # Largest error of the mean, as a share of the largest magnitude.
-ERROR = {"Int8": 1 / 120, "MinMaxUInt8": 1 / 60, "BF16": 1 / 120, "FP16": 1 / 900}
+ERROR = {
+    "Int8": 1 / 120,
+    "Int4": 1 / 6,
+    "OneBit": 1.0,
+    "MinMaxUInt8": 1 / 60,
+    "BF16": 1 / 120,
+    "FP16": 1 / 900,
+}
 SIZES = [0, 1, 2, 31, 255, 256, 257, 1021, 4099]
 
 

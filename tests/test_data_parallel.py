@@ -227,7 +227,10 @@ def test_an_algorithm_or_codec_of_ones_own_needs_no_repr():
     class Own(gs.GradientAllReduce):
         pass
 
-    assert repr(Own(codec=gs.Int8(64))) == "Own(average=True, codec=Int8(block=64), deterministic=False)"
+    assert (
+        repr(Own(codec=gs.Int8(64)))
+        == "Own(average=True, codec=Int8(block=64, seed=0, stochastic=False), deterministic=False)"
+    )
     assert all(
         torch.isfinite(weights).all() for weights in run_ranks(2, lambda comm: train(comm, algorithm=Own()))
     )

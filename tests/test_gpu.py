@@ -24,7 +24,18 @@ pytestmark = [
     ),
 ]
 
-CODECS = [gs.Identity(), gs.Int8(), gs.Int8(64), gs.MinMaxUInt8(), gs.BF16(), gs.FP16()]
+CODECS = [
+    gs.Identity(),
+    gs.Int8(),
+    gs.Int8(64),
+    gs.Int8(stochastic=True),
+    gs.Int4(),
+    gs.Int4(64, stochastic=True, seed=7),
+    gs.OneBit(),
+    gs.MinMaxUInt8(),
+    gs.BF16(),
+    gs.FP16(),
+]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
@@ -47,7 +58,7 @@ def test_cuda_and_cpu_give_equal_bytes(codec, dtype):
         )
         reduced = [
             _ops.reduce_encode(
-                w, _ops.KINDS[codec.kind], codec.block, dtype=dtype, row_numel=numel, scale=1 / 3
+                w, _ops.KINDS[codec.kind], codec.block, dtype=dtype, row_numel=numel, scale=1 / 3, key=5
             )
             for w in (wire, wire_cuda)
         ]

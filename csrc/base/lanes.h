@@ -73,6 +73,14 @@ HD float float_from_half(uint16_t half) {
 // Round to nearest even; NaN must be kNanBits, whose low half is zero.
 HD uint32_t bfloat_from_bits(uint32_t bits) { return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; }
 
+// A bijection of 32 bits (the lowbias32 of Chris Wellons' hash prospector), where numbers differ by position.
+constexpr uint32_t kScramble1 = 0x7feb352d, kScramble2 = 0x846ca68b;
+HD uint32_t scramble(uint32_t x) {
+  x = (x ^ (x >> 16)) * kScramble1;
+  x = (x ^ (x >> 15)) * kScramble2;
+  return x ^ (x >> 16);
+}
+
 // A double in float lanes is rounded to float first: +-1e39 becomes Inf.
 struct Scalar {
   static constexpr int width = 1;
@@ -86,6 +94,11 @@ struct Scalar {
   static HD F load(const Bfloat* p) { return bit_cast<float>(uint32_t{p->bits} << 16); }
   static HD I load(const int8_t* p) { return *p; }
   static HD I load(const uint8_t* p) { return *p; }
+  // Code i of those packed `bits` to the code, lowest first. `i` is a multiple of the lane's width.
+  template <int bits>
+  static HD I load_packed(const uint8_t* codes, int64_t i) {
+    return codes[i * bits / 8] >> (i * bits % 8) & ((1 << bits) - 1);
+  }
 
   static HD void store(float* p, F x) { *p = x; }
   static HD void store(double* p, F x) { *p = x; }
@@ -95,6 +108,13 @@ struct Scalar {
   }
   static HD void store(int8_t* p, I x) { *p = static_cast<int8_t>(x); }
   static HD void store(uint8_t* p, I x) { *p = static_cast<uint8_t>(x); }
+  // Codes are stored in order: the first of a byte clears the rest of it.
+  template <int bits>
+  static HD void store_packed(uint8_t* codes, int64_t i, I x) {
+    uint8_t& byte = codes[i * bits / 8];
+    const int64_t shift = i * bits % 8;
+    byte = static_cast<uint8_t>((shift == 0 ? 0 : byte) | x << shift);
+  }
   static HD void add_to(float* p, F x) { *p = *p + x; }
   static HD void add_to(double* p, F x) { *p = *p + static_cast<double>(x); }
 
@@ -113,6 +133,23 @@ struct Scalar {
   static HD F min(F x, float y) { return x < y ? x : y; }  // y where either is NaN, as minps does
   static HD F max(F x, float y) { return x > y ? x : y; }
   static HD F quiet(F x) { return x == x ? x : bit_cast<float>(kNanBits); }
+  static HD F less(F x, F y) { return x < y ? 1.0f : 0.0f; }
+  static HD I is_negative(F x) { return x < 0.0f ? 1 : 0; }
+  static HD F magnitude_of(F x) { return bit_cast<float>(magnitude(x)); }
+  static HD F with_sign(F x, F sign) {
+    return bit_cast<float>(magnitude(x) | (bit_cast<int32_t>(sign) & INT32_MIN));
+  }
+  static HD F sqrt(F x) {
+#if defined(__CUDA_ARCH__)
+    return __fsqrt_rn(x);
+#else
+    return __builtin_sqrtf(x);
+#endif
+  }
+  static HD F floor(F x) {  // |x| < 2^31; by hand for rint's reason
+    const float whole = static_cast<float>(static_cast<int32_t>(x));
+    return whole > x ? whole - 1.0f : whole;
+  }
 
   static HD F rint(F x) {
 #if defined(__CUDA_ARCH__)
@@ -139,6 +176,15 @@ struct Scalar {
   static HD I magnitude(F x) { return bit_cast<int32_t>(x) & 0x7fffffff; }
   // An integer ordered as x is: -NaN, -Inf, ..., -0, +0, ..., Inf, NaN. Its own inverse.
   static HD I ordered(F x) { return bit_cast<int32_t>(x) ^ ((bit_cast<int32_t>(x) >> 31) & 0x7fffffff); }
+
+  // Random numbers (n + 1/2) / 2^16, n = 0 ... 65535, for elements i, i + 1, ... of the stream with the key
+  // (first, second). One word of 32 bits serves elements 16 apart: 32 words, 64 elements, and so on.
+  static HD F fractions(uint32_t first, uint32_t second, int64_t i) {
+    const auto index = static_cast<uint32_t>(i / 32 * 16 + i % 16);
+    const uint32_t word = scramble(scramble(index + first) ^ second);
+    const uint32_t half = i / 16 % 2 == 0 ? word & 0xffff : word >> 16;
+    return static_cast<float>(static_cast<int32_t>(half)) * (1.0f / 65536) + (0.5f / 65536);
+  }
 };
 
 // Values that must stay float64 (the identity codec on double tensors).

@@ -28,6 +28,20 @@ struct Avx512 {
   static HD F load(const Bfloat* p) { return GOSSAMER_EACH_LOAD(load16, p); }
   static HD I load(const int8_t* p) { return GOSSAMER_EACH_LOAD(load16, p); }
   static HD I load(const uint8_t* p) { return GOSSAMER_EACH_LOAD(load16, p); }
+  template <int bits>
+  static HD I load_packed(const uint8_t* codes, int64_t i) {
+    static_assert(bits == 4 || bits == 1, "codes are packed 4 bits or 1 bit");
+    if constexpr (bits == 4) {
+      const __m128i bytes = load128(codes + i / 2), mask = _mm_set1_epi8(15);
+      const __m128i low = _mm_and_si128(bytes, mask), high = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
+      return {_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high)),
+              _mm512_cvtepu8_epi32(_mm_unpackhi_epi8(low, high))};
+    } else {
+      uint16_t masks[2];
+      memcpy(masks, codes + i / 8, sizeof(masks));
+      return {_mm512_maskz_set1_epi32(masks[0], 1), _mm512_maskz_set1_epi32(masks[1], 1)};
+    }
+  }
 
   static HD void store(float* p, F x) { GOSSAMER_EACH_STORE(_mm512_storeu_ps, p); }
   static HD void store(double* p, F x) { GOSSAMER_EACH_STORE(store16, p); }
@@ -35,6 +49,18 @@ struct Avx512 {
   static HD void store(Bfloat* p, F x) { GOSSAMER_EACH_STORE(store16, p); }
   static HD void store(int8_t* p, I x) { GOSSAMER_EACH_STORE(store16, p); }
   static HD void store(uint8_t* p, I x) { GOSSAMER_EACH_STORE(store16, p); }
+  template <int bits>
+  static HD void store_packed(uint8_t* codes, int64_t i, I x) {
+    static_assert(bits == 4 || bits == 1, "codes are packed 4 bits or 1 bit");
+    if constexpr (bits == 4) {
+      const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(x.b), _mm512_cvtepi32_epi8(x.a));
+      const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));  // low + 16 * high
+      store128(codes + i / 2, _mm256_cvtepi16_epi8(pairs));
+    } else {
+      const uint16_t masks[2] = {_mm512_test_epi32_mask(x.a, x.a), _mm512_test_epi32_mask(x.b, x.b)};
+      memcpy(codes + i / 8, masks, sizeof(masks));
+    }
+  }
   static HD void add_to(float* p, F x) { GOSSAMER_EACH_STORE(add16, p); }
   static HD void add_to(double* p, F x) { GOSSAMER_EACH_STORE(add16, p); }
 
@@ -49,6 +75,15 @@ struct Avx512 {
   static HD F div(F x, float y) { return GOSSAMER_EACH_WITH(_mm512_div_ps, _mm512_set1_ps(y)); }
   static HD F min(F x, float y) { return GOSSAMER_EACH_WITH(_mm512_min_ps, _mm512_set1_ps(y)); }
   static HD F max(F x, float y) { return GOSSAMER_EACH_WITH(_mm512_max_ps, _mm512_set1_ps(y)); }
+  static HD F add(F x, F y) { return GOSSAMER_EACH_PAIR(_mm512_add_ps); }
+  static HD F sub(F x, F y) { return GOSSAMER_EACH_PAIR(_mm512_sub_ps); }
+  static HD F mul(F x, F y) { return GOSSAMER_EACH_PAIR(_mm512_mul_ps); }
+  static HD F less(F x, F y) { return GOSSAMER_EACH_PAIR(less16); }
+  static HD F with_sign(F x, F y) { return GOSSAMER_EACH_PAIR(with_sign16); }
+  static HD I is_negative(F x) { return GOSSAMER_EACH(is_negative16); }
+  static HD F magnitude_of(F x) { return GOSSAMER_EACH(magnitude_of16); }
+  static HD F sqrt(F x) { return GOSSAMER_EACH(_mm512_sqrt_ps); }
+  static HD F floor(F x) { return GOSSAMER_EACH(floor16); }
   static HD F quiet(F x) { return GOSSAMER_EACH(quiet16); }
   static HD F rint(F x) { return GOSSAMER_EACH(rint16); }
   static HD I to_int(F x) { return GOSSAMER_EACH(_mm512_cvtps_epi32); }
@@ -65,6 +100,16 @@ struct Avx512 {
 
   static HD I magnitude(F x) { return GOSSAMER_EACH(magnitude16); }
   static HD I ordered(F x) { return GOSSAMER_EACH(ordered16); }
+
+  static HD F fractions(uint32_t first, uint32_t second, int64_t i) {
+    const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const auto index = static_cast<int32_t>(static_cast<uint32_t>(i / 2) + first);
+    const __m512i start = scramble16(_mm512_add_epi32(places, _mm512_set1_epi32(index)));
+    const __m512i words =
+        scramble16(_mm512_xor_si512(start, _mm512_set1_epi32(static_cast<int32_t>(second))));
+    return {fraction16(_mm512_and_si512(words, _mm512_set1_epi32(0xffff))),
+            fraction16(_mm512_srli_epi32(words, 16))};
+  }
 
  private:  // one register of sixteen
   static HD __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
@@ -115,6 +160,29 @@ struct Avx512 {
   }
   static HD __m512 rint16(__m512 x) {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  static HD __m512 floor16(__m512 x) {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  }
+  static HD __m512 less16(__m512 x, __m512 y) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), _mm512_set1_ps(1.0f));
+  }
+  static HD __m512i is_negative16(__m512 x) {
+    return _mm512_maskz_set1_epi32(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), 1);
+  }
+  static HD __m512 magnitude_of16(__m512 x) { return _mm512_castsi512_ps(magnitude16(x)); }
+  static HD __m512 with_sign16(__m512 x, __m512 sign) {
+    return _mm512_or_ps(magnitude_of16(x), _mm512_and_ps(sign, _mm512_set1_ps(-0.0f)));
+  }
+  static HD __m512i scramble16(__m512i x) {
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 16)), _mm512_set1_epi32(kScramble1));
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 15)),
+                           _mm512_set1_epi32(static_cast<int32_t>(kScramble2)));
+    return _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
+  }
+  static HD __m512 fraction16(__m512i x) {
+    const __m512 whole = _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(1.0f / 65536));
+    return _mm512_add_ps(whole, _mm512_set1_ps(0.5f / 65536));
   }
   static HD __m512i magnitude16(__m512 x) {
     return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));

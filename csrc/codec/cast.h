@@ -12,6 +12,7 @@ struct CastBf16 : Stateless {
   using Tensor = T;
   using Value = float;
   using Code = Bfloat;
+  static constexpr int kCodeBits = 8 * sizeof(Code);
   static constexpr bool kRaw = false;
 };
 
@@ -20,6 +21,7 @@ struct CastFp16 : Stateless {
   using Tensor = T;
   using Value = float;
   using Code = Half;
+  static constexpr int kCodeBits = 8 * sizeof(Code);
   static constexpr bool kRaw = false;
 };
 

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "codec/codec_list.h"
+#include "codec/noise.h"
 
 namespace gossamer::codec {
 
@@ -23,8 +24,9 @@ int64_t row_bytes(const codec::Spec& spec, int64_t row_numel) {
   const auto body = [&](auto codec) {
     using Codec = decltype(codec);
     if (Codec::kStatistics == Statistics::block)
-      GOSSAMER_CHECK(spec.block >= 32 && spec.block % 32 == 0, ErrorKind::codec,
-                     "row_bytes: block must be a positive multiple of 32, got ", spec.block);
+      GOSSAMER_CHECK(spec.block > 0 && spec.block % Codec::kBlockMultiple == 0, ErrorKind::codec,
+                     "row_bytes: block must be a positive multiple of ", Codec::kBlockMultiple, ", got ",
+                     spec.block);
     return bytes_of_row<Codec>(row_numel, spec.block);
   };
   switch (spec.kind) { GOSSAMER_CODECS(GOSSAMER_CASE_CODEC) }
@@ -78,8 +80,13 @@ int64_t row_bytes(const Spec& spec, int64_t row_numel) {
   return layout::row_bytes(spec, row_numel);
 }
 
-bool has_row_statistics(const Spec& spec) { return layout::has_row_statistics(spec); }
+uint64_t make_key(uint64_t seed, uint64_t nonce, uint64_t phase, uint64_t rank) {
+  uint64_t key = 0;
+  for (uint64_t part : {seed, nonce, phase, rank}) key = layout::mix64(key ^ part);
+  return key != 0 ? key : 1;
+}
 
+bool has_row_statistics(const Spec& spec) { return layout::has_row_statistics(spec); }
 const Kernels& kernels() { return *selected().load(std::memory_order_acquire); }
 
 const Kernels* kernels_by_name(const char* name) {

@@ -15,13 +15,18 @@
 namespace gossamer::codec {
 
 // One line per codec in codec_list.h gives the names and the arithmetic.
-enum class Kind : int { identity = 0, bf16 = 1, fp16 = 2, int8 = 3, minmax_u8 = 4 };
+enum class Kind : int { identity = 0, bf16 = 1, fp16 = 2, int8 = 3, minmax_u8 = 4, int4 = 5, onebit = 6 };
 
 struct Spec {
   Kind kind;
   Dtype dtype;    // of the tensor that is encoded and decoded
   int64_t block;  // elements that share one set of statistics; 1 where there are none
+  // Of the random numbers that codecs with stochastic rounding (int8, int4) draw; 0 rounds to nearest.
+  uint64_t key = 0;
 };
+
+// A key, never 0, that differs for every combination of its arguments (but for chance, 2^-64).
+uint64_t make_key(uint64_t seed, uint64_t nonce, uint64_t phase, uint64_t rank);
 
 struct Rows {
   int64_t rows;
@@ -38,6 +43,7 @@ bool has_row_statistics(const Spec& spec);
 struct Kernels {
   const char* name;  // "scalar", "avx2", "avx512"
 
+  // Random numbers depend on the key, the row's number and the element's place in the row, and on nothing else.
   // x[numel] of dtype `source` (spec.dtype, or accumulate_dtype(spec.dtype)) -> wire[rows * row_bytes].
   void (*encode)(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire);
 
@@ -52,7 +58,8 @@ struct Kernels {
 
   // The fused middle of the two-shot: sum the rows as decode_add does (starting from zero), multiply by
   // `scale`, encode as one row into out[row_bytes]. `scratch` holds row_numel elements of accumulate_dtype
-  // for codecs whose statistics span the row, else it may be null.
+  // for codecs whose statistics span the row, else it may be null. Its random numbers are not those of any row
+  // that `encode` writes with the same key.
   void (*reduce_encode)(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
                         double scale, uint8_t* out, void* scratch);
 };

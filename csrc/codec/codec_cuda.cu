@@ -69,8 +69,8 @@ void encode_long_rows(const Source& source, const Layout& layout, int64_t rows, 
 }
 
 template <class Source>
-void encode_rows(const Source& source, const Layout& layout, int64_t rows, uint8_t* wire,
-                 cudaStream_t stream) {
+void encode_rows(const Source& source, const Layout& layout, int64_t rows, uint64_t key, int64_t first_row,
+                 uint8_t* wire, cudaStream_t stream) {
   constexpr Statistics statistics = Source::Codec::kStatistics;
   const int64_t items = rows * layout.groups;
   if (items == 0) return;
@@ -78,14 +78,15 @@ void encode_rows(const Source& source, const Layout& layout, int64_t rows, uint8
     if (layout.row_numel > kMaxTeamRow && rows <= 65535)
       return encode_long_rows(source, layout, rows, wire, stream);
   }
-  if constexpr (statistics != Statistics::none) {
+  if constexpr (statistics != Statistics::none && !Source::Codec::kSummed) {
     if (layout.group > kMaxWarpGroup) {
-      encode_groups<kLargeTeam><<<grid_of(items, 1), kLargeTeam, 0, stream>>>(source, layout, items, wire);
+      encode_groups<kLargeTeam>
+          <<<grid_of(items, 1), kLargeTeam, 0, stream>>>(source, layout, items, key, first_row, wire);
       return;
     }
   }
-  encode_groups<kWarp>
-      <<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(source, layout, items, wire);
+  encode_groups<kWarp><<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(source, layout, items, key,
+                                                                                  first_row, wire);
 }
 
 }  // namespace
@@ -99,7 +100,7 @@ void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uin
     const auto run = [&](auto* from) {
       using Source = TensorRows<Codec, std::remove_const_t<std::remove_pointer_t<decltype(from)>>>;
       encode_rows(Source{from, rows.row_numel, rows.numel}, layout_of<Codec>(spec, rows.row_numel), rows.rows,
-                  wire, stream);
+                  spec.key, 0, wire, stream);
     };
     if (source == spec.dtype)
       run(static_cast<const T*>(x));
@@ -146,7 +147,7 @@ void reduce_encode(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t 
     using Codec = decltype(codec);
     const Layout layout = layout_of<Codec>(spec, row_numel);
     const SumOfRows<Codec> source{layout, wire, rows, valid, static_cast<SumOf<Codec>>(scale)};
-    encode_rows(source, layout, 1, out, stream);
+    encode_rows(source, layout, 1, spec.key, kReducedRow, out, stream);
   });
   check_launch("reduce_encode");
 }

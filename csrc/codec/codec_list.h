@@ -5,15 +5,19 @@
 
 #include "codec/cast.h"
 #include "codec/identity.h"
+#include "codec/int4.h"
 #include "codec/int8.h"
 #include "codec/minmax_u8.h"
+#include "codec/onebit.h"
 
 #define GOSSAMER_CODECS(CODEC) \
   CODEC(identity, Identity)    \
   CODEC(bf16, CastBf16)        \
   CODEC(fp16, CastFp16)        \
   CODEC(int8, Int8)            \
-  CODEC(minmax_u8, MinMaxU8)
+  CODEC(minmax_u8, MinMaxU8)   \
+  CODEC(int4, Int4)            \
+  CODEC(onebit, OneBit)
 
 // body(Codec{}) for the codec and element type that `spec` names; nothing for an unknown one
 // (row_bytes has refused it before).

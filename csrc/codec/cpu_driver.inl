@@ -7,6 +7,7 @@
 
 #include "codec/codec.h"
 #include "codec/codec_list.h"
+#include "codec/noise.h"
 
 namespace gossamer::GOSSAMER_ISA {
 namespace {
@@ -35,12 +36,30 @@ struct Layout {
         header_bytes(Codec::header_bytes(row_numel, spec.block)),
         row_bytes(codec::row_bytes(spec, row_numel)) {}
 
+  // Where code i lies, the first of its byte.
   template <class Byte>
-  auto codes(Byte* row) const {
+  auto codes(Byte* row, int64_t i) const {
     using Code = std::conditional_t<std::is_const_v<Byte>, const typename Codec::Code, typename Codec::Code>;
-    return reinterpret_cast<Code*>(row + header_bytes);
+    return reinterpret_cast<Code*>(row + header_bytes + code_bytes<Codec>(i));
   }
 };
+
+// Code i, or a lane of codes from it, counted from `codes`, the first of its byte.
+template <class Codec, class Lane>
+HD auto load_codes(const typename Codec::Code* codes, int64_t i) {
+  if constexpr (Codec::kCodeBits < 8)
+    return Lane::template load_packed<Codec::kCodeBits>(codes, i);
+  else
+    return Lane::load(codes + i);
+}
+
+template <class Codec, class Lane, class Value>
+HD void store_codes(typename Codec::Code* codes, int64_t i, Value x) {
+  if constexpr (Codec::kCodeBits < 8)
+    Lane::template store_packed<Codec::kCodeBits>(codes, i, x);
+  else
+    Lane::store(codes + i, x);
+}
 
 template <class Codec, class Lane, class Source>
 HD typename Lane::F load_value(const Source* x) {
@@ -63,34 +82,74 @@ auto observe(const Source* x, int64_t count) {
   return stats;
 }
 
+// In the order that layout.h defines.
 template <class Codec, class Source>
-void quantise(typename Codec::Params params, const Source* x, int64_t count, typename Codec::Code* codes) {
+Sum summed(const Source* x, int64_t count) {
   using Lane = LaneOf<Codec>;
   using Tail = typename Lane::Tail;
+  double partial[kPartialSums] = {};
   int64_t i = 0;
   for (; i + Lane::width <= count; i += Lane::width)
-    Lane::store(codes + i, Codec::template quantise<Lane>(params, load_value<Codec, Lane>(x + i)));
+    Lane::add_to(partial + i % kPartialSums, Codec::template summand<Lane>(load_value<Codec, Lane>(x + i)));
   for (; i < count; ++i)
-    Tail::store(codes + i, Codec::template quantise<Tail>(params, load_value<Codec, Tail>(x + i)));
+    Tail::add_to(partial + i % kPartialSums, Codec::template summand<Tail>(load_value<Codec, Tail>(x + i)));
+  for (int width = kPartialSums / 2; width > 0; width /= 2)
+    for (int p = 0; p < width; ++p) partial[p] += partial[p + width];
+  return {partial[0], count};
+}
+
+template <class Codec, class Source>
+typename Codec::Params params_of(const Source* x, int64_t count, const Noise& noise) {
+  if constexpr (Codec::kSummed)
+    return Codec::finish(summed<Codec>(x, count));
+  else if constexpr (Codec::kStochastic)
+    return Codec::finish(observe<Codec>(x, count), noise.on);
+  else
+    return Codec::finish(observe<Codec>(x, count));
+}
+
+// Elements from `begin` of a row, by their random numbers or, without noise, to nearest.
+template <class Codec, bool kNoise, class Source>
+void quantise(typename Codec::Params params, const Source* x, int64_t begin, int64_t count,
+              const Noise& noise, typename Codec::Code* codes) {
+  using Lane = LaneOf<Codec>;
+  using Tail = typename Lane::Tail;
+  const auto put = [&](auto lane, int64_t i) {
+    using L = decltype(lane);
+    const auto value = load_value<Codec, L>(x + i);
+    if constexpr (kNoise)
+      store_codes<Codec, L>(
+          codes, i,
+          Codec::template quantise<L>(params, value, L::fractions(noise.first, noise.second, begin + i)));
+    else
+      store_codes<Codec, L>(codes, i, Codec::template quantise<L>(params, value));
+  };
+  int64_t i = 0;
+  for (; i + Lane::width <= count; i += Lane::width) put(Lane{}, i);
+  for (; i < count; ++i) put(Tail{}, i);
 }
 
 // Elements [begin, begin + count) of one row; begin lies on a group.
 template <class Codec, class Source>
-void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, int64_t count, uint8_t* row) {
-  auto* codes = layout.codes(row) + begin;
+void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, int64_t count,
+                  const Noise& noise, uint8_t* row) {
+  auto* codes = layout.codes(row, begin);
   if constexpr (Codec::kRaw && std::is_same_v<Source, typename Codec::Tensor>) {
     memcpy(codes, x, count * sizeof(*x));
   } else if constexpr (Codec::kStatistics == Statistics::none) {
-    quantise<Codec>({}, x, count, codes);
+    quantise<Codec, false>({}, x, begin, count, noise, codes);
   } else {
     for (int64_t done = 0; done < count; done += layout.group) {
       const int64_t n = count - done < layout.group ? count - done : layout.group;
-      const auto params = Codec::finish(observe<Codec>(x + done, n));
+      const auto params = params_of<Codec>(x + done, n, noise);
+      auto* group_codes = layout.codes(row, begin + done);
       Codec::write(params, row, (begin + done) / layout.group);
       if (Codec::is_blank(params))
-        memset(codes + done, 0, n * sizeof(*codes));
+        memset(group_codes, 0, code_bytes<Codec>(n));
+      else if (Codec::kStochastic && noise.on)
+        quantise<Codec, Codec::kStochastic>(params, x + done, begin + done, n, noise, group_codes);
       else
-        quantise<Codec>(params, x + done, n, codes + done);
+        quantise<Codec, false>(params, x + done, begin + done, n, noise, group_codes);
     }
   }
 }
@@ -99,7 +158,7 @@ void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, i
 template <class Codec>
 void clear_unused(const Layout<Codec>& layout, int64_t valid, uint8_t* row) {
   memset(row, 0, layout.header_bytes);
-  uint8_t* end = reinterpret_cast<uint8_t*>(layout.codes(row) + valid);
+  uint8_t* end = row + layout.header_bytes + code_bytes<Codec>(valid);
   memset(end, 0, row + layout.row_bytes - end);
 }
 
@@ -109,7 +168,7 @@ void dequantise(typename Codec::Params params, const typename Codec::Code* codes
   using Tail = typename Lane::Tail;
   const auto put = [&](auto lane, int64_t i) {
     using L = decltype(lane);
-    const auto x = Codec::template dequantise<L>(params, L::load(codes + i));
+    const auto x = Codec::template dequantise<L>(params, load_codes<Codec, L>(codes, i));
     if constexpr (kAdd)
       L::add_to(out + i, x);
     else
@@ -123,15 +182,14 @@ void dequantise(typename Codec::Params params, const typename Codec::Code* codes
 // Elements [begin, begin + count) of one row into out[0, count), stored or added.
 template <class Codec, bool kAdd, class Out>
 void decode_range(const Layout<Codec>& layout, const uint8_t* row, int64_t begin, int64_t count, Out* out) {
-  const auto* codes = layout.codes(row) + begin;
   if constexpr (Codec::kRaw && !kAdd) {
-    memcpy(out, codes, count * sizeof(*out));
+    memcpy(out, layout.codes(row, begin), count * sizeof(*out));
   } else {
     int64_t group = begin / layout.group;
     for (int64_t done = 0; done < count; ++group) {
       const int64_t end = (group + 1) * layout.group - begin;
       const int64_t n = (end < count ? end : count) - done;
-      dequantise<Codec, kAdd>(Codec::read(row, group), codes + done, n, out + done);
+      dequantise<Codec, kAdd>(Codec::read(row, group), layout.codes(row, begin + done), n, out + done);
       done += n;
     }
   }
@@ -175,7 +233,8 @@ void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uin
         const int64_t valid = elements_of_row(rows, r);
         uint8_t* row = wire + r * layout.row_bytes;
         clear_unused(layout, valid, row);
-        if (valid > 0) encode_range(layout, from + r * rows.row_numel, 0, valid, row);
+        const Noise noise = noise_of_row(spec.key, r);
+        if (valid > 0) encode_range(layout, from + r * rows.row_numel, 0, valid, noise, row);
       }
     };
     using T = typename Codec::Tensor;
@@ -210,7 +269,7 @@ void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row
 
 template <class Codec>
 void reduce_encode_as(const Layout<Codec>& layout, const uint8_t* wire, int64_t rows, int64_t valid,
-                      double scale, uint8_t* out, void* scratch) {
+                      double scale, const Noise& noise, uint8_t* out, void* scratch) {
   using Sum = Accumulate<typename Codec::Tensor>;
   using Lane = std::conditional_t<std::is_same_v<Sum, double>, Double, VectorLane>;
   int64_t tile = kTile;
@@ -229,7 +288,7 @@ void reduce_encode_as(const Layout<Codec>& layout, const uint8_t* wire, int64_t 
     memset(sums, 0, count * sizeof(Sum));
     add_rows(layout, wire, rows, begin, count, sums);
     scale_sums<Lane>(sums, count, static_cast<Sum>(scale));
-    encode_range(layout, sums, begin, count, out);
+    encode_range(layout, sums, begin, count, noise, out);
   }
   free(heap);
 }
@@ -238,7 +297,8 @@ void reduce_encode(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t 
                    double scale, uint8_t* out, void* scratch) {
   dispatch(spec, [&](auto codec) {
     const Layout<decltype(codec)> layout(spec, row_numel);
-    if (layout.row_bytes > 0) reduce_encode_as(layout, wire, rows, valid, scale, out, scratch);
+    const Noise noise = noise_of_row(spec.key, kReducedRow);
+    if (layout.row_bytes > 0) reduce_encode_as(layout, wire, rows, valid, scale, noise, out, scratch);
   });
 }
 

@@ -6,12 +6,12 @@
 #include <cuda_runtime.h>
 
 #include "codec/codec_list.h"
+#include "codec/cuda_pack.cuh"
+#include "codec/noise.h"
 
 namespace gossamer::device {
 namespace {
 
-constexpr int kWarp = 32;
-constexpr int kPack = 4;
 constexpr int64_t kChunk = 1024;  // elements of a team's piece where the codec sets no group
 
 template <class Codec>
@@ -19,47 +19,10 @@ using LaneOf = std::conditional_t<std::is_same_v<typename Codec::Value, double>,
 template <class Codec>
 using SumOf = Accumulate<typename Codec::Tensor>;
 
-template <class T>
-struct alignas(kPack * sizeof(T) < 16 ? kPack * sizeof(T) : 16) Pack {
-  T v[kPack];
-};
-
-// p[0, left) up to a pack; zeros beyond.
-template <class T>
-__device__ Pack<T> load_pack(const T* p, int64_t left, bool aligned) {
-  if (left >= kPack && aligned) return *reinterpret_cast<const Pack<T>*>(p);
-  Pack<T> pack{};
-#pragma unroll
-  for (int k = 0; k < kPack; ++k)
-    if (k < left) pack.v[k] = p[k];
-  return pack;
-}
-
-template <class T>
-__device__ void store_pack(T* p, const Pack<T>& pack, int64_t left, bool aligned) {
-  if (left >= kPack && aligned) {
-    *reinterpret_cast<Pack<T>*>(p) = pack;
-    return;
-  }
-#pragma unroll
-  for (int k = 0; k < kPack; ++k)
-    if (k < left) p[k] = pack.v[k];
-}
-
-template <class T>
-__device__ bool is_aligned(const T* p) {
-  return reinterpret_cast<uintptr_t>(p) % alignof(Pack<T>) == 0;
-}
-
 // Where the parts of a wire row lie; computed on the host.
 struct Layout {
   int64_t row_numel, group, groups, header_bytes, row_bytes;
 };
-
-template <class Codec>
-__device__ const typename Codec::Code* codes_of(const Layout& layout, const uint8_t* row) {
-  return reinterpret_cast<const typename Codec::Code*>(row + layout.header_bytes);
-}
 
 // sums += elements i, i+1, ... of every row, in row order.
 template <class Codec>
@@ -69,7 +32,7 @@ __device__ void add_rows(const Layout& layout, const uint8_t* wire, int64_t rows
   for (int64_t r = 0; r < rows; ++r) {
     const uint8_t* row = wire + r * layout.row_bytes;
     const auto params = Codec::read(row, group);
-    const auto codes = load_pack(codes_of<Codec>(layout, row) + i, left, true);
+    const auto codes = load_codes<Codec>(row + layout.header_bytes, i, left);
 #pragma unroll
     for (int k = 0; k < kPack; ++k)
       Lane::add_to(&sums.v[k], Codec::template dequantise<Lane>(params, Lane::load(&codes.v[k])));
@@ -160,11 +123,59 @@ __device__ auto observe(const Source& source, int64_t row, int64_t group, int64_
   return stats;
 }
 
-// Codes of elements [begin, end) of a row, zeros from `end` up to `slots`.
+// The sum of elements [begin, end) of a row in the order that layout.h defines, known to every thread of the warp.
+template <class Source>
+__device__ Sum summed(const Source& source, int64_t row, int64_t group, int64_t begin, int64_t end) {
+  using Codec = typename Source::Codec;
+  static_assert(kPartialSums == kWarp * kPack, "a thread holds the partial sums of its pack");
+  double partial[kPack] = {};
+  for (int64_t i = begin + threadIdx.x % kWarp * kPack; i < end; i += kWarp * kPack) {
+    const auto pack = source.load(row, group, i, end - i);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k)
+      if (i + k < end)
+        partial[k] += static_cast<double>(Codec::template summand<Scalar>(value_of<Source>(pack.v[k])));
+  }
+  for (int offset = kWarp / 2; offset > 0; offset /= 2)
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) partial[k] += __shfl_xor_sync(0xffffffffu, partial[k], offset);
+  static_assert(kPack == 4, "the last two halvings, within the pack");
+  return {(partial[0] + partial[2]) + (partial[1] + partial[3]), end - begin};
+}
+
+template <int kTeam, class Source>
+__device__ auto params_of(const Source& source, int64_t row, int64_t group, int64_t begin, int64_t end,
+                          bool stochastic) {
+  using Codec = typename Source::Codec;
+  if constexpr (Codec::kSummed) {
+    static_assert(kTeam == kWarp, "the order of summation is a warp's");
+    return Codec::finish(summed(source, row, group, begin, end));
+  } else if constexpr (Codec::kStochastic) {
+    return Codec::finish(observe<kTeam>(source, row, group, begin, end), stochastic);
+  } else {
+    return Codec::finish(observe<kTeam>(source, row, group, begin, end));
+  }
+}
+
+template <class Source>
+__device__ auto quantised(const typename Source::Codec::Params& params, const typename Source::Element& x,
+                          const Noise& noise, int64_t i) {
+  using Codec = typename Source::Codec;
+  using Lane = LaneOf<Codec>;
+  if constexpr (Codec::kStochastic) {
+    if (noise.on)
+      return Codec::template quantise<Lane>(params, value_of<Source>(x),
+                                            Lane::fractions(noise.first, noise.second, i));
+  }
+  return Codec::template quantise<Lane>(params, value_of<Source>(x));
+}
+
+// Codes of elements [begin, end) of a row, zeros from `end` up to `slots`. Where threads share bytes, slots - begin
+// is a multiple of 128, so that warps stay whole.
 template <int kTeam, class Source>
 __device__ void quantise(const Source& source, typename Source::Codec::Params params, int64_t row,
-                         int64_t group, int64_t begin, int64_t end, int64_t slots,
-                         typename Source::Codec::Code* codes) {
+                         int64_t group, int64_t begin, int64_t end, int64_t slots, const Noise& noise,
+                         uint8_t* codes) {
   using Codec = typename Source::Codec;
   using Code = typename Codec::Code;
   using Lane = LaneOf<Codec>;
@@ -180,10 +191,10 @@ __device__ void quantise(const Source& source, typename Source::Codec::Params pa
         if constexpr (Codec::kRaw && std::is_same_v<typename Source::Element, Code>)
           out.v[k] = pack.v[k];
         else
-          Lane::store(&out.v[k], Codec::template quantise<Lane>(params, value_of<Source>(pack.v[k])));
+          Lane::store(&out.v[k], quantised<Source>(params, pack.v[k], noise, i + k));
       }
     }
-    store_pack(codes + i, out, slots - i, true);
+    store_codes<Codec>(codes, i, out, slots - i);
   }
 }
 
@@ -196,8 +207,7 @@ __device__ Piece piece_of(const Source& source, const Layout& layout, int64_t it
                           int64_t piece_numel) {
   const int64_t row = item / pieces, index = item % pieces, begin = index * piece_numel;
   const int64_t valid = source.valid(row), after = begin + piece_numel;
-  const int64_t all_slots =
-      (layout.row_bytes - layout.header_bytes) / static_cast<int64_t>(sizeof(typename Source::Codec::Code));
+  const int64_t all_slots = (layout.row_bytes - layout.header_bytes) * 8 / Source::Codec::kCodeBits;
   return {row, index, begin, after < valid ? after : valid, index + 1 == pieces ? all_slots : after};
 }
 
@@ -206,11 +216,11 @@ __device__ void clear_header_padding(const Layout& layout, int64_t entry_bytes, 
   for (int64_t i = layout.groups * entry_bytes + rank; i < layout.header_bytes; i += team) row[i] = 0;
 }
 
-// One group: statistics, header, codes.
+// One group: statistics, header, codes. Row r draws the random numbers of row first_row + r.
 template <int kTeam, class Source>
-__global__ void encode_groups(Source source, Layout layout, int64_t items, uint8_t* wire) {
+__global__ void encode_groups(Source source, Layout layout, int64_t items, uint64_t key, int64_t first_row,
+                              uint8_t* wire) {
   using Codec = typename Source::Codec;
-  using Code = typename Codec::Code;
   const int rank = threadIdx.x % kTeam;
   const int64_t teams = blockDim.x / kTeam;
   for (int64_t item = blockIdx.x * teams + threadIdx.x / kTeam; item < items; item += gridDim.x * teams) {
@@ -219,12 +229,14 @@ __global__ void encode_groups(Source source, Layout layout, int64_t items, uint8
     typename Codec::Params params{};
     if constexpr (Codec::kStatistics != Statistics::none) {
       if (piece.begin < piece.end)
-        params = Codec::finish(observe<kTeam>(source, piece.row, piece.index, piece.begin, piece.end));
+        params = params_of<kTeam>(source, piece.row, piece.index, piece.begin, piece.end, key != 0);
       if (rank == 0) Codec::write(params, row, piece.index);
       if (piece.index == 0) clear_header_padding(layout, Codec::kEntryBytes, rank, kTeam, row);
     }
-    quantise<kTeam>(source, params, piece.row, piece.index, piece.begin, piece.end, piece.slots,
-                    reinterpret_cast<Code*>(row + layout.header_bytes));
+    Noise noise{};
+    if constexpr (Codec::kStochastic) noise = noise_of_row(key, first_row + piece.row);
+    quantise<kTeam>(source, params, piece.row, piece.index, piece.begin, piece.end, piece.slots, noise,
+                    row + layout.header_bytes);
   }
 }
 
@@ -262,8 +274,8 @@ __global__ void quantise_chunks(Source source, Layout layout, int64_t chunks, in
   for (int64_t item = blockIdx.x * teams + threadIdx.x / kWarp; item < items; item += gridDim.x * teams) {
     const Piece piece = piece_of(source, layout, item, chunks, kChunk);
     uint8_t* row = wire + piece.row * layout.row_bytes;
-    quantise<kWarp>(source, Codec::read(row, 0), piece.row, 0, piece.begin, piece.end, piece.slots,
-                    reinterpret_cast<typename Codec::Code*>(row + layout.header_bytes));
+    quantise<kWarp>(source, Codec::read(row, 0), piece.row, 0, piece.begin, piece.end, piece.slots, Noise{},
+                    row + layout.header_bytes);
   }
 }
 
@@ -281,7 +293,7 @@ __global__ void decode_chunks(Layout layout, int64_t chunk, int64_t chunks, int6
     if (piece.begin >= piece.end) continue;
     const auto params = Codec::read(row, piece.begin / layout.group);
     for (int64_t i = piece.begin + threadIdx.x % kWarp * kPack; i < piece.end; i += kWarp * kPack) {
-      const auto codes = load_pack(codes_of<Codec>(layout, row) + i, piece.end - i, true);
+      const auto codes = load_codes<Codec>(row + layout.header_bytes, i, piece.end - i);
       Pack<T> x;
 #pragma unroll
       for (int k = 0; k < kPack; ++k) {

@@ -12,6 +12,7 @@ struct Identity : Stateless {
   using Tensor = T;
   using Value = Accumulate<T>;
   using Code = T;
+  static constexpr int kCodeBits = 8 * sizeof(Code);
   static constexpr bool kRaw = true;
 };
 

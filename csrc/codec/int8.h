@@ -12,7 +12,11 @@ struct Int8 {
   using Tensor = T;
   using Value = float;
   using Code = int8_t;
+  static constexpr int kCodeBits = 8;
   static constexpr Statistics kStatistics = Statistics::block;
+  static constexpr int64_t kBlockMultiple = 32;
+  static constexpr bool kSummed = false;
+  static constexpr bool kStochastic = true;
   static constexpr bool kRoundsFirst = false;
   static constexpr bool kRaw = false;
   static constexpr int64_t kAlign = 16;
@@ -48,7 +52,7 @@ struct Int8 {
   struct Params {
     float scale, lift, inverse;
   };
-  static HD Params finish(Stats<Scalar> stats) {
+  static HD Params finish(Stats<Scalar> stats, bool) {
     constexpr float two_to_100 = 1267650600228229401496703205376.0f;
     if (stats.absmax >= static_cast<int32_t>(kInfinityBits)) return {bit_cast<float>(kNanBits), 1.0f, 0.0f};
     if (stats.absmax == 0) return {0.0f, 1.0f, 0.0f};
@@ -67,6 +71,12 @@ struct Int8 {
   template <class Lane>
   static HD typename Lane::I quantise(Params params, typename Lane::F x) {
     return Lane::to_int(Lane::mul(Lane::mul(x, params.lift), params.inverse));
+  }
+  // Rounding may carry absmax a little beyond 127: hence the clamp.
+  template <class Lane>
+  static HD typename Lane::I quantise(Params params, typename Lane::F x, typename Lane::F u) {
+    const typename Lane::F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);
+    return Lane::to_int(Lane::min(Lane::max(Lane::floor(Lane::add(v, u)), -127.0f), 127.0f));
   }
   template <class Lane>
   static HD typename Lane::F dequantise(Params params, typename Lane::I code) {

@@ -3,16 +3,22 @@
 //
 // A codec is a struct template over the tensor's element type T with
 //   Tensor, Value      T, and the type its values pass through (float; double keeps float64)
-//   Code, kAlign       one element on the wire; the row's codes are padded to kAlign bytes
+//   Code, kCodeBits    one element's code, and its bits on the wire: those of Code, or 4 or 1, lowest first
+//   kAlign             the row's codes are padded to this many bytes
 //   kEntryBytes        what `write` fills for each group, from the start of the header
 //   kStatistics        what one set of Params covers: nothing, a block, a row
+//   kBlockMultiple     of which a block must be a multiple, where there are blocks
+//   kStochastic        rounds by random numbers if the call has a key
 //   kRoundsFirst       values are rounded to T before anything else looks at them
 //   kRaw               codes are the bytes of T: equal types are copied
 //   header_bytes       of one row
 //   Stats, observe, collapse, merge, finish    values -> Params, in any order, with one result
+//   kSummed            instead: `finish` takes the Sum of `summand`s, whose order is defined below
 //   write, read        Params <-> header
 //   is_blank           every code of the group is zero, whatever quantise would say
 //   quantise, dequantise
+// With kStochastic, finish is told whether the call rounds stochastically, and there is a second quantise, which
+// takes a random number in (0, 1) too.
 #pragma once
 
 #include <cstdint>
@@ -30,22 +36,39 @@ using Accumulate = std::conditional_t<std::is_same_v<T, double>, double, float>;
 HD int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 HD int64_t round_up(int64_t x, int64_t multiple) { return ceil_div(x, multiple) * multiple; }
 
+// How values are summed, so that every device gets the same bits: partial sum p, in float64, takes the elements at
+// p, p + 128, p + 256, ... of the group, in that order; then, for w = 64, 32, ..., 1, sum p takes sum p + w for all
+// p < w. What remains in sum 0 is the result.
+constexpr int kPartialSums = 128;
+struct Sum {
+  double value;
+  int64_t count;
+};
+
 // Elements that share one set of Params. Without statistics the row is one group.
 template <class Codec>
 HD int64_t group_numel(int64_t row_numel, int64_t block) {
   return Codec::kStatistics == Statistics::block && block < row_numel ? block : row_numel;
 }
 
+// Bytes of the first `count` codes; a byte that they share with others counts.
+template <class Codec>
+HD int64_t code_bytes(int64_t count) {
+  return ceil_div(count * Codec::kCodeBits, 8);
+}
+
 template <class Codec>
 HD int64_t bytes_of_row(int64_t row_numel, int64_t block) {
   if (row_numel == 0) return 0;
-  const int64_t code_bytes = row_numel * static_cast<int64_t>(sizeof(typename Codec::Code));
-  return Codec::header_bytes(row_numel, block) + round_up(code_bytes, Codec::kAlign);
+  return Codec::header_bytes(row_numel, block) + round_up(code_bytes<Codec>(row_numel), Codec::kAlign);
 }
 
 // The part of a codec that keeps no statistics.
 struct Stateless {
   static constexpr Statistics kStatistics = Statistics::none;
+  static constexpr int64_t kBlockMultiple = 1;
+  static constexpr bool kSummed = false;
+  static constexpr bool kStochastic = false;
   static constexpr bool kRoundsFirst = false;
   static constexpr int64_t kAlign = 16;
   static constexpr int64_t kEntryBytes = 0;

@@ -13,7 +13,11 @@ struct MinMaxU8 {
   using Tensor = T;
   using Value = float;
   using Code = uint8_t;
+  static constexpr int kCodeBits = 8;
   static constexpr Statistics kStatistics = Statistics::row;
+  static constexpr int64_t kBlockMultiple = 1;
+  static constexpr bool kSummed = false;
+  static constexpr bool kStochastic = false;
   static constexpr bool kRoundsFirst = true;
   static constexpr bool kRaw = false;
   static constexpr int64_t kAlign = 32;

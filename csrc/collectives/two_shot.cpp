@@ -46,6 +46,11 @@ Dtype to_dtype(at::ScalarType type, const char* where) {
   }
 }
 
+uint64_t CodecChoice::key(uint64_t nonce, Phase phase, int rank) const {
+  return stochastic ? codec::make_key(seed, nonce, static_cast<uint64_t>(phase), static_cast<uint64_t>(rank))
+                    : 0;
+}
+
 codec::Spec CodecChoice::spec(at::ScalarType type) const { return {kind, to_dtype(type, "codec"), block}; }
 
 at::Tensor Scratch::take(at::Tensor& slot, int64_t bytes, at::Device device) {
@@ -58,9 +63,10 @@ at::Tensor Scratch::take(at::Tensor& slot, int64_t bytes, at::Device device) {
 
 namespace two_shot {
 
-void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch) {
+void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch,
+                uint64_t nonce) {
   const c10::OptionalDeviceGuard guard(at::device_of(x));
-  const auto spec = codec.spec(x.scalar_type());
+  auto spec = codec.spec(x.scalar_type());
   const auto& kernels = device_kernels(x.device().type());
   const int64_t n = comm.size();
   const int64_t numel = x.numel();
@@ -83,17 +89,19 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
                   ? scratch.sum(chunk * element_size(accumulate_dtype(spec.dtype)), x.device()).data_ptr()
                   : nullptr;
 
+  spec.key = codec.key(nonce, Phase::first, comm.rank());
   if (!in_place) kernels.encode(spec, spec.dtype, x.data_ptr(), rows, bytes_of(send));
   comm.all_to_all(receive, send)->wait();
+  spec.key = codec.key(nonce, Phase::reduced, comm.rank());
   kernels.reduce_encode(spec, bytes_of(receive), n, chunk, valid, scale, bytes_of(own), sum);
   comm.all_gather(send, own)->wait();
   if (!in_place) kernels.decode(spec, bytes_of(send), rows, x.data_ptr());
 }
 
 void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x, double scale,
-                    Scratch& scratch) {
+                    Scratch& scratch, uint64_t nonce) {
   const c10::OptionalDeviceGuard guard(at::device_of(x));
-  const auto spec = codec.spec(x.scalar_type());
+  auto spec = codec.spec(x.scalar_type());
   const auto& kernels = device_kernels(x.device().type());
   const int64_t n = comm.size();
   const int64_t chunk = out.numel();
@@ -103,6 +111,7 @@ void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out
   const int64_t row_bytes = codec::row_bytes(spec, chunk);
   const at::Tensor send = scratch.send(n * row_bytes, x.device());
   const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
+  spec.key = codec.key(nonce, Phase::first, comm.rank());
   kernels.encode(spec, spec.dtype, x.data_ptr(), {n, chunk, x.numel()}, bytes_of(send));
   comm.all_to_all(receive, send)->wait();
 
@@ -115,10 +124,10 @@ void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out
   out.copy_(sum.view(out.sizes()));
 }
 
-void all_gather(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x,
-                Scratch& scratch) {
+void all_gather(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x, Scratch& scratch,
+                uint64_t nonce) {
   const c10::OptionalDeviceGuard guard(at::device_of(x));
-  const auto spec = codec.spec(x.scalar_type());
+  auto spec = codec.spec(x.scalar_type());
   const auto& kernels = device_kernels(x.device().type());
   const int64_t n = comm.size();
   const int64_t chunk = x.numel();
@@ -128,6 +137,7 @@ void all_gather(Communicator& comm, const CodecChoice& codec, at::Tensor out, at
   const int64_t row_bytes = codec::row_bytes(spec, chunk);
   const at::Tensor own = scratch.own(row_bytes, x.device());
   const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
+  spec.key = codec.key(nonce, Phase::first, comm.rank());
   kernels.encode(spec, spec.dtype, x.data_ptr(), {1, chunk, chunk}, bytes_of(own));
   comm.all_gather(receive, own)->wait();
   kernels.decode(spec, bytes_of(receive), {n, chunk, out.numel()}, out.data_ptr());

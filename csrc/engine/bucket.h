@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "flat/flat.h"
 
 namespace gossamer {
 
@@ -54,7 +53,7 @@ class Bucket {
   // Parameters whose memory is not in the field "weight" (any more) are copied there and become views of it.
   void adopt_weights();
 
-  // Zeroes what lies between the parameters, which a codec may have filled.
+  // Zeroes what lies between the parameters. Needed only after something has written there.
   void clear_padding(const std::string& field);
 
   std::string describe() const;  // "bucket 2 (grad, 6.3 MB)"
@@ -66,8 +65,7 @@ class Bucket {
   };
   const Field& field(const std::string& name) const;
   bool is_fresh(const at::Tensor& grad, size_t position) const;
-  std::vector<flat::Segment> padding() const;
-  void copy_in(const std::vector<size_t>& positions, double scale, std::vector<flat::Segment> segments);
+  void copy_in(const std::vector<size_t>& positions, double scale);
 
   int64_t index_;
   int64_t numel_ = 0;

@@ -20,7 +20,21 @@ void NativeAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& buc
 }
 
 void CodecAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
-  two_shot::all_reduce(comm, codec_, bucket->flat("grad"), average_ ? 1.0 / comm.size() : 1.0, scratch_);
+  const at::Tensor grad = bucket->flat("grad");
+  at::Tensor error;
+  if (bucket->has("error")) error = bucket->flat("error");
+  // It holds what the codec made of it in the step before: NaN, where the neighbour's block had one.
+  bucket->clear_padding("grad");
+  if (error.defined()) bucket->clear_padding("error");
+  // Any number that differs from bucket to bucket and from step to step.
+  const uint64_t nonce =
+      codec::make_key(0, static_cast<uint64_t>(bucket->step()), 0, static_cast<uint64_t>(bucket->index()));
+  const double scale = average_ ? 1.0 / comm.size() : 1.0;
+  if (error.defined()) {
+    two_shot::all_reduce_with_error(comm, codec_, grad, scale, scratch_, nonce, error);
+  } else {
+    two_shot::all_reduce(comm, codec_, grad, scale, scratch_, nonce);
+  }
 }
 
 void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {

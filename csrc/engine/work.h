@@ -34,7 +34,8 @@ class NativeAllReduce : public BucketWork {
   bool average_;
 };
 
-// The two-shot all-reduce through a codec; Identity makes it the deterministic exact one.
+// The two-shot all-reduce through a codec; Identity makes it the deterministic exact one. With error feedback where
+// the bucket has a field "error".
 class CodecAllReduce : public BucketWork {
  public:
   CodecAllReduce(CodecChoice codec, bool average) : codec_(codec), average_(average) {}

@@ -19,7 +19,19 @@ from gossamer.algorithms import (
     QAdam,
     QAdamOptimizer,
 )
-from gossamer.codec import BF16, FP16, Adaptive, Codec, ErrorFeedback, Identity, Int8, MinMaxUInt8, TopK
+from gossamer.codec import (
+    BF16,
+    FP16,
+    Adaptive,
+    Codec,
+    ErrorFeedback,
+    Identity,
+    Int4,
+    Int8,
+    MinMaxUInt8,
+    OneBit,
+    TopK,
+)
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.comm import Hierarchical
 from gossamer.comm import register_backend as _register_backend
@@ -49,10 +61,12 @@ __all__ = [
     "GradientAllReduce",
     "Hierarchical",
     "Identity",
+    "Int4",
     "Int8",
     "LocalSGD",
     "LowPrecisionDecentralized",
     "MinMaxUInt8",
+    "OneBit",
     "PowerSGD",
     "QAdam",
     "QAdamOptimizer",

@@ -9,7 +9,7 @@ from torch import Tensor
 from gossamer import _C as _native
 
 # Numbers of csrc/codec/codec.h's enum class Kind.
-KINDS = {"identity": 0, "bf16": 1, "fp16": 2, "int8": 3, "minmax_u8": 4}
+KINDS = {"identity": 0, "bf16": 1, "fp16": 2, "int8": 3, "minmax_u8": 4, "int4": 5, "onebit": 6}
 
 _ops = torch.ops.gossamer
 with_cuda: bool = _native.with_cuda
@@ -20,9 +20,12 @@ def wire_bytes(kind: int, block: int, dtype: torch.dtype, row_numel: int) -> int
     return int(_ops.wire_bytes(kind, block, dtype, row_numel))
 
 
-def encode(x: Tensor, kind: int, block: int) -> Tensor:
-    """x [rows, row_numel] -> uint8 [rows, wire_bytes(row_numel)]."""
-    return _ops.encode(x, kind, block)
+def encode(x: Tensor, kind: int, block: int, key: int = 0) -> Tensor:
+    """x [rows, row_numel] -> uint8 [rows, wire_bytes(row_numel)].
+
+    `key`, a signed 64-bit number: of the random numbers that int8 and int4 round by; 0 rounds to nearest.
+    """
+    return _ops.encode(x, kind, block, key)
 
 
 def decode(wire: Tensor, kind: int, block: int, out: Tensor) -> None:
@@ -36,14 +39,17 @@ def decode_add(wire: Tensor, kind: int, block: int, dtype: torch.dtype, acc: Ten
 
 
 def reduce_encode(
-    wire: Tensor, kind: int, block: int, *, dtype: torch.dtype, row_numel: int, scale: float
+    wire: Tensor, kind: int, block: int, *, dtype: torch.dtype, row_numel: int, scale: float, key: int = 0
 ) -> Tensor:
-    """Sums the rows in order, multiplies by `scale`, encodes as one row: uint8 [1, wire_bytes(row_numel)]."""
-    return _ops.reduce_encode(wire, kind, block, dtype, row_numel, scale)
+    """Sums the rows in order, multiplies by `scale`, encodes as one row: uint8 [1, wire_bytes(row_numel)].
+
+    Its random numbers are not those of `encode` with the same key.
+    """
+    return _ops.reduce_encode(wire, kind, block, dtype, row_numel, scale, key)
 
 
 @torch.library.register_fake("gossamer::encode")
-def _encode_shape(x: Tensor, kind: int, block: int) -> Tensor:
+def _encode_shape(x: Tensor, kind: int, block: int, key: int = 0) -> Tensor:
     return x.new_empty((x.size(0), wire_bytes(kind, block, x.dtype, x.size(1))), dtype=torch.uint8)
 
 
@@ -59,6 +65,6 @@ def _decode_add_shape(wire: Tensor, kind: int, block: int, dtype: torch.dtype, a
 
 @torch.library.register_fake("gossamer::reduce_encode")
 def _reduce_encode_shape(
-    wire: Tensor, kind: int, block: int, dtype: torch.dtype, row_numel: int, scale: float
+    wire: Tensor, kind: int, block: int, dtype: torch.dtype, row_numel: int, scale: float, key: int = 0
 ) -> Tensor:
     return wire.new_empty((1, wire.size(1)))

@@ -5,7 +5,7 @@ encodes the result once and hands the bytes to everyone. Every rank decodes the 
 bits. Native codecs run in csrc/collectives; for a codec written in Python the same steps are below.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ def all_reduce(
     op: str = "sum",
     deterministic: bool = False,
     error: Tensor | None = None,
+    nonce: int = 0,
     group: "ProcessGroup | Communicator | None" = None,
 ) -> Tensor:
     """Reduces x over the ranks, in place, and returns it.
@@ -38,6 +39,8 @@ def all_reduce(
             bits then depend on nothing but the values and their order by rank.
         error: for a codec with error feedback, and only then: what earlier calls left out, of x's shape, contiguous and
             float32 (float64 for float64). Zeros at first; changed in place; each rank's own.
+        nonce: a number that differs from call to call, the step for example: a stochastic codec then draws other
+            random numbers in each. 0 ... 2^64 - 1, equal on all ranks. Other codecs take no notice.
         group: a process group, a communicator, or None for the default group.
 
     Raises:
@@ -62,7 +65,7 @@ def all_reduce(
             dense.mul_(scale)  # before the sum, as the engine does: float16 does not overflow
         comm.all_reduce(dense).wait()
     elif codec.native is not None:
-        _C.all_reduce(comm, codec.native, dense, scale)
+        _C.all_reduce(comm, codec.native, dense, scale, nonce, error)
     else:
         _two_shot(comm, codec, dense.view(-1), scale, error.view(-1) if error is not None else None)
     if dense.data_ptr() != x.data_ptr():
@@ -75,13 +78,14 @@ def reduce_scatter(
     *,
     codec: Codec | None = None,
     op: str = "sum",
+    nonce: int = 0,
     group: "ProcessGroup | Communicator | None" = None,
 ) -> Tensor:
     """Returns this rank's part of the sum (or mean) of x over the ranks; x is not changed.
 
     Args:
         x: [size * n, ...]; part j, n rows along the first dimension, belongs to rank j.
-        codec, op, group: as in all_reduce. None as codec sums in rank order, exactly.
+        codec, op, nonce, group: as in all_reduce. None as codec sums in rank order, exactly.
 
     Raises:
         ConfigError: the first dimension is not divisible by the group's size; otherwise as all_reduce.
@@ -99,7 +103,7 @@ def reduce_scatter(
     if codec is None:
         comm.reduce_scatter(out, dense).wait()
     elif codec.native is not None:
-        _C.reduce_scatter(comm, codec.native, out, dense, scale)
+        _C.reduce_scatter(comm, codec.native, out, dense, scale, nonce)
     elif out.numel():
         rows = dense.view(comm.size, -1)
         out.view(-1).copy_(_summed_chunk(comm, codec, _encode(codec, rows), rows, scale))
@@ -110,12 +114,13 @@ def all_gather(
     x: Tensor,
     *,
     codec: Codec | None = None,
+    nonce: int = 0,
     group: "ProcessGroup | Communicator | None" = None,
 ) -> Tensor:
     """Returns the x of all ranks, one after the other along the first dimension: [size * n, ...].
 
     Every rank's part, the caller's own too, has gone through the codec, so all ranks hold equal bits.
-    x is not changed. Raises as all_reduce does.
+    x is not changed. `codec`, `nonce` and `group` are all_reduce's, and so are the errors.
     """
     comm = _communicator(group, x)
     dense = x.detach().contiguous().view(-1, *x.shape[1:]) if x.dim() else x.detach().view(1)
@@ -123,7 +128,7 @@ def all_gather(
     if codec is None:
         comm.all_gather(out, dense).wait()
     elif codec.native is not None:
-        _C.all_gather(comm, codec.native, out, dense)
+        _C.all_gather(comm, codec.native, out, dense, nonce)
     elif dense.numel():
         wire = _encode(codec, dense.view(1, -1))
         gathered = wire.new_empty((comm.size, wire.size(1)))
@@ -133,13 +138,7 @@ def all_gather(
 
 
 def _by_hosts(
-    comm: Hierarchy,
-    x: Tensor,
-    *,
-    codec: Codec | None,
-    deterministic: bool,
-    scale: float,
-    error: Tensor | None,
+    comm: Hierarchy, x: Tensor, scale: float, error: Tensor | None, *, codec: Codec | None, **options: Any
 ) -> None:
     """x [numel], contiguous, in place: exact sums inside hosts, the codec between them. See comm/hierarchical.py."""
     unit = comm.carriers * (codec.block if codec is not None else 1)
@@ -155,7 +154,7 @@ def _by_hosts(
             whole = error.new_zeros(padded.numel())
             whole[: x.numel()].copy_(error)
             own = whole.view(comm.carriers, -1)[comm.intra.rank]
-        all_reduce(shard, codec=codec, deterministic=deterministic, error=own, group=comm.inter)
+        all_reduce(shard, codec=codec, error=own, group=comm.inter, **options)
         if error is not None:
             error.copy_(whole[: x.numel()])
     comm.spread_in_host(shard, padded)

@@ -23,7 +23,8 @@ using codec::Spec;
 using Bytes = std::vector<uint8_t>;
 
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16};
-constexpr Kind kKinds[] = {Kind::identity, Kind::bf16, Kind::fp16, Kind::int8, Kind::minmax_u8};
+constexpr Kind kKinds[] = {Kind::identity,  Kind::bf16, Kind::fp16,  Kind::int8,
+                           Kind::minmax_u8, Kind::int4, Kind::onebit};
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -35,7 +36,13 @@ inline std::vector<const Kernels*> all_kernels() {
   return found;
 }
 
-inline int64_t block_of(Kind kind, int64_t block) { return kind == Kind::int8 ? block : 1; }
+inline bool has_blocks(Kind kind) { return kind == Kind::int8 || kind == Kind::int4 || kind == Kind::onebit; }
+// The kind's block nearest to `block`, a multiple of 32.
+inline int64_t block_of(Kind kind, int64_t block) {
+  if (kind == Kind::onebit) return (block + 127) / 128 * 128;
+  return has_blocks(kind) ? block : 1;
+}
+inline bool is_stochastic(Kind kind) { return kind == Kind::int8 || kind == Kind::int4; }
 
 // The nearest value with `bits` of significand and no finite value above `largest`, ties to even.
 inline double nearest(double x, int bits, int min_exponent, double largest) {
@@ -132,6 +139,13 @@ inline Bytes decode(const Kernels& kernels, const Spec& spec, const Bytes& wire,
   Bytes out(rows.numel * element_size(spec.dtype), 0xab);
   kernels.decode(spec, wire.data(), rows, out.data());
   return out;
+}
+
+// The largest magnitude of x[begin, end).
+inline float absmax_of(const std::vector<float>& x, size_t begin, size_t end) {
+  float absmax = 0;
+  for (size_t i = begin; i < end && i < x.size(); ++i) absmax = std::max(absmax, std::fabs(x[i]));
+  return absmax;
 }
 
 // Encode and decode one row of float32.

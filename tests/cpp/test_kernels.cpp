@@ -6,15 +6,16 @@ namespace gossamer::test {
 namespace {
 
 template <class Body>  // body(spec, source)
-void for_each_spec(Body body) {
+void for_each_spec(Body body, std::initializer_list<uint64_t> keys = {0}) {
   for (Kind kind : kKinds)
     for (Dtype dtype : kDtypes)
-      for (int64_t block : {32, 256, 4096}) {
-        if (kind != Kind::int8 && block != 256) continue;
-        const Spec spec{kind, dtype, block_of(kind, block)};
-        body(spec, dtype);
-        if (accumulate_dtype(dtype) != dtype) body(spec, accumulate_dtype(dtype));
-      }
+      for (int64_t block : {32, 256, 4096})
+        for (uint64_t key : keys) {
+          if ((!has_blocks(kind) && block != 256) || (!is_stochastic(kind) && key != 0)) continue;
+          const Spec spec{kind, dtype, block_of(kind, block), key};
+          body(spec, dtype);
+          if (accumulate_dtype(dtype) != dtype) body(spec, accumulate_dtype(dtype));
+        }
 }
 
 // Equal but for the payload of a NaN.
@@ -30,7 +31,7 @@ void expect_same_values(Dtype dtype, const Bytes& x, const Bytes& y, const std::
 
 TEST(Kernels, EveryInstructionSetEncodesToEqualBytesAndDecodesToEqualValues) {
   const auto all = all_kernels();
-  for_each_spec([&](const Spec& spec, Dtype source) {
+  const auto body = [&](const Spec& spec, Dtype source) {
     for (const Rows& rows : row_shapes())
       for (Temper temper : kTempers) {
         const Bytes x = as_bytes(source, make_values(rows.numel, temper, 41));
@@ -42,7 +43,8 @@ TEST(Kernels, EveryInstructionSetEncodesToEqualBytesAndDecodesToEqualValues) {
           expect_same_values(spec.dtype, decode(*all[k], spec, wire, rows), out, where);
         }
       }
-  });
+  };
+  for_each_spec(body, {0, 0x123456789abcdef0});
 }
 
 TEST(Kernels, ARowDecodesAloneAsItDoesAmongOthers) {
@@ -105,6 +107,23 @@ TEST(Kernels, ReduceEncodeEqualsDecodeAddThenScaleThenEncode) {
                 << describe(*kernels, spec, matrix, temper);
         }
   });
+}
+
+TEST(Kernels, EveryInstructionSetReducesToEqualBytesByRandomNumbers) {
+  const auto all = all_kernels();
+  const auto body = [&](const Spec& spec, Dtype source) {
+    if (source != spec.dtype || spec.key == 0) return;
+    for (int64_t row_numel : {1, 97, 509, 2049, 8192}) {
+      const Rows matrix{3, row_numel, 3 * row_numel};
+      const Bytes x = as_bytes(source, make_values(matrix.numel, Temper::ordinary, 61));
+      const Bytes wire = encode(*all[0], spec, source, x, matrix);
+      const Bytes expected = reduce(*all[0], spec, wire, 3, row_numel, row_numel, 1.0 / 3);
+      for (const Kernels* kernels : all)
+        ASSERT_EQ(reduce(*kernels, spec, wire, 3, row_numel, row_numel, 1.0 / 3), expected)
+            << describe(*kernels, spec, matrix, Temper::ordinary);
+    }
+  };
+  for_each_spec(body, {0x123456789abcdef0});
 }
 
 TEST(Kernels, DecodeAddAddsRowsInOrderToWhatIsThere) {

@@ -65,6 +65,10 @@ class Algorithm(ABC):
         what = f"step {bucket.step} {bucket!r}: {self!r}"
         self._worker.submit(lambda: task(bucket), what)
 
+    def nonce(self, bucket: Any, step: int) -> int:
+        """For collectives with a stochastic codec: another number in each step and bucket, the same on all ranks."""
+        return step * 2**20 + bucket.index
+
     def wait(self) -> None:
         """Until all is done that was submitted. Raises its error."""
         self._worker.wait()

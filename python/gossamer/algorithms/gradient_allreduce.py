@@ -74,8 +74,11 @@ class GradientAllReduce(Algorithm):
             codec=codec,
             op="mean" if self.average else "sum",
             error=bucket.flat("error") if isinstance(codec, ErrorFeedback) else None,
+            nonce=self.nonce(bucket, bucket.step),
             group=self._comm,
         )
+        if codec is not None:
+            bucket.clear_padding("grad")
 
     def _choose(self, name: str, param: torch.Tensor) -> Codec | None:
         if not isinstance(self.codec, Adaptive):

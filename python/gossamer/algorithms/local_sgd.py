@@ -120,12 +120,12 @@ class LocalSGD(Algorithm):
             change = bucket.flat("change")
             torch.sub(bucket.flat("anchor"), bucket.flat("weight"), out=change)
             what = f"step {step} {bucket!r}: {self!r}"
-            self._background.submit(partial(self._mean_change, bucket), what)
+            self._background.submit(partial(self._mean_change, bucket, step), what)
         self._arrivals[fragment] = step + self.delay
         if self.delay == 0:
             self._take(fragment)
 
-    def _mean_change(self, bucket: Any) -> None:
+    def _mean_change(self, bucket: Any, step: int) -> None:
         assert self._background is not None
         all_reduce(
             bucket.flat("change"),
@@ -133,6 +133,7 @@ class LocalSGD(Algorithm):
             op="mean",
             deterministic=True,
             error=bucket.flat("error") if isinstance(self.codec, ErrorFeedback) else None,
+            nonce=self.nonce(bucket, step),
             group=self._background.comm,
         )
 

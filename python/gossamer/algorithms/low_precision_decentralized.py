@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gossamer.algorithms.base import Algorithm
-from gossamer.codec import Codec, Int8
+from gossamer.codec import Codec, ErrorFeedback, Int8
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
 from gossamer.topology import Topology, resolve
@@ -45,6 +45,11 @@ class LowPrecisionDecentralized(Algorithm):
         where = "LowPrecisionDecentralized"
         if codec is not None and not isinstance(codec, Codec):
             raise ConfigError(f"{where}: codec must be a Codec or None, got {codec!r}")
+        if getattr(codec, "stochastic", False) or isinstance(codec, ErrorFeedback):
+            raise ConfigError(
+                f"{where}: the codec must round to nearest and have no error feedback, because what one difference "
+                f"leaves out is part of the next, got {codec!r}"
+            )
         if not isinstance(interval, int) or interval < 1:
             raise ConfigError(f"{where}: interval must be a positive number of steps, got {interval!r}")
         if not 0 < gamma <= 1:

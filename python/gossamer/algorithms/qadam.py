@@ -169,7 +169,10 @@ class QAdam(Algorithm):
             if param.grad is not None:
                 self._optimizer.add_to_momentum(param, self._groups[param])
         error = bucket.flat("error") if isinstance(self.codec, ErrorFeedback) else None
-        all_reduce(bucket.flat("momentum"), codec=self.codec, op="mean", error=error, group=self._comm)
+        nonce = self.nonce(bucket, self._step)
+        all_reduce(
+            bucket.flat("momentum"), codec=self.codec, op="mean", error=error, nonce=nonce, group=self._comm
+        )
         bucket.clear_padding("momentum")
 
     def after_step(self, step: int) -> None:

@@ -58,6 +58,9 @@ class NativeCodec(Codec):
     """A codec whose arithmetic is in csrc/codec. Subclasses give `kind` and, where it is free, `block`."""
 
     kind: ClassVar[str]
+    #: Round by random numbers made from `seed`, instead of to nearest; where the codec has the choice.
+    stochastic: bool = False
+    seed: int = 0
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -67,13 +70,20 @@ class NativeCodec(Codec):
 
     @property
     def native(self) -> "_C.CodecChoice":
-        return _C.CodecChoice(_ops.KINDS[self.kind], self.block)
+        return _C.CodecChoice(_ops.KINDS[self.kind], self.block, self.stochastic, self.seed)
 
     def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:
         return _ops.wire_bytes(_ops.KINDS[self.kind], self.block, dtype, numel)
 
     def encode(self, x: Tensor) -> Tensor:
-        return _ops.encode(x, _ops.KINDS[self.kind], self.block)
+        """x [rows, numel], contiguous -> uint8 [rows, wire_bytes(numel, x.dtype)].
+
+        A stochastic codec draws the same random numbers in each such call: they depend on the seed, the row and
+        the element's place in it, so equal calls give equal bytes. In collectives they depend on the rank and on
+        the call's `nonce` too, and in training on step and bucket.
+        """
+        key = self.native.key if self.stochastic else 0
+        return _ops.encode(x, _ops.KINDS[self.kind], self.block, key)
 
     def decode(self, wire: Tensor, out: Tensor) -> Tensor:
         _ops.decode(wire, _ops.KINDS[self.kind], self.block, out)
@@ -87,6 +97,15 @@ class NativeCodec(Codec):
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """What sums of such tensors are taken in: float64 for float64, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_rounding(name: str, stochastic: bool, seed: int) -> tuple[bool, int]:
+    """Returns both if `stochastic` is a bool and `seed` an unsigned 64-bit number; else raises CodecError."""
+    if not isinstance(stochastic, bool):
+        raise CodecError(f"{name}: stochastic must be True or False, got {stochastic!r}")
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+        raise CodecError(f"{name}: seed must be an integer from 0 to 2^64 - 1, got {seed!r}")
+    return stochastic, seed
 
 
 def check_block(name: str, block: int, multiple: int) -> int:

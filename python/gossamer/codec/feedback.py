@@ -7,6 +7,7 @@ calls: gossamer.all_reduce(error=...), and for a model the algorithm, by paramet
 import torch
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.codec.base import Codec
 from gossamer.errors import CodecError
 
@@ -35,6 +36,10 @@ class ErrorFeedback(Codec):
 
     def __repr__(self) -> str:
         return f"ErrorFeedback({self.codec!r})"
+
+    @property
+    def native(self) -> "_C.CodecChoice | None":
+        return self.codec.native
 
     def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:
         return self.codec.wire_bytes(numel, dtype)

@@ -3,7 +3,7 @@
 The arithmetic is csrc/codec/int8.h, for CPU and CUDA alike.
 """
 
-from gossamer.codec.base import NativeCodec, check_block
+from gossamer.codec.base import NativeCodec, check_block, check_rounding
 
 
 class Int8(NativeCodec):
@@ -15,12 +15,16 @@ class Int8(NativeCodec):
 
     Args:
         block: elements that share a scale; a positive multiple of 32.
+        stochastic: round up or down by random numbers, so that the mean over many calls is x itself; the error
+            of one call is at most a scale. See NativeCodec.encode for what the numbers depend on.
+        seed: of those numbers, 0 ... 2^64 - 1; equal on all ranks, which draw different numbers all the same.
 
     Raises:
-        CodecError: for another block.
+        CodecError: for another block, or another seed.
     """
 
     kind = "int8"
 
-    def __init__(self, block: int = 256) -> None:
+    def __init__(self, block: int = 256, stochastic: bool = False, seed: int = 0) -> None:
         self.block = check_block("Int8", block, 32)
+        self.stochastic, self.seed = check_rounding("Int8", stochastic, seed)

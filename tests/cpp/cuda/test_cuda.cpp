@@ -82,12 +82,13 @@ void expect_equality_over_specs(const std::vector<Rows>& shapes, const std::vect
   for (Kind kind : kKinds)
     for (Dtype dtype : kDtypes)
       for (int64_t block : {32, 256, 8192})
-        for (Dtype source : {dtype, accumulate_dtype(dtype)}) {
-          if (kind != Kind::int8 && block != 256) continue;
-          for (const Rows& rows : shapes)
-            for (Temper temper : tempers)
-              expect_device_equals_host({kind, dtype, block_of(kind, block)}, source, rows, temper);
-        }
+        for (Dtype source : {dtype, accumulate_dtype(dtype)})
+          for (uint64_t key : {uint64_t{0}, uint64_t{0x123456789abcdef0}}) {
+            if ((!has_blocks(kind) && block != 256) || (!is_stochastic(kind) && key != 0)) continue;
+            for (const Rows& rows : shapes)
+              for (Temper temper : tempers)
+                expect_device_equals_host({kind, dtype, block_of(kind, block), key}, source, rows, temper);
+          }
 }
 
 TEST_F(Cuda, CodecsGiveTheBytesAndValuesOfTheCpuForEveryShape) {

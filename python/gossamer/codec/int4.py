@@ -1,0 +1,31 @@
+"""Int4: 16 levels, closer together near zero, with one bfloat16 scale per block.
+
+The arithmetic is csrc/codec/int4.h, for CPU and CUDA alike.
+"""
+
+from gossamer.codec.base import NativeCodec, check_block, check_rounding
+
+
+class Int4(NativeCodec):
+    """4 bits an element in blocks of `block` elements: x ~ scale * k (6 + |k|), k = -8 ... 7.
+
+    1/2 + 2 / block bytes an element (0.141 of float32 at 32). The element of largest magnitude in a block, m, gets
+    the outermost level; the error of the others is at most 3/16 |m|, and 3/32 |m| unless they are opposite
+    extremes. Zeros stay zero, magnitudes from 1e-35 to 3e38 survive, and a block with NaN or Inf decodes to
+    NaN without touching any other.
+
+    Args:
+        block: elements that share a scale; a positive multiple of 32.
+        stochastic: round up or down by random numbers, so that the mean over many calls is x itself. The range is
+            then symmetric, k = -7 ... 7. See NativeCodec.encode for what the numbers depend on.
+        seed: of those numbers, 0 ... 2^64 - 1; equal on all ranks, which draw different numbers all the same.
+
+    Raises:
+        CodecError: for another block, or another seed.
+    """
+
+    kind = "int4"
+
+    def __init__(self, block: int = 32, stochastic: bool = False, seed: int = 0) -> None:
+        self.block = check_block("Int4", block, 32)
+        self.stochastic, self.seed = check_rounding("Int4", stochastic, seed)
