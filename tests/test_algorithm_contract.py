@@ -28,7 +28,7 @@ def build(name):
 
 
 def optimizer_of(name, params):
-    if name == "qadam":
+    if name in ("qadam", "onebit_adam"):
         return gs.QAdamOptimizer(params, lr=0.01, warmup_steps=3)
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
@@ -244,6 +244,7 @@ def test_names_are_what_users_write():
                 "decentralized",
                 "low_precision_decentralized",
                 "qadam",
+            "onebit_adam",
                 "async",
                 "powersgd",
                 "local_sgd",

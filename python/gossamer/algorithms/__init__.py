@@ -8,7 +8,7 @@ from gossamer.algorithms.gradient_allreduce import GradientAllReduce
 from gossamer.algorithms.local_sgd import LocalSGD
 from gossamer.algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from gossamer.algorithms.powersgd import PowerSGD
-from gossamer.algorithms.qadam import QAdam, QAdamOptimizer
+from gossamer.algorithms.qadam import OneBitAdam, QAdam, QAdamOptimizer
 from gossamer.errors import ConfigError
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -19,6 +19,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         Decentralized,
         LowPrecisionDecentralized,
         QAdam,
+        OneBitAdam,
         AsyncModelAverage,
         PowerSGD,
         LocalSGD,
@@ -49,6 +50,7 @@ __all__ = [
     "GradientAllReduce",
     "LocalSGD",
     "LowPrecisionDecentralized",
+    "OneBitAdam",
     "PowerSGD",
     "QAdam",
     "QAdamOptimizer",

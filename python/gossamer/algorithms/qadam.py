@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.base import Algorithm
-from gossamer.codec import Codec, ErrorFeedback, Int8, accumulate_dtype
+from gossamer.codec import Codec, ErrorFeedback, Int8, OneBit, accumulate_dtype
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import agree_on_finite
@@ -183,3 +183,12 @@ class QAdam(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._step = state["step"]
+
+
+class OneBitAdam(QAdam):
+    """QAdam whose momentum travels in 1 bit an element, with error feedback: 1-bit Adam."""
+
+    name = "onebit_adam"
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        super().__init__(codec if codec is not None else ErrorFeedback(OneBit()))
