@@ -90,7 +90,7 @@ def _private(group: "ProcessGroup", device: torch.device, name: str) -> Communic
     kinds = distributed_c10d.BackendConfig(distributed_c10d.Backend(dist.get_backend_config(group)))
     kind = kinds.get_device_backend_map().get(device.type, "gloo" if device.type == "cpu" else "none")
     store = dist.PrefixStore(name, distributed_c10d._world.pg_map[group][1])
-    rank, size, timeout = dist.get_rank(group), dist.get_world_size(group), _timeout(group)
+    rank, size, timeout = dist.get_rank(group), dist.get_world_size(group), timeout_of(group)
     backend: Any
     if kind == "gossamer":
         backend = _C.GossamerBackend(store, rank, size, timeout)
@@ -108,7 +108,8 @@ def _private(group: "ProcessGroup", device: torch.device, name: str) -> Communic
     return from_backend(backend, device=device, store=store, name=name)
 
 
-def _timeout(group: "ProcessGroup") -> timedelta:
+def timeout_of(group: "ProcessGroup") -> timedelta:
+    """How long one collective of the group may take."""
     backend = group._get_backend(group._device_types[0])
     return getattr(backend.options, "_timeout", dist.constants.default_pg_timeout)
 
