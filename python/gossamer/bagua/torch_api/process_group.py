@@ -50,9 +50,9 @@ class BaguaCommunicator:
         dist.barrier(self.group)
 
     def abort(self) -> None:
-        """Ends this rank's part, from any thread: later calls raise CommError, and so do the other ranks'.
+        """Ends this rank's part, from any thread: later calls raise CommError, and those of ranks that need it too.
 
-        Calls that another thread is in end with an error too; with Gloo only after their timeout.
+        A call that another thread is in ends with an error; with Gloo only after its timeout.
         """
         self._aborted = True
         self.group.abort()
@@ -80,29 +80,52 @@ class BaguaProcessGroup:
         every: Any,
         intra_node: Any,
         inter_node: Any,
+        hosts: int = 1,
     ) -> None:
-        """ranks: global ranks in ascending order. The rest: torch groups, None where this rank is not in one."""
+        """ranks: global ranks, in the group's order. The rest: torch groups, None where this rank is not in one.
+
+        inter_node: _ALONE is a group of this rank, made when it is asked for.
+        hosts: of the ranks; above 1 without intra_node, nobody has made groups for one host and across hosts.
+        """
         self.ranks = ranks
         self.stream = stream
         self.torch_group = every
-        self._global, self._intra_node, self._inter_node = (
-            CommMember.NON_COMM_MEMBER if _foreign(group) else BaguaCommunicator(group, stream)
-            for group in (every, intra_node, inter_node)
-        )
+        self.intra_node, self.inter_node, self._hosts = intra_node, inter_node, hosts
+        self._communicators: dict[Any, BaguaCommunicator] = {}
 
     def get_global_communicator(self) -> Any:
         """The communicator of all ranks of the group, or CommMember.NON_COMM_MEMBER."""
-        return self._global
+        return self._communicator(self.torch_group)
 
     def get_intra_node_communicator(self) -> Any:
-        """The communicator of the group's ranks on this host, or CommMember.NON_COMM_MEMBER."""
-        return self._intra_node
+        """The communicator of the group's ranks on this host, or CommMember.NON_COMM_MEMBER.
+
+        ConfigError if from_torch_group() made the group and its ranks are on several hosts; so for the next.
+        """
+        self._require_one_host()
+        return self._communicator(self.intra_node)
 
     def get_inter_node_communicator(self) -> Any:
         """The communicator of each host's first rank of the group; CommMember.NON_COMM_MEMBER on other ranks."""
-        return self._inter_node
+        self._require_one_host()
+        if self.inter_node is _ALONE:  # late: torch names some groups by how many this process has
+            self.inter_node = dist.new_group([runtime.rank()], use_local_synchronization=True)
+        return self._communicator(self.inter_node)
+
+    def _communicator(self, group: Any) -> Any:
+        if _foreign(group):
+            return CommMember.NON_COMM_MEMBER
+        return self._communicators.setdefault(group, BaguaCommunicator(group, self.stream))
+
+    def _require_one_host(self) -> None:
+        if self._hosts > 1 and self.intra_node is None:
+            raise ConfigError(
+                f"from_torch_group: ranks {self.ranks} are on {self._hosts} hosts, and connections for the ranks of "
+                f"one need every worker; make the group by new_group({self.ranks})."
+            )
 
 
+_ALONE = object()
 _default: BaguaProcessGroup | None = None
 _nodes: list[str] = []  # the host of each worker, by rank
 
@@ -179,11 +202,11 @@ def new_group(
 def from_torch_group(group: Any, stream: "torch.cuda.Stream | None" = None) -> BaguaProcessGroup:
     """The same ranks as torch's `group`, over the same connections. Only its ranks need to call it.
 
-    Its ranks must be on one host, unless they are all workers: connections for the ranks of one host out of
-    several would need every worker. Then use new_group.
+    Where its ranks are on several hosts, and are not all workers, it has the global communicator alone: those for
+    the ranks of one host would need every worker. new_group makes them.
 
     Raises:
-        ConfigError: before init_process_group(); no torch group; ranks of several hosts, not all workers.
+        ConfigError: before init_process_group(); no torch group.
     """
     world = default_group()
     _check_stream("from_torch_group", stream)
@@ -192,29 +215,29 @@ def from_torch_group(group: Any, stream: "torch.cuda.Stream | None" = None) -> B
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigError(f"from_torch_group: group must be a torch.distributed group, got {group!r}.")
     if group is world.torch_group:
-        intra, inter = (_group_of(comm) for comm in (world._intra_node, world._inter_node))
-        return BaguaProcessGroup(world.ranks, stream, every=group, intra_node=intra, inter_node=inter)
+        inner = {"intra_node": world.intra_node, "inter_node": world.inter_node}
+        return BaguaProcessGroup(world.ranks, stream, every=group, **inner)
     ranks = dist.get_process_group_ranks(group)
-    hosts = _by_host(ranks)
-    if len(hosts) > 1:
-        raise ConfigError(
-            f"from_torch_group: the group's ranks {ranks} are on {len(hosts)} hosts; make it by new_group(ranks)."
-        )
-    first = None
-    if dist.get_rank(group) == 0:  # alone, so it needs no other rank to make it
-        first = dist.new_group([runtime.rank()], use_local_synchronization=True)
-    return BaguaProcessGroup(ranks, stream, every=group, intra_node=group, inter_node=first)
+    hosts = len(_by_host(ranks))
+    if hosts > 1:
+        return BaguaProcessGroup(ranks, stream, every=group, intra_node=None, inter_node=None, hosts=hosts)
+    return _on_one_host(group, ranks, stream)
 
 
 def _over(every: Any, ranks: list[int], stream: "torch.cuda.Stream | None") -> BaguaProcessGroup:
     """With groups for each host and across hosts. All workers make all of them, in one order, as torch wants."""
     hosts = _by_host(ranks)
-    intra_node = every
-    if len(hosts) > 1:
-        groups = [_torch_group(members) for members in hosts]
-        intra_node = next((group for group in groups if not _foreign(group)), None)
+    if len(hosts) == 1:
+        return _on_one_host(every, ranks, stream)
+    groups = [_torch_group(members) for members in hosts]
+    intra_node = next((group for group in groups if not _foreign(group)), None)
     inter_node = _torch_group([members[0] for members in hosts])
     return BaguaProcessGroup(ranks, stream, every=every, intra_node=intra_node, inter_node=inter_node)
+
+
+def _on_one_host(every: Any, ranks: list[int], stream: "torch.cuda.Stream | None") -> BaguaProcessGroup:
+    first = _ALONE if runtime.rank() == ranks[0] else None
+    return BaguaProcessGroup(ranks, stream, every=every, intra_node=every, inter_node=first)
 
 
 def _torch_group(ranks: list[int]) -> Any:
@@ -231,10 +254,6 @@ def _by_host(ranks: list[int]) -> list[list[int]]:
 
 def _foreign(group: Any) -> bool:
     return group is None or group is dist.GroupMember.NON_GROUP_MEMBER
-
-
-def _group_of(communicator: Any) -> Any:
-    return communicator.group if isinstance(communicator, BaguaCommunicator) else None
 
 
 def _check_stream(what: str, stream: Any) -> None:
