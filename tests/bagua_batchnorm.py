@@ -50,10 +50,13 @@ def check_training_is_that_of_the_joined_batch() -> None:
     for case, group in groups():
         if dist.get_rank() not in group.ranks:
             continue
-        for number, (shape, kind) in enumerate(SHAPES.items()):
-            for options in settings if number == 2 else settings[:1]:
-                for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
-                    compare(group, kind, shape, options, dtype, tolerance, case)
+        for shape, kind in SHAPES.items():
+            if kind is nn.BatchNorm2d:
+                for options in settings:
+                    compare(group, kind, shape, options, torch.float64, 1e-10, case)
+                compare(group, kind, shape, {}, torch.float32, 2e-5, case)
+            elif "gossamer" in case:
+                compare(group, kind, shape, {}, torch.float64, 1e-10, case)
 
 
 def compare(group, kind, shape, options, dtype, tolerance, case) -> None:

@@ -29,7 +29,8 @@ class Run:
         self.state: dict[str, Any] = {}
         self._sizes = [param.numel() for param in params]
         self._before: dict[str, Any] = {}
-        self._shared: dict[str, Tensor] = {}
+        self._shared: dict[str, Tensor] = {}  # one element for each parameter
+        self._versions: dict[str, int] = {}
         self._parts: dict[str, list[Any]] = {}  # what the optimizer's state holds for each parameter
         for key in list(state.get(params[0], ())):
             values = [state[param][key] for param in params]
@@ -38,9 +39,12 @@ class Run:
                 joined = in_a_row(values)
                 value = torch.cat([each.reshape(-1) for each in values]) if joined is None else joined
             self._adopt(key, value, state)
+        self._versions = {key: shared._version for key, shared in self._shared.items()}
 
     def is_current(self, state: Any) -> bool:
-        """True if the optimizer's state holds the parts that this run made, and nothing else."""
+        """True if the optimizer's state holds the parts that this run made, and no others, as they were left."""
+        if any(shared._version != self._versions[key] for key, shared in self._shared.items()):
+            return False  # such as step() in between, which may have counted on for some parameters only
         for index, param in enumerate(self.params):
             own = state.get(param, ())
             if len(own) != len(self._parts):
@@ -71,6 +75,7 @@ class Run:
                 self._adopt(key, value, state)
             elif key in self._shared:
                 self._shared[key].fill_(value)
+        self._versions = {key: shared._version for key, shared in self._shared.items()}
 
     def _adopt(self, key: str, value: Any, state: Any) -> None:
         """Makes an entry of the flat state one of the parameters', in the same memory."""
@@ -85,7 +90,7 @@ class Run:
                     f"fuse_step: the optimizer's state {key!r} of {list(value.shape)} for a parameter of "
                     f"{list(self.flat.shape)} is not elementwise; leave this optimizer unfused."
                 )
-            # One element for each parameter, so that step() can count on; the flat parameter has the first.
+            # So that step() can count on; the flat parameter has the first.
             self._shared[key] = value.detach().expand(len(self.params)).clone()
             parts = list(self._shared[key].unbind())
             value = parts[0]
