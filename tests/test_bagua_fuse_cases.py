@@ -107,6 +107,16 @@ def test_only_the_instance_is_changed_and_copies_are_unfused() -> None:
             fuse_step(other)
 
 
+def test_backward_of_a_forward_before_the_step_is_noticed() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = fuse_optimizer(optim.SGD(model.parameters(), lr=0.1))
+    loss = model(torch.ones(2, 3)).sum()
+    give_gradients(list(model.parameters()), 0, holes=False)
+    optimizer.fuse_step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 class Sign(optim.Optimizer):
     """An elementwise optimizer of a user's, with a Python number in its state."""
 

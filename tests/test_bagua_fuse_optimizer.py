@@ -53,6 +53,27 @@ def test_every_optimizer_that_may_be_fused_is_tested() -> None:
     assert {kind for kind, _ in OPTIMIZERS} == set(ELEMENTWISE)
 
 
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam])
+def test_bits_are_equal_for_tensors_that_several_threads_share(kind) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    ends = []
+    for fused in (False, True):
+        generator = torch.Generator().manual_seed(1)
+        params = [
+            nn.Parameter(torch.randn(numel, generator=generator)) for numel in (70_001, 33_333, 100_003)
+        ]
+        optimizer = kind(params, lr=0.1)
+        if fused:
+            fuse_optimizer(optimizer)
+        for step in range(3):
+            give_gradients(params, step, holes=False)
+            (optimizer.fuse_step if fused else optimizer.step)()
+        ends.append((params, optimizer))
+    torch.set_num_threads(before)
+    assert_same(ends[1], ends[0])
+
+
 def test_gradients_in_every_layout_give_the_same_bits() -> None:
     """Fresh ones, kept and zeroed ones, views of one buffer in the parameters' order, strided ones."""
     ends = []

@@ -155,17 +155,18 @@ def _parameter_gradients(ctx: Any, first: tuple[Any], own: Tensor, weight: Tenso
 def _joined_statistics(x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Mean [C] and biased variance [C] of all ranks' x [N, C, ...], and the number of values of a channel []."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
-    count = x.numel() // x.size(1)
-    own = torch.zeros(1 + 2 * x.size(1), dtype=torch.float64, device=x.device)
+    channels = x.size(1)
+    count = x.numel() // channels
+    own = torch.zeros(1 + 2 * channels, dtype=torch.float64, device=x.device)
     if count:
-        variance, mean = torch.var_mean(x.to(_wide(x.dtype)), axes, correction=0)
-        own.copy_(torch.cat([own.new_tensor([count]), mean.double(), variance.double()]))
+        own[0] = count
+        own[1 + channels :], own[1 : 1 + channels] = torch.var_mean(x.to(_wide(x.dtype)), axes, correction=0)
     every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, own, group=group)
     table = torch.stack(every)
-    counts, means, variances = table[:, :1], table[:, 1 : 1 + x.size(1)], table[:, 1 + x.size(1) :]
+    counts, means, variances = table[:, :1], table[:, 1 : 1 + channels], table[:, 1 + channels :]
     total = counts.sum()
-    if total < 2:
+    if count < 2 and total < 2:  # then on every rank; a GPU need not be waited for where this one has enough
         raise ConfigError(
             f"SyncBatchNorm: training needs two values for a channel over all ranks, got {int(total)} "
             f"for an input of {list(x.shape)} here."

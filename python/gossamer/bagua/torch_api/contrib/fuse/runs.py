@@ -37,7 +37,7 @@ class Run:
             value = values[0]
             if _is_elementwise(value, params[0]):
                 joined = in_a_row(values)
-                value = torch.cat([each.reshape(-1) for each in values]) if joined is None else joined
+                value = _cat(values) if joined is None else joined
             self._adopt(key, value, state)
         self._versions = {key: shared._version for key, shared in self._shared.items()}
 
@@ -59,13 +59,14 @@ class Run:
         """flat.grad = the parameters' gradients in a row: as they lie in memory if they do, else a copy."""
         gradients: list[Any] = [param.grad for param in self.params]
         joined = in_a_row(gradients)
-        self.flat.grad = torch.cat([each.reshape(-1) for each in gradients]) if joined is None else joined
+        self.flat.grad = _cat(gradients) if joined is None else joined
         self._before = dict(self.state)
 
     def give_state(self, new: dict[str, Any], state: Any) -> None:
         """Hands what a step has left in the flat parameter's state to the parameters. new: that state."""
         self.flat.grad = None
         self.state = new
+        torch.autograd.graph.increment_version(self.params)  # so that backward of an earlier forward notices
         for key in [key for key in self._parts if key not in new]:
             del self._parts[key]
             for param in self.params:
@@ -129,7 +130,7 @@ def flatten(params: Sequence[Tensor]) -> None:
     for members in _by_kind(params):
         if len(members) < 2 or in_a_row(members) is not None:
             continue
-        joined = torch.cat([param.detach().reshape(-1) for param in members])
+        joined = _cat([param.detach() for param in members])
         parts = joined.split([param.numel() for param in members])
         for param, part in zip(members, parts, strict=True):
             param.data = part.view(param.shape)
@@ -148,6 +149,11 @@ def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
         return None  # neighbours by chance, not one allocation
     total = (end - start) // first.element_size()
     return first.detach().as_strided((total,), (1,), first.storage_offset())
+
+
+def _cat(tensors: Sequence[Tensor]) -> Tensor:
+    # Making a view costs more than copying a small tensor does.
+    return torch.cat([tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors])
 
 
 def _by_kind(params: Sequence[Tensor]) -> list[list[Tensor]]:
