@@ -72,6 +72,25 @@ def test_sparse_gradients_are_stepped_alone() -> None:
     assert_same(ends[1], ends[0])
 
 
+def test_gradient_that_becomes_sparse_leaves_its_run() -> None:
+    ends = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(4, 3)) for _ in range(4)]
+        optimizer = optim.SGD(params, lr=0.1)
+        if fused:
+            fuse_optimizer(optimizer)
+        for step in range(3):
+            give_gradients(params, step, holes=False)
+            if step == 1:
+                params[1].grad = params[1].grad.to_sparse(1)
+            (optimizer.fuse_step if fused else optimizer.step)()
+            if fused:
+                assert runs_of(optimizer) == ([2] if step == 1 else [4])
+        ends.append((params, optimizer))
+    assert_same(ends[1], ends[0])
+
+
 def test_fused_optimizer_under_data_parallel_trains_as_unfused() -> None:
     gs.init()
     ends = []
