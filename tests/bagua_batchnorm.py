@@ -140,6 +140,30 @@ def check_refusals() -> None:
         refused("needs a group that this rank is in", lambda: own(torch.ones(2, FEATURES)), gs.ConfigError)
 
 
+def check_conversion_finds_every_place_and_keeps_what_is_there() -> None:
+    norm = nn.BatchNorm1d(3, eps=0.5, momentum=None).eval()
+    model = nn.ModuleDict(
+        {"a": norm, "b": nn.Sequential(norm, nn.Linear(3, 3), nn.SyncBatchNorm(3)), "c": norm}
+    )
+    names, tensors = (
+        list(model.state_dict()),
+        [id(tensor) for tensor in (*model.parameters(), *model.buffers())],
+    )
+    assert SyncBatchNorm.convert_sync_batchnorm(model, dist.group.WORLD) is model
+    own = model["a"]
+    assert own is model["b"][0] is model["c"]
+    assert (type(own), type(model["b"][2])) == (SyncBatchNorm, SyncBatchNorm)
+    assert (own.eps, own.momentum, own.training, own.process_group) == (0.5, None, False, dist.group.WORLD)
+    assert list(model.state_dict()) == names
+    assert [id(tensor) for tensor in (*model.parameters(), *model.buffers())] == tensors
+    assert SyncBatchNorm.convert_sync_batchnorm(own) is own
+    assert type(SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(2, affine=False))) is SyncBatchNorm
+    lazy = nn.Sequential(nn.LazyBatchNorm1d())
+    refused(
+        "a lazy BatchNorm has no size yet", lambda: SyncBatchNorm.convert_sync_batchnorm(lazy), gs.ConfigError
+    )
+
+
 def check_converted_model_trains_as_one_process() -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)

@@ -10,6 +10,7 @@ import gossamer as gs
 import gossamer.bagua.torch_api as bagua
 from bagua_job import groups, refused
 from gossamer.bagua.torch_api.communication import CommMember
+from gossamer.bagua.torch_api.transfer import sending
 
 F4, F2, I4 = (torch.ones(4), torch.ones(2), torch.ones(4, dtype=torch.int64))
 H4, META, SPARSE = F4.half(), torch.ones(4, device="meta"), torch.ones(4).to_sparse()
@@ -100,6 +101,16 @@ def check_wrong_groups_are_refused_on_every_rank() -> None:
             gs.ConfigError,
         )
     assert bagua.new_group().get_global_communicator().nranks() == 4
+
+
+def check_refusal_of_the_backend_is_a_config_error() -> None:
+    comm = bagua.new_group().get_global_communicator()
+
+    def refuse() -> None:
+        with sending("allreduce", comm):
+            raise ValueError("no BAND here")  # as NCCL does
+
+    refused("allreduce: the backend refused it: no BAND here", refuse, gs.ConfigError)
 
 
 def check_failure_of_a_transfer_is_a_comm_error() -> None:

@@ -142,7 +142,10 @@ def written(tensor: Tensor) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def sending(what: str, comm: BaguaCommunicator, tensor: Tensor | None = None) -> Iterator[None]:
-    """Around the sending itself: on the communicator's stream, and a failure of the backend is a CommError."""
+    """Around the sending itself: on the communicator's stream, and with errors of the backend as ours.
+
+    ConfigError for a call that it refuses, such as bits on NCCL; CommError where it fails.
+    """
     ahead: Any = contextlib.nullcontext()
     if comm.stream is not None and tensor is not None and tensor.is_cuda:
         comm.stream.wait_stream(torch.cuda.current_stream())
@@ -152,6 +155,8 @@ def sending(what: str, comm: BaguaCommunicator, tensor: Tensor | None = None) ->
             yield
     except (CommError, ConfigError):
         raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}: the backend refused it: {error}") from error
     except RuntimeError as error:
         raise CommError(f"{what}: failed on rank {comm.rank()}/{comm.nranks()}: {error}") from error
     if comm.stream is not None and tensor is not None and tensor.is_cuda:

@@ -22,7 +22,8 @@ class CacheLoader:
     Args:
         backend: "redis", "memory" (this process alone: each worker of a DataLoader has its own), or a Store.
         dataset_name: in front of every key, so that several datasets may share a store.
-        writer_buffer_size: values that are written together; flush() writes the rest.
+        writer_buffer_size: values that are written together; flush() writes the rest. A DataLoader's worker that
+            ends with values in its buffer has not written them.
         kwargs: for the store of that name: RedisStore(hosts=...).
 
     Raises:

@@ -68,12 +68,19 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
         """Replaces every BatchNorm in the module, in place, and returns it (or its replacement, if it is one).
 
-        Parameters and buffers stay the same objects, so an optimizer that has them goes on.
+        Parameters and buffers stay the same objects, so an optimizer that has them goes on. One that stands in
+        several places has one replacement.
         """
-        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
-            return cls._converted(module, process_group)
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert_sync_batchnorm(child, process_group))
+        made: dict[nn.Module, nn.Module] = {}
+        for path, child in list(module.named_modules(remove_duplicate=False)):
+            if not isinstance(child, _BatchNorm) or isinstance(child, cls):
+                continue
+            if child not in made:
+                made[child] = cls._converted(child, process_group)
+            if child is module:
+                return made[child]
+            parent, _, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, made[child])
         return module
 
     @classmethod

@@ -120,3 +120,6 @@ class ClusterStore(Store):
     def shutdown(self) -> None:
         for store in self.stores:
             store.shutdown()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.stores})"
