@@ -15,7 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 FOLDER = Path(__file__).resolve().parent
-NAMES = ("codec", "error", "determinism", "exactness", "memory", "step", "allreduce", "collectives", "ddp")
+NAMES = (
+    "codec", "error", "determinism", "exactness", "memory", "step", "allreduce", "collectives", "ddp",
+    "fuse_optimizer",
+)  # fmt: skip
 GPU_NAMES = ("codec",)
 
 

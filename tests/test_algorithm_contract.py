@@ -244,7 +244,7 @@ def test_names_are_what_users_write():
                 "decentralized",
                 "low_precision_decentralized",
                 "qadam",
-            "onebit_adam",
+                "onebit_adam",
                 "async",
                 "powersgd",
                 "local_sgd",

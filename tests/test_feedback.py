@@ -36,7 +36,9 @@ def test_what_is_left_out_of_one_mean_arrives_with_later_ones(codec, size):
     results = run_ranks(size, body)
     for once, mean, _ in results:
         assert torch.equal(mean, results[0][1])
-        assert relative_error(mean, expected) < relative_error(once, expected) / (2 if codec == gs.OneBit() else 5)
+        assert relative_error(mean, expected) < relative_error(once, expected) / (
+            2 if codec == gs.OneBit() else 5
+        )
     # Nothing is lost: what has not arrived yet lies in the errors of the ranks.
     left_out = sum(error for _, _, error in results) / size / rounds
     torch.testing.assert_close(

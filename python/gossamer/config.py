@@ -137,6 +137,28 @@ def _srun(env: Mapping[str, str]) -> Placement | None:
     )
 
 
+def node_rank() -> int:
+    """This host's number among the hosts of the run, as its launcher counted them; 0 if none said.
+
+    Looked for in GROUP_RANK (torchrun), NODE_RANK and SLURM_NODEID, in this order.
+    """
+    for variable in ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID"):
+        if variable in os.environ:
+            return _integer(variable, os.environ[variable])
+    return 0
+
+
+def master_addr() -> str:
+    """MASTER_ADDR, or 127.0.0.1."""
+    return os.environ.get("MASTER_ADDR") or "127.0.0.1"
+
+
+def bagua_bucket_bytes() -> int:
+    """BAGUA_DEFAULT_BUCKET_SIZE, which Bagua's launchers set, or its default of 10 MiB."""
+    name = "BAGUA_DEFAULT_BUCKET_SIZE"
+    return _positive_bytes(name, os.environ[name]) if name in os.environ else 10 * MIB
+
+
 def first_host(node_list: str) -> str:
     """First host of a Slurm node list: ``"gpu[07-09,12]-ib,login1"`` gives ``"gpu07-ib"``."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", node_list.strip())

@@ -25,6 +25,7 @@ class _Membership:
     size: int
     local_rank: int
     local_size: int
+    node_rank: int
     adopted: bool  # the caller made torch's default group; shutdown() leaves it alone
 
 
@@ -47,18 +48,7 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
     workers, arguments given although a group was adopted. CommError: the others were not reached in time.
     """
     global _membership
-    if is_initialized():
-        raise ConfigError(
-            "gossamer.init: must be called once, but this process is already "
-            f"rank {rank()} of {size()}; ask gossamer.is_initialized(), or call gossamer.shutdown() first."
-        )
-    settings = config.current()
-    log = logging.getLogger("gossamer")
-    log.setLevel(settings.log_level.upper())
-    if not log.hasHandlers():
-        log.addHandler(logging.StreamHandler())
-    if timeout_s is not None and not timeout_s > 0:
-        raise ConfigError(f"gossamer.init: timeout_s must be above 0, got {timeout_s}.")
+    seconds = _prepare("init", timeout_s)
     if dist.is_initialized():
         if backend is not None or timeout_s is not None:
             raise ConfigError(
@@ -68,13 +58,34 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
         _membership = _adopt()
         return
     placement = config.launcher_environment() or Placement("alone", 0, 1, 0, 1)
-    chosen = backend or ("cpu:gossamer,cuda:nccl" if torch.cuda.is_available() else "gossamer")
-    if "nccl" in chosen:
-        _take_gpu(placement)
-    _join(placement, chosen, settings.timeout_s if timeout_s is None else float(timeout_s))
-    _membership = _Membership(
-        placement.rank, placement.size, placement.local_rank, placement.local_size, adopted=False
-    )
+    _enter(placement, backend, seconds, None)
+
+
+def join(
+    store: dist.Store,
+    *,
+    rank: int,
+    size: int,
+    local_size: int,
+    backend: str | None = None,
+    timeout_s: float | None = None,
+) -> None:
+    """init() for workers that found each other by themselves: through a store, at places that the caller gives.
+
+    ``local_size`` workers are on each host, with ranks in a row. The launcher's environment is not asked.
+    Raises as init() does; ConfigError also if torch.distributed is initialised already.
+    """
+    seconds = _prepare("join", timeout_s)
+    if not 0 <= rank < size or not 1 <= local_size <= size:
+        raise ConfigError(
+            f"gossamer.join: needs 0 <= rank < size and 1 <= local_size <= size, "
+            f"got rank={rank}, size={size}, local_size={local_size}."
+        )
+    if dist.is_initialized():
+        raise ConfigError(
+            "gossamer.join: torch.distributed is initialised already; call gossamer.init(), which adopts its group."
+        )
+    _enter(Placement("store", rank, size, rank % local_size, local_size), backend, seconds, store)
 
 
 def is_initialized() -> bool:
@@ -102,6 +113,11 @@ def local_size() -> int:
     return _joined("local_size").local_size
 
 
+def node_rank() -> int:
+    """Number of this worker's host among the hosts, 0 where no launcher counted them. ConfigError before ``init()``."""
+    return _joined("node_rank").node_rank
+
+
 def shutdown() -> None:
     """Leaves the group; ``init()`` may be called again. Does nothing if not initialised.
 
@@ -120,6 +136,34 @@ def _joined(what: str) -> _Membership:
     return _membership
 
 
+def _prepare(what: str, timeout_s: float | None) -> float:
+    """What comes before joining: one group at a time, the log; returns the timeout in seconds."""
+    if is_initialized():
+        raise ConfigError(
+            f"gossamer.{what}: must be called once, but this process is already "
+            f"rank {rank()} of {size()}; ask gossamer.is_initialized(), or call gossamer.shutdown() first."
+        )
+    settings = config.current()
+    log = logging.getLogger("gossamer")
+    log.setLevel(settings.log_level.upper())
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
+    if timeout_s is not None and not timeout_s > 0:
+        raise ConfigError(f"gossamer.{what}: timeout_s must be above 0, got {timeout_s}.")
+    return settings.timeout_s if timeout_s is None else float(timeout_s)
+
+
+def _enter(placement: Placement, backend: str | None, timeout_s: float, store: dist.Store | None) -> None:
+    global _membership
+    chosen = backend or ("cpu:gossamer,cuda:nccl" if torch.cuda.is_available() else "gossamer")
+    if "nccl" in chosen:
+        _take_gpu(placement)
+    _join(placement, chosen, timeout_s, store)
+    local = placement.local_rank, placement.local_size
+    node = config.node_rank() if store is None else placement.rank // placement.local_size
+    _membership = _Membership(placement.rank, placement.size, *local, node_rank=node, adopted=False)
+
+
 def _take_gpu(placement: Placement) -> None:
     count = torch.cuda.device_count()
     if placement.local_rank >= count:
@@ -131,7 +175,7 @@ def _take_gpu(placement: Placement) -> None:
     torch.cuda.set_device(placement.local_rank)
 
 
-def _join(placement: Placement, backend: str, timeout_s: float) -> None:
+def _join(placement: Placement, backend: str, timeout_s: float, store: dist.Store | None) -> None:
     options: dict[str, Any] = {
         "backend": backend,
         "rank": placement.rank,
@@ -141,7 +185,7 @@ def _join(placement: Placement, backend: str, timeout_s: float) -> None:
     global _joins
     _joins += 1
     try:
-        options |= _rendezvous(placement, timeout_s)
+        options |= _rendezvous(placement, timeout_s) if store is None else {"store": store}
         dist.init_process_group(**options)
     except (RuntimeError, TimeoutError) as error:
         where = f" at {placement.master_addr}:{placement.master_port}" if placement.master_addr else ""
@@ -196,8 +240,9 @@ def _adopt() -> _Membership:
     own, count = dist.get_rank(), dist.get_world_size()
     placement = config.launcher_environment()
     if placement is not None and (placement.rank, placement.size) == (own, count):
-        return _Membership(own, count, placement.local_rank, placement.local_size, adopted=True)
+        local = placement.local_rank, placement.local_size
+        return _Membership(own, count, *local, node_rank=config.node_rank(), adopted=True)
     hosts: list[Any] = [None] * count
     dist.all_gather_object(hosts, socket.gethostname())
     here = [peer for peer, host in enumerate(hosts) if host == hosts[own]]
-    return _Membership(own, count, here.index(own), len(here), adopted=True)
+    return _Membership(own, count, here.index(own), len(here), node_rank=config.node_rank(), adopted=True)

@@ -2,7 +2,7 @@
 
 from gossamer.comm.backend import register as register_backend
 from gossamer.comm.base import Communicator, Work
-from gossamer.comm.c10d import from_backend, from_group, private, split
+from gossamer.comm.c10d import from_backend, from_group, private, split, timeout_of
 from gossamer.comm.hierarchical import Hierarchical, Hierarchy, duplicate, hierarchy, is_communicator
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "private",
     "register_backend",
     "split",
+    "timeout_of",
 ]

@@ -149,9 +149,14 @@ def _private(group: "ProcessGroup", device: torch.device, name: str) -> Communic
             f"comm: the process group {group.group_name!r} uses the backend {kind!r} for {device.type} tensors; "
             f"gossamer, gloo and nccl are supported"
         )
-    timeout = _timeout_of(group._get_backend(group._device_types[0]))
+    timeout = timeout_of(group)
     backend = _backend(kind, store, dist.get_rank(group), dist.get_world_size(group), timeout)
     return from_backend(backend, device=device, store=store, name=name)
+
+
+def timeout_of(group: "ProcessGroup") -> timedelta:
+    """How long one collective of the group may take."""
+    return _timeout_of(group._get_backend(group._device_types[0]))
 
 
 def _backend(kind: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -1,0 +1,236 @@
+"""Bagua's collectives, over torch.distributed's on the group's own backend (gossamer or Gloo; NCCL for GPUs).
+
+Everywhere: `comm` is a communicator, None for all workers; ranks are the communicator's. A rank that is not in
+it returns at once. Tensors are any dense ones, on CPU or GPU; their elements count in row-major order. Results
+are there when a call returns (on a GPU: for what the current stream does next). Nothing is recorded by autograd.
+
+Raises, everywhere: ConfigError before anything is sent (before init_process_group(), a wrong size, dtype,
+device, rank or operation, with the values), CommError where the transfer fails or after comm.abort().
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.bagua.torch_api.process_group import (
+    BaguaCommunicator,
+    BaguaProcessGroup,
+    CommMember,
+    from_torch_group,
+    init_process_group,
+    is_initialized,
+    new_group,
+)
+from gossamer.bagua.torch_api.rooted import (
+    broadcast,
+    broadcast_coalesced,
+    broadcast_object,
+    gather,
+    gather_inplace,
+    recv,
+    reduce,
+    reduce_inplace,
+    scatter,
+    scatter_inplace,
+    send,
+)
+from gossamer.bagua.torch_api.transfer import (
+    ReduceOp,
+    check_alike,
+    check_counts,
+    check_pair,
+    check_ranges,
+    check_tensor,
+    flat,
+    members,
+    reduction,
+    sending,
+    split_into,
+    written,
+)
+
+__all__ = [
+    "BaguaCommunicator",
+    "BaguaProcessGroup",
+    "CommMember",
+    "ReduceOp",
+    "allgather",
+    "allgather_inplace",
+    "allreduce",
+    "allreduce_coalesced_inplace",
+    "allreduce_inplace",
+    "alltoall",
+    "alltoall_inplace",
+    "alltoall_v",
+    "alltoall_v_inplace",
+    "barrier",
+    "broadcast",
+    "broadcast_coalesced",
+    "broadcast_object",
+    "from_torch_group",
+    "gather",
+    "gather_inplace",
+    "init_process_group",
+    "is_initialized",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_inplace",
+    "reduce_scatter",
+    "reduce_scatter_inplace",
+    "scatter",
+    "scatter_inplace",
+    "send",
+]
+
+# torch 2.13 has given these new names, and warns of the old ones.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def allreduce(send_tensor: Tensor, recv_tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) -> None:
+    """recv_tensor = the reduction of all send_tensors, on every rank."""
+    if (comm := members("allreduce", comm)) is None:
+        return
+    check_pair("allreduce", send_tensor, recv_tensor, send_tensor.numel())
+    reduction("allreduce", op, send_tensor.dtype)
+    recv_tensor.detach().copy_(send_tensor.detach().reshape(recv_tensor.shape))
+    allreduce_inplace(recv_tensor, op, comm)
+
+
+def allreduce_inplace(tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) -> None:
+    """Overwrites the tensor with the reduction of all ranks' tensors."""
+    if (comm := members("allreduce_inplace", comm)) is None:
+        return
+    check_tensor("allreduce_inplace", tensor)
+    operation = reduction("allreduce_inplace", op, tensor.dtype)
+    with written(tensor) as out, sending("allreduce_inplace", comm, tensor):
+        dist.all_reduce(out, operation, group=comm.group)
+
+
+def allreduce_coalesced_inplace(tensors: Sequence[Tensor], op: int = ReduceOp.SUM, comm: Any = None) -> None:
+    """allreduce_inplace of each tensor, in one. One dtype, one device."""
+    if (comm := members("allreduce_coalesced_inplace", comm)) is None:
+        return
+    check_alike("allreduce_coalesced_inplace", tensors)
+    joined = torch.cat([flat(tensor) for tensor in tensors])
+    allreduce_inplace(joined, op, comm)
+    split_into(joined, tensors)
+
+
+def allgather(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> None:
+    """recv_tensor, of nranks times the elements, = the send_tensors of rank 0, 1, ... in a row."""
+    if (comm := members("allgather", comm)) is None:
+        return
+    check_pair("allgather", send_tensor, recv_tensor, comm.nranks() * send_tensor.numel())
+    with written(recv_tensor) as out, sending("allgather", comm, send_tensor):
+        _all_gather(out, flat(send_tensor), group=comm.group)
+
+
+def allgather_inplace(tensor: Tensor, comm: Any = None) -> None:
+    """Of nranks parts of the tensor, rank r has filled part r; all parts are filled afterwards."""
+    if (comm := members("allgather_inplace", comm)) is None:
+        return
+    check_tensor("allgather_inplace", tensor, parts=comm.nranks())
+    with written(tensor) as out, sending("allgather_inplace", comm, tensor):
+        _all_gather(
+            out, out.chunk(comm.nranks())[comm.rank()].clone() if out.numel() else out, group=comm.group
+        )
+
+
+def reduce_scatter(
+    send_tensor: Tensor, recv_tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None
+) -> None:
+    """recv_tensor = part r of the reduction of all send_tensors, which have nranks parts."""
+    if (comm := members("reduce_scatter", comm)) is None:
+        return
+    check_tensor("reduce_scatter", send_tensor, parts=comm.nranks())
+    check_pair("reduce_scatter", send_tensor, recv_tensor, send_tensor.numel() // comm.nranks())
+    operation = reduction("reduce_scatter", op, send_tensor.dtype)
+    with written(recv_tensor) as out, sending("reduce_scatter", comm, send_tensor):
+        _reduce_scatter(out, flat(send_tensor), op=operation, group=comm.group)
+
+
+def reduce_scatter_inplace(tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) -> None:
+    """Overwrites part r of the tensor with part r of the reduction; the other parts stay as they are."""
+    if (comm := members("reduce_scatter_inplace", comm)) is None:
+        return
+    check_tensor("reduce_scatter_inplace", tensor, parts=comm.nranks())
+    with written(tensor) as out:
+        part = out.numel() // comm.nranks()
+        own = out[comm.rank() * part : (comm.rank() + 1) * part]
+        result = torch.empty_like(own)
+        reduce_scatter(out, result, op, comm)
+        own.copy_(result)
+
+
+def alltoall(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> None:
+    """Part j of send_tensor goes to rank j; part i of recv_tensor comes from rank i. nranks equal parts."""
+    if (comm := members("alltoall", comm)) is None:
+        return
+    check_tensor("alltoall", send_tensor, parts=comm.nranks())
+    check_pair("alltoall", send_tensor, recv_tensor, send_tensor.numel())
+    with written(recv_tensor) as out, sending("alltoall", comm, send_tensor):
+        dist.all_to_all_single(out, flat(send_tensor), group=comm.group)
+
+
+def alltoall_inplace(tensor: Tensor, comm: Any = None) -> None:
+    """alltoall() with the result in the tensor itself."""
+    if (comm := members("alltoall_inplace", comm)) is not None:
+        check_tensor("alltoall_inplace", tensor)
+        alltoall(tensor.detach().clone(), tensor, comm)
+
+
+def alltoall_v(
+    send_tensor: Tensor,
+    send_counts: Sequence[int],
+    send_displs: Sequence[int],
+    recv_tensor: Tensor,
+    recv_counts: Sequence[int],
+    recv_displs: Sequence[int],
+    comm: Any = None,
+) -> None:
+    """send_counts[j] elements of send_tensor from element send_displs[j] go to rank j; recv_... likewise.
+
+    A count of 0 sends nothing. Elements of recv_tensor outside its parts stay as they are.
+    """
+    if (comm := members("alltoall_v", comm)) is None:
+        return
+    size = comm.nranks()
+    check_pair("alltoall_v", send_tensor, recv_tensor, recv_tensor.numel())
+    check_counts("alltoall_v", "send", send_counts, send_displs, size=size)
+    check_counts("alltoall_v", "recv", recv_counts, recv_displs, size=size)
+    sends, receives = _ranges(send_counts, send_displs), _ranges(recv_counts, recv_displs)
+    for span in sends:  # what is sent may overlap
+        check_ranges("alltoall_v", "send", [span], send_tensor.numel())
+    check_ranges("alltoall_v", "recv", receives, recv_tensor.numel())
+    source = flat(send_tensor)
+    packed = torch.cat([source[first:last] for first, last in sends])
+    received = torch.empty(sum(recv_counts), dtype=source.dtype, device=source.device)
+    with sending("alltoall_v", comm, send_tensor):
+        dist.all_to_all_single(received, packed, list(recv_counts), list(send_counts), group=comm.group)
+    with written(recv_tensor) as out:
+        for (first, last), end in zip(receives, accumulate(recv_counts), strict=True):
+            out[first:last] = received[end - (last - first) : end]
+
+
+def alltoall_v_inplace(
+    tensor: Tensor, counts: Sequence[int], displs: Sequence[int], comm: Any = None
+) -> None:
+    """counts[j] elements from element displs[j] go to rank j, and are overwritten with as many of rank j's."""
+    alltoall_v(tensor, counts, displs, tensor, counts, displs, comm)
+
+
+def barrier(comm: Any = None) -> None:
+    """Returns when all ranks of the communicator have called it."""
+    if (comm := members("barrier", comm)) is not None:
+        with sending("barrier", comm):
+            comm.barrier()
+
+
+def _ranges(counts: Sequence[int], displs: Sequence[int]) -> list[tuple[int, int]]:
+    return [(first, first + count) for count, first in zip(counts, displs, strict=True)]

@@ -1,0 +1,104 @@
+"""Values that cost much to compute, kept in a key-value store: in this process, or on redis servers that run already.
+
+Values are pickled: whoever can write to the store can run code here. Gossamer starts no server.
+"""
+
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from gossamer.bagua.torch_api.contrib.utils.redis_store import RedisStore
+from gossamer.bagua.torch_api.contrib.utils.store import MemoryStore, Store
+from gossamer.errors import ConfigError
+
+
+class CacheLoader:
+    """get(key, load_fn) gives load_fn(key), from the store if it is there.
+
+    A store that fails is not fatal, since every value can be computed: the first failure of a loader is logged
+    as a warning, all are counted in `store_errors`, and the value comes from load_fn.
+
+    Args:
+        backend: "redis", "memory" (this process alone: each worker of a DataLoader has its own), or a Store.
+        dataset_name: in front of every key, so that several datasets may share a store.
+        writer_buffer_size: values that are written together; flush() writes the rest. A DataLoader's worker that
+            ends with values in its buffer has not written them.
+        kwargs: for the store of that name: RedisStore(hosts=...).
+
+    Raises:
+        ConfigError: an unknown backend, arguments for a Store that exists, a buffer below 1; as RedisStore.
+    """
+
+    def __init__(
+        self,
+        backend: "str | Store" = "redis",
+        dataset_name: str = "",
+        writer_buffer_size: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        if writer_buffer_size < 1:
+            raise ConfigError(
+                f"CacheLoader: writer_buffer_size must be at least 1, got {writer_buffer_size}."
+            )
+        self.backend, self.dataset_name, self.writer_buffer_size = backend, dataset_name, writer_buffer_size
+        self.store = _store(backend, kwargs)
+        self.store_errors = 0
+        self._unwritten: dict[str, bytes] = {}
+
+    def get(self, key: Any, load_fn: Callable[[Any], Any]) -> Any:
+        """The value of `key`; load_fn(key) computes it where the store does not have it. Its errors are raised."""
+        name = f"{self.dataset_name}_{key}"
+        known = self._unwritten.get(name)
+        if known is None:
+            known = self._tried("get", lambda: self.store.get(name))
+        if known is not None:
+            try:
+                return pickle.loads(known)
+            except Exception as error:  # whatever unpickling raises: the value is of no use
+                self._failed("reading what get gave", error)
+        value = load_fn(key)
+        self._unwritten[name] = pickle.dumps(value)
+        if len(self._unwritten) >= self.writer_buffer_size:
+            self.flush()
+        return value
+
+    def flush(self) -> None:
+        """Writes the values that wait in the buffer."""
+        waiting, self._unwritten = self._unwritten, {}
+        if waiting:
+            self._tried("mset", lambda: self.store.mset(waiting))
+
+    def num_keys(self) -> int:
+        """Number of keys in the store, other users' too. Raises what the store raises."""
+        return self.store.num_keys()
+
+    def _tried(self, what: str, operation: Callable[[], Any]) -> Any:
+        try:
+            return operation()
+        except Exception as error:  # each kind of store has errors of its own
+            self._failed(what, error)
+            return None
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.store_errors += 1
+        if self.store_errors == 1:
+            logging.getLogger("gossamer").warning(
+                "CacheLoader: %s failed on %r and values are computed instead; further failures are only counted, "
+                "in store_errors: %s: %s",
+                what,
+                self.store,
+                type(error).__name__,
+                error,
+            )
+
+
+def _store(backend: "str | Store", options: dict[str, Any]) -> Store:
+    if isinstance(backend, Store):
+        if options:
+            raise ConfigError(f"CacheLoader: a store takes no further arguments, got {sorted(options)}.")
+        return backend
+    kinds: dict[str, Callable[..., Store]] = {"redis": RedisStore, "memory": MemoryStore}
+    if backend not in kinds:
+        raise ConfigError(f"CacheLoader: backend must be 'redis', 'memory' or a Store, got {backend!r}.")
+    return kinds[backend](**options)

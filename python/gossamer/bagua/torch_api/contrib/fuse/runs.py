@@ -1,0 +1,194 @@
+"""Runs: parameters that lie in a row in memory, and whose optimizer states do, as one long parameter.
+
+Knows no optimizer: an entry of a state is a tensor of the parameter's shape, or a value that all of a run share.
+Called by optimizer.py alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.errors import ConfigError
+
+
+class Run:
+    """Two or more parameters as one, `flat`, in the same memory, with a `state` for the optimizer to change.
+
+    Args:
+        params: in a row in memory.
+        weight: that memory, [sum of their elements].
+        state: the optimizer's, by parameter: equal keys for all, and equal shared values. Its tensors are
+            exchanged for parts of long ones.
+    """
+
+    def __init__(self, params: Sequence[Tensor], weight: Tensor, state: Any) -> None:
+        self.params = list(params)
+        self.flat = nn.Parameter(weight)
+        self.state: dict[str, Any] = {}
+        self._sizes = [param.numel() for param in params]
+        self._before: dict[str, Any] = {}
+        self._shared: dict[str, Tensor] = {}  # one element for each parameter
+        self._versions: dict[str, int] = {}
+        self._parts: dict[str, list[Any]] = {}  # what the optimizer's state holds for each parameter
+        for key in list(state.get(params[0], ())):
+            values = [state[param][key] for param in params]
+            value = values[0]
+            if _is_elementwise(value, params[0]):
+                joined = in_a_row(values)
+                value = _cat(values) if joined is None else joined
+            self._adopt(key, value, state)
+        self._versions = {key: shared._version for key, shared in self._shared.items()}
+
+    def is_current(self, state: Any) -> bool:
+        """True if the optimizer's state holds the parts that this run made, and no others, as they were left."""
+        if any(shared._version != self._versions[key] for key, shared in self._shared.items()):
+            return False  # such as step() in between, which may have counted on for some parameters only
+        for index, param in enumerate(self.params):
+            own = state.get(param, ())
+            if len(own) != len(self._parts):
+                return False
+            for key, parts in self._parts.items():
+                if own.get(key, self) is not parts[index]:
+                    return False
+        return True
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """flat.grad = the parameters' gradients in a row: as they lie in memory if they do, else a copy."""
+        gradients: list[Any] = [param.grad for param in self.params]
+        joined = in_a_row(gradients)
+        self.flat.grad = _cat(gradients) if joined is None else joined
+        self._before = dict(self.state)
+
+    def give_state(self, new: dict[str, Any], state: Any) -> None:
+        """Hands what a step has left in the flat parameter's state to the parameters. new: that state."""
+        self.flat.grad = None
+        self.state = new
+        torch.autograd.graph.increment_version(self.params)  # so that backward of an earlier forward notices
+        for key in [key for key in self._parts if key not in new]:
+            del self._parts[key]
+            for param in self.params:
+                del state[param][key]
+        for key, value in list(new.items()):
+            if key not in self._parts or not isinstance(value, Tensor) or value is not self._before[key]:
+                self._adopt(key, value, state)
+            elif key in self._shared:
+                self._shared[key].fill_(value)
+        self._versions = {key: shared._version for key, shared in self._shared.items()}
+
+    def _adopt(self, key: str, value: Any, state: Any) -> None:
+        """Makes an entry of the flat state one of the parameters', in the same memory."""
+        parts: list[Any] = [value] * len(self.params)
+        self._shared.pop(key, None)
+        if isinstance(value, Tensor) and value.shape == self.flat.shape:
+            split = zip(value.split(self._sizes), self.params, strict=True)
+            parts = [part.view(param.shape) for part, param in split]
+        elif isinstance(value, Tensor):
+            if value.dim():
+                raise ConfigError(
+                    f"fuse_step: the optimizer's state {key!r} of {list(value.shape)} for a parameter of "
+                    f"{list(self.flat.shape)} is not elementwise; leave this optimizer unfused."
+                )
+            # So that step() can count on; the flat parameter has the first.
+            self._shared[key] = value.detach().expand(len(self.params)).clone()
+            parts = list(self._shared[key].unbind())
+            value = parts[0]
+        self.state[key] = value
+        self._parts[key] = parts
+        for param, part in zip(self.params, parts, strict=True):
+            state[param][key] = part
+
+
+def find_runs(params: Sequence[Tensor], state: Any) -> list[Run]:
+    """The longest runs in `params`, which have gradients, in their order. Those in none are stepped alone."""
+    rows: list[list[Tensor]] = []
+    for members in _by_kind(params):
+        signature: list[Any] | None = None
+        for param in members:
+            gradient = param.grad
+            assert gradient is not None  # the caller's choice
+            last, signature = signature, _signature(param, state.get(param, {}))
+            alike = (gradient.layout, gradient.dtype) == (torch.strided, param.dtype)
+            if alike and rows and signature == last and in_a_row([rows[-1][-1], param]) is not None:
+                rows[-1].append(param)
+            elif alike:
+                rows.append([param])
+            else:
+                signature = None
+    runs = []
+    for row in rows:
+        weight = in_a_row(row) if len(row) > 1 else None
+        if weight is not None:
+            runs.append(Run(row, weight, state))
+    return runs
+
+
+def flatten(params: Sequence[Tensor]) -> None:
+    """Moves the parameters to memory where those of one dtype and device lie in a row, if they do not yet."""
+    for members in _by_kind(params):
+        if len(members) < 2 or in_a_row(members) is not None:
+            continue
+        joined = _cat([param.detach() for param in members])
+        parts = joined.split([param.numel() for param in members])
+        for param, part in zip(members, parts, strict=True):
+            param.data = part.view(param.shape)
+
+
+def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The memory of contiguous tensors as one [sum of elements], if each begins where the one before ends."""
+    first = tensors[0]
+    start = end = first.data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != end or tensor.dtype != first.dtype or not tensor.is_contiguous():
+            return None
+        end += tensor.nbytes
+    storage = first.untyped_storage()
+    if end > storage.data_ptr() + storage.nbytes():
+        return None  # neighbours by chance, not one allocation
+    total = (end - start) // first.element_size()
+    return first.detach().as_strided((total,), (1,), first.storage_offset())
+
+
+def _cat(tensors: Sequence[Tensor]) -> Tensor:
+    # Making a view costs more than copying a small tensor does.
+    return torch.cat([tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors])
+
+
+def _by_kind(params: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The parameters that can be part of a run, by dtype and device."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for param in params:
+        plain = type(param) in (Tensor, nn.Parameter) and param.layout == torch.strided
+        # The CPU's kernels round the last elements of a 16-bit tensor otherwise than those before.
+        precise = param.is_cuda or param.dtype in (torch.float32, torch.float64)
+        if (
+            plain
+            and precise
+            and param.is_floating_point()
+            and param.dim()
+            and param.numel()
+            and param.is_contiguous()
+        ):
+            kinds.setdefault((param.dtype, param.device), []).append(param)
+    return list(kinds.values())
+
+
+def _signature(param: Tensor, state: dict[str, Any]) -> list[Any]:
+    """Equal for parameters that one run can hold."""
+    return [
+        (
+            key,
+            value.dtype
+            if _is_elementwise(value, param)
+            else value.item()
+            if isinstance(value, Tensor)
+            else value,
+        )
+        for key, value in state.items()
+    ]
+
+
+def _is_elementwise(value: Any, param: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == param.shape

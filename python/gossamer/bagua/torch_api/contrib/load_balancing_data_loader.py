@@ -1,0 +1,149 @@
+"""Samplers that give all ranks samples of like complexity at the same time, so that none waits for another.
+
+Sorted by complexity, the samples are cut into chunks of as many as there are ranks; each rank takes one of a chunk.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from gossamer.bagua.torch_api import env
+from gossamer.errors import ConfigError
+
+
+class LoadBalancingDistributedSampler(Sampler[int]):
+    """Splits a dataset between ranks by the complexity of its samples.
+
+    Args:
+        dataset: map-style; every sample of it is read once, here.
+        complexity_fn: the complexity of a sample, a number.
+        num_replicas, rank: of ranks, and of this one; None is the group's or the launcher's.
+        shuffle: another order for each epoch; call set_epoch() before each.
+        seed: equal on all ranks.
+        drop_last: leave samples out where the ranks do not divide them; else some come twice. They are drawn anew
+            each epoch when shuffling, and are the last (or first) of the dataset otherwise.
+        random_level: 0 sorts exactly; 1 adds noise as large as the range of complexities when shuffling.
+
+    Raises:
+        ConfigError: an empty dataset, fewer samples than ranks with drop_last, a rank or level out of range.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        complexity_fn: Callable[..., float],
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        random_level: float = 0,
+    ) -> None:
+        self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
+        self.num_replicas = env.get_world_size() if num_replicas is None else num_replicas
+        self.rank = env.get_rank() if rank is None else rank
+        self.epoch = 0
+        if not 0 <= self.rank < self.num_replicas:
+            raise ConfigError(
+                f"LoadBalancingDistributedSampler: rank must be from 0 to {self.num_replicas - 1}, got {self.rank}."
+            )
+        if not 0 <= random_level <= 1:
+            raise ConfigError(
+                f"LoadBalancingDistributedSampler: random_level must be from 0 to 1, got {random_level}."
+            )
+        count = len(dataset)
+        self.num_samples = count // self.num_replicas if drop_last else -(-count // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+        if self.num_samples == 0:
+            raise ConfigError(
+                f"LoadBalancingDistributedSampler: {count} samples are too few for {self.num_replicas} ranks "
+                f"(drop_last={drop_last})."
+            )
+        self.complexities = [complexity_fn(dataset[index]) for index in range(count)]
+        self.random_number = int((max(self.complexities) - min(self.complexities)) * random_level + 1)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices_of(self.rank))
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order of the next iteration, when shuffling. All ranks give the same."""
+        self.epoch = epoch
+
+    def indices_of(self, rank: int) -> list[int]:
+        """The samples of a rank in this epoch, `num_samples` of them, in order; every rank knows all ranks'."""
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        indices = self._divisible(generator)
+        if self.shuffle:
+            noise = torch.randint(self.random_number, (len(indices),), generator=generator).tolist()
+            order = sorted(
+                zip(indices, noise, strict=True), key=lambda one: self.complexities[one[0]] + one[1]
+            )
+            indices = [index for index, _ in order]
+        else:
+            indices.sort(key=self.complexities.__getitem__)
+        chunks = list(range(self.num_samples))
+        if self.shuffle:
+            chunks = torch.randperm(self.num_samples, generator=generator).tolist()
+        return [indices[chunk * self.num_replicas + rank] for chunk in chunks]
+
+    def _divisible(self, generator: torch.Generator) -> list[int]:
+        """`total_size` indices: with some left out, or some twice. Before sorting, so that no chunk is uneven."""
+        count = len(self.complexities)
+        order = torch.randperm(count, generator=generator).tolist() if self.shuffle else list(range(count))
+        whole, rest = divmod(self.total_size, count)
+        return order * whole + order[:rest]
+
+
+class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
+    """Batches of unlike numbers of samples, such as those of like total complexity, as many on each rank.
+
+    Args:
+        sampler: its order is cut into batches; made with drop_last=False.
+        batch_fn: one rank's indices -> a list of batches, each a list of indices; equal on all ranks.
+        drop_last: all ranks stop with the one that has fewest batches; else the others repeat their first ones.
+
+    Raises:
+        ConfigError: another sampler; or batch_fn gave a rank no batch.
+    """
+
+    def __init__(
+        self,
+        sampler: LoadBalancingDistributedSampler,
+        batch_fn: Callable[[list[int]], list[list[int]]],
+        drop_last: bool = False,
+    ) -> None:
+        if not isinstance(sampler, LoadBalancingDistributedSampler) or sampler.drop_last:
+            raise ConfigError(
+                "LoadBalancingDistributedBatchSampler: sampler must be a LoadBalancingDistributedSampler with "
+                f"drop_last=False, got {sampler!r} with {getattr(sampler, 'drop_last', None)}."
+            )
+        self.sampler, self.batch_fn, self.drop_last = sampler, batch_fn, drop_last
+        self._generate()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.padded_batches)
+
+    def __len__(self) -> int:
+        return self.total_batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The sampler's set_epoch(), and the batches anew."""
+        self.sampler.set_epoch(epoch)
+        self._generate()
+
+    def _generate(self) -> None:
+        every = [self.batch_fn(self.sampler.indices_of(rank)) for rank in range(self.sampler.num_replicas)]
+        counts = [len(batches) for batches in every]
+        if min(counts) == 0:
+            raise ConfigError(
+                f"LoadBalancingDistributedBatchSampler: batch_fn must give every rank a batch, got {counts} by rank."
+            )
+        self.total_batch = min(counts) if self.drop_last else max(counts)
+        own = list(every[self.sampler.rank])
+        whole = -(-self.total_batch // len(own))
+        self.padded_batches = (own * whole)[: self.total_batch]

@@ -1,0 +1,56 @@
+"""Where this worker stands: Bagua's helpers over gossamer.runtime.
+
+Before the group is joined they answer from what the launcher left in the environment (torchrun, mpirun or
+srun), as Bagua did; afterwards from the group. Without a launcher the process is alone.
+"""
+
+import socket
+
+from gossamer import config, runtime
+from gossamer.config import Placement
+
+
+def get_world_size() -> int:
+    """Number of workers. ConfigError if the launcher's variables contradict each other; so for those below."""
+    return runtime.size() if runtime.is_initialized() else _placement().size
+
+
+def get_rank() -> int:
+    """This worker's number among all, from 0."""
+    return runtime.rank() if runtime.is_initialized() else _placement().rank
+
+
+def get_local_rank() -> int:
+    """This worker's number among those of its host, from 0."""
+    return runtime.local_rank() if runtime.is_initialized() else _placement().local_rank
+
+
+def get_local_size() -> int:
+    """Number of workers of this host."""
+    return runtime.local_size() if runtime.is_initialized() else _placement().local_size
+
+
+def get_node_rank() -> int:
+    """This host's number among the hosts, as the launcher counted them; 0 if none did."""
+    return runtime.node_rank() if runtime.is_initialized() else config.node_rank()
+
+
+def get_default_bucket_size() -> int:
+    """Bytes of a bucket: BAGUA_DEFAULT_BUCKET_SIZE, or 10 MiB."""
+    return config.bagua_bucket_bytes()
+
+
+def get_master_addr() -> str:
+    """MASTER_ADDR, or 127.0.0.1."""
+    return config.master_addr()
+
+
+def find_free_network_port() -> int:
+    """A TCP port of this host that is free now. Nothing keeps it free until it is used."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _placement() -> Placement:
+    return config.launcher_environment() or Placement("alone", 0, 1, 0, 1)

@@ -1,0 +1,261 @@
+"""Bagua's process groups and communicators: names for torch.distributed's groups. No transport is here.
+
+A group knows three communicators: all its ranks, those on this host, and the first rank of each host.
+communication.py re-exports what Bagua's module of that name had.
+"""
+
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gossamer import runtime
+from gossamer.bagua.torch_api import env
+from gossamer.comm import timeout_of
+from gossamer.errors import CommError, ConfigError
+
+
+class CommMember:
+    """Marks that stand where a communicator is expected: all ranks; a communicator that this rank is not in."""
+
+    WORLD = object()
+    NON_COMM_MEMBER = object()
+
+
+class BaguaCommunicator:
+    """One group of ranks; its ranks count from 0, whatever their numbers among all workers are."""
+
+    def __init__(self, group: dist.ProcessGroup, stream: "torch.cuda.Stream | None" = None) -> None:
+        self.group = group
+        self.stream = stream
+        self._aborted = False
+
+    def rank(self) -> int:
+        """This rank's number in this communicator."""
+        return dist.get_rank(self.group)
+
+    def nranks(self) -> int:
+        """Number of ranks in this communicator."""
+        return dist.get_world_size(self.group)
+
+    def device_id(self) -> int:
+        """Index of this rank's GPU; -1 on a machine without."""
+        return torch.cuda.current_device() if torch.cuda.is_available() else -1
+
+    def barrier(self) -> None:
+        """Returns when all ranks of the communicator have called it. CommError after abort()."""
+        self.require_usable("barrier")
+        dist.barrier(self.group)
+
+    def abort(self) -> None:
+        """Ends this rank's part, from any thread: later calls raise CommError, and those of ranks that need it too.
+
+        A call that another thread is in ends with an error; with Gloo only after its timeout.
+        """
+        self._aborted = True
+        self.group.abort()
+
+    def check_abort(self) -> bool:
+        """True once abort() was called on this rank."""
+        return self._aborted
+
+    def require_usable(self, what: str) -> None:
+        """CommError if this communicator was aborted."""
+        if self._aborted:
+            raise CommError(
+                f"{what}: this communicator was aborted on rank {self.rank()}/{self.nranks()}; make a new group."
+            )
+
+
+class BaguaProcessGroup:
+    """Some of the workers. Ranks that are not in it hold an object too, whose communicators are marks."""
+
+    def __init__(
+        self,
+        ranks: list[int],
+        stream: "torch.cuda.Stream | None",
+        *,
+        every: Any,
+        intra_node: Any,
+        inter_node: Any,
+        hosts: int = 1,
+    ) -> None:
+        """ranks: global ranks, in the group's order. The rest: torch groups, None where this rank is not in one.
+
+        inter_node: _ALONE is a group of this rank, made when it is asked for.
+        hosts: of the ranks; above 1 without intra_node, nobody has made groups for one host and across hosts.
+        """
+        self.ranks = ranks
+        self.stream = stream
+        self.torch_group = every
+        self.intra_node, self.inter_node, self._hosts = intra_node, inter_node, hosts
+        self._communicators: dict[Any, BaguaCommunicator] = {}
+
+    def get_global_communicator(self) -> Any:
+        """The communicator of all ranks of the group, or CommMember.NON_COMM_MEMBER."""
+        return self._communicator(self.torch_group)
+
+    def get_intra_node_communicator(self) -> Any:
+        """The communicator of the group's ranks on this host, or CommMember.NON_COMM_MEMBER.
+
+        ConfigError if from_torch_group() made the group and its ranks are on several hosts; so for the next.
+        """
+        self._require_one_host()
+        return self._communicator(self.intra_node)
+
+    def get_inter_node_communicator(self) -> Any:
+        """The communicator of each host's first rank of the group; CommMember.NON_COMM_MEMBER on other ranks."""
+        self._require_one_host()
+        if self.inter_node is _ALONE:  # late: torch names some groups by how many this process has
+            self.inter_node = dist.new_group([runtime.rank()], use_local_synchronization=True)
+        return self._communicator(self.inter_node)
+
+    def _communicator(self, group: Any) -> Any:
+        if _foreign(group):
+            return CommMember.NON_COMM_MEMBER
+        return self._communicators.setdefault(group, BaguaCommunicator(group, self.stream))
+
+    def _require_one_host(self) -> None:
+        if self._hosts > 1 and self.intra_node is None:
+            raise ConfigError(
+                f"from_torch_group: ranks {self.ranks} are on {self._hosts} hosts, and connections for the ranks of "
+                f"one need every worker; make the group by new_group({self.ranks})."
+            )
+
+
+_ALONE = object()
+_default: BaguaProcessGroup | None = None
+_nodes: list[str] = []  # the host of each worker, by rank
+
+
+def init_process_group(
+    store: "dist.Store | None" = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1
+) -> None:
+    """Joins all workers; each calls it once. Works with and without GPUs.
+
+    Without a store the place comes from the launcher, as in gossamer.init(), whose backend this takes. A group
+    that torch.distributed or gossamer.init() made before is adopted. With a store the three numbers are needed
+    too: `local_world_size` workers are on each host, with ranks in a row. The environment is not written.
+
+    Raises:
+        ConfigError: called twice; numbers without a store or a store without; otherwise as gossamer.init().
+        CommError: the other workers were not reached in time.
+    """
+    global _default, _nodes
+    if is_initialized():
+        raise ConfigError(
+            f"init_process_group: must be called once, but this process is already rank {runtime.rank()} of "
+            f"{runtime.size()}; ask is_initialized(), or call gossamer.shutdown() first."
+        )
+    numbers = {"rank": rank, "world_size": world_size, "local_world_size": local_world_size}
+    if store is None and any(number != -1 for number in numbers.values()):
+        raise ConfigError(f"init_process_group: rank and sizes are for a store, got {numbers} without one.")
+    if store is not None and min(numbers.values()) < 0:
+        raise ConfigError(
+            f"init_process_group: a store needs rank, world_size and local_world_size, got {numbers}."
+        )
+    if store is not None:
+        runtime.join(store, rank=rank, size=world_size, local_size=local_world_size)
+    elif not runtime.is_initialized():
+        runtime.init()
+    _nodes = [""] * runtime.size()
+    dist.all_gather_object(_nodes, f"{socket.gethostname()}/{env.get_node_rank()}")
+    _default = _over(dist.group.WORLD, list(range(runtime.size())), None)
+
+
+def is_initialized() -> bool:
+    """True after init_process_group(), until gossamer.shutdown() or torch's destroy_process_group()."""
+    return _default is not None and dist.is_initialized() and _default.torch_group is dist.group.WORLD
+
+
+def default_group() -> BaguaProcessGroup:
+    """The group of all workers. ConfigError before init_process_group()."""
+    if not is_initialized():
+        raise ConfigError("bagua: needs the group of workers; call init_process_group() first.")
+    assert _default is not None  # is_initialized() above
+    return _default
+
+
+def new_group(
+    ranks: "Iterable[int] | None" = None, stream: "torch.cuda.Stream | None" = None
+) -> BaguaProcessGroup:
+    """A group of the workers `ranks` (global ranks in any order; None: all). All workers call it, in one order.
+
+    stream: its operations on GPU tensors wait for this stream and the caller's waits for it; None is the
+    caller's stream alone.
+
+    Raises:
+        ConfigError: before init_process_group(); ranks that are none, twice there or no worker's.
+    """
+    default_group()
+    chosen = sorted(range(runtime.size()) if ranks is None else ranks)
+    if not chosen or len(set(chosen)) < len(chosen) or not 0 <= chosen[0] <= chosen[-1] < runtime.size():
+        raise ConfigError(
+            f"new_group: ranks must be distinct and from 0 to {runtime.size() - 1}, got {chosen}."
+        )
+    _check_stream("new_group", stream)
+    return _over(_torch_group(chosen), chosen, stream)
+
+
+def from_torch_group(group: Any, stream: "torch.cuda.Stream | None" = None) -> BaguaProcessGroup:
+    """The same ranks as torch's `group`, over the same connections. Only its ranks need to call it.
+
+    Where its ranks are on several hosts, and are not all workers, it has the global communicator alone: those for
+    the ranks of one host would need every worker. new_group makes them.
+
+    Raises:
+        ConfigError: before init_process_group(); no torch group.
+    """
+    world = default_group()
+    _check_stream("from_torch_group", stream)
+    if _foreign(group):
+        return BaguaProcessGroup([], stream, every=None, intra_node=None, inter_node=None)
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigError(f"from_torch_group: group must be a torch.distributed group, got {group!r}.")
+    if group is world.torch_group:
+        inner = {"intra_node": world.intra_node, "inter_node": world.inter_node}
+        return BaguaProcessGroup(world.ranks, stream, every=group, **inner)
+    ranks = dist.get_process_group_ranks(group)
+    hosts = len(_by_host(ranks))
+    if hosts > 1:
+        return BaguaProcessGroup(ranks, stream, every=group, intra_node=None, inter_node=None, hosts=hosts)
+    return _on_one_host(group, ranks, stream)
+
+
+def _over(every: Any, ranks: list[int], stream: "torch.cuda.Stream | None") -> BaguaProcessGroup:
+    """With groups for each host and across hosts. All workers make all of them, in one order, as torch wants."""
+    hosts = _by_host(ranks)
+    if len(hosts) == 1:
+        return _on_one_host(every, ranks, stream)
+    groups = [_torch_group(members) for members in hosts]
+    intra_node = next((group for group in groups if not _foreign(group)), None)
+    inter_node = _torch_group([members[0] for members in hosts])
+    return BaguaProcessGroup(ranks, stream, every=every, intra_node=intra_node, inter_node=inter_node)
+
+
+def _on_one_host(every: Any, ranks: list[int], stream: "torch.cuda.Stream | None") -> BaguaProcessGroup:
+    first = _ALONE if runtime.rank() == ranks[0] else None
+    return BaguaProcessGroup(ranks, stream, every=every, intra_node=every, inter_node=first)
+
+
+def _torch_group(ranks: list[int]) -> Any:
+    assert dist.group.WORLD is not None  # the callers have asked
+    return dist.new_group(ranks, timeout=timeout_of(dist.group.WORLD))
+
+
+def _by_host(ranks: list[int]) -> list[list[int]]:
+    hosts: dict[str, list[int]] = {}
+    for rank in ranks:
+        hosts.setdefault(_nodes[rank], []).append(rank)
+    return list(hosts.values())
+
+
+def _foreign(group: Any) -> bool:
+    return group is None or group is dist.GroupMember.NON_GROUP_MEMBER
+
+
+def _check_stream(what: str, stream: Any) -> None:
+    if stream is not None and not isinstance(stream, torch.cuda.Stream):
+        raise ConfigError(f"{what}: stream must be a torch.cuda.Stream or None, got {stream!r}.")

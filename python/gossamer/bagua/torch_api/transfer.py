@@ -1,0 +1,169 @@
+"""What the collectives of communication.py share: who takes part, what tensors must be, and flat views of them.
+
+Everything is checked before anything is sent, so a refused call leaves the group usable.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.bagua.torch_api.process_group import BaguaCommunicator, CommMember, default_group
+from gossamer.errors import CommError, ConfigError
+
+
+class ReduceOp(IntEnum):
+    """How values of several ranks become one; the numbers are Bagua's."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+    BOR = 7
+    BAND = 8
+    BXOR = 9
+    AVG = 10
+
+
+_BITWISE = (ReduceOp.BOR, ReduceOp.BAND, ReduceOp.BXOR)
+_ORDERED = (ReduceOp.MIN, ReduceOp.MAX)
+
+
+def members(what: str, comm: Any) -> BaguaCommunicator | None:
+    """The communicator that a call means, or None where this rank is not in it.
+
+    Raises:
+        ConfigError: before init_process_group(), or no communicator. CommError: it was aborted.
+    """
+    if comm is CommMember.NON_COMM_MEMBER:
+        return None
+    if comm is None or comm is CommMember.WORLD:
+        comm = default_group().get_global_communicator()
+    if not isinstance(comm, BaguaCommunicator):
+        raise ConfigError(
+            f"{what}: comm must be a communicator, such as group.get_global_communicator(), or None, got {comm!r}."
+        )
+    comm.require_usable(what)
+    return comm
+
+
+def reduction(what: str, op: int, dtype: torch.dtype) -> Any:
+    """torch's operation for `op`. ConfigError if there is none, or none for this dtype."""
+    try:
+        known = ReduceOp(op)
+    except ValueError:
+        raise ConfigError(f"{what}: op must be one of {[*ReduceOp.__members__]}, got {op!r}.") from None
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    undefined = (known in _BITWISE and not whole) or (known in _ORDERED and dtype.is_complex)
+    if undefined or (known is ReduceOp.AVG and whole):
+        raise ConfigError(f"{what}: {known.name} of {dtype} is not defined; convert the tensor first.")
+    return getattr(dist.ReduceOp, known.name)
+
+
+def check_rank(what: str, name: str, rank: int, comm: BaguaCommunicator) -> None:
+    """ConfigError unless `rank` is one of the communicator's."""
+    if not 0 <= rank < comm.nranks():
+        raise ConfigError(f"{what}: {name} must be from 0 to {comm.nranks() - 1}, got {rank}.")
+
+
+def check_pair(what: str, send_tensor: Tensor, recv_tensor: Tensor, expected: int) -> None:
+    """ConfigError unless recv_tensor has `expected` elements, of send_tensor's dtype and on its device."""
+    check_tensor(what, send_tensor)
+    check_tensor(what, recv_tensor)
+    alike = (send_tensor.dtype, send_tensor.device) == (recv_tensor.dtype, recv_tensor.device)
+    if not alike or recv_tensor.numel() != expected:
+        raise ConfigError(
+            f"{what}: recv_tensor must have {expected} elements of {send_tensor.dtype} on {send_tensor.device} "
+            f"for a send_tensor of {send_tensor.numel()}, got {recv_tensor.numel()} of {recv_tensor.dtype} "
+            f"on {recv_tensor.device}."
+        )
+
+
+def check_tensor(what: str, tensor: Tensor, *, numel: int | None = None, parts: int = 1) -> None:
+    """ConfigError unless a dense tensor, of `numel` elements if given, that divides into equal `parts`."""
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+        raise ConfigError(f"{what}: needs a dense tensor, got {getattr(tensor, 'layout', type(tensor))}.")
+    if numel is not None and tensor.numel() != numel:
+        raise ConfigError(
+            f"{what}: the tensor must have {numel} elements on this rank, got {tensor.numel()}."
+        )
+    if tensor.numel() % parts:
+        raise ConfigError(f"{what}: elements must be divisible by {parts} ranks, got {tensor.numel()}.")
+
+
+def check_alike(what: str, tensors: Sequence[Tensor]) -> None:
+    """ConfigError unless there are tensors, all dense, of one dtype and on one device."""
+    for tensor in tensors:
+        check_tensor(what, tensor)
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if len(kinds) != 1:
+        raise ConfigError(
+            f"{what}: needs tensors of one dtype on one device, got {len(tensors)} of {sorted(map(str, kinds))}."
+        )
+
+
+def check_counts(what: str, name: str, counts: Sequence[int], displs: Sequence[int], *, size: int) -> None:
+    """ConfigError unless there is a count and a displacement for each of `size` ranks, none negative."""
+    if len(counts) != size or len(displs) != size or min(*counts, *displs, 0) < 0:
+        raise ConfigError(
+            f"{what}: {name}_counts and {name}_displs must each hold {size} numbers, one for each rank, "
+            f"none negative, got {list(counts)} and {list(displs)}."
+        )
+
+
+def check_ranges(what: str, name: str, ranges: Sequence[tuple[int, int]], numel: int) -> None:
+    """ConfigError unless the ranges (first element, one past the last) are inside the tensor and do not overlap."""
+    ends = sorted(span for span in ranges if span[1] > span[0])
+    overlap = any(before[1] > after[0] for before, after in pairwise(ends))
+    if overlap or (ends and ends[-1][1] > numel):
+        raise ConfigError(
+            f"{what}: the parts of {name}_tensor must not overlap and must end by its {numel} elements, got {ends}."
+        )
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Its elements in a row, without autograd: a view if it is contiguous, else a copy."""
+    return tensor.detach().contiguous().view(-1)
+
+
+@contextlib.contextmanager
+def written(tensor: Tensor) -> Iterator[Tensor]:
+    """Its elements in a row, to be overwritten: what is in them at the end is in the tensor."""
+    dense = flat(tensor)
+    yield dense
+    if dense.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(dense.view(tensor.shape))
+
+
+@contextlib.contextmanager
+def sending(what: str, comm: BaguaCommunicator, tensor: Tensor | None = None) -> Iterator[None]:
+    """Around the sending itself: on the communicator's stream, and with errors of the backend as ours.
+
+    ConfigError for a call that it refuses, such as bits on NCCL; CommError where it fails.
+    """
+    ahead: Any = contextlib.nullcontext()
+    if comm.stream is not None and tensor is not None and tensor.is_cuda:
+        comm.stream.wait_stream(torch.cuda.current_stream())
+        ahead = torch.cuda.stream(comm.stream)
+    try:
+        with ahead:
+            yield
+    except (CommError, ConfigError):
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}: the backend refused it: {error}") from error
+    except RuntimeError as error:
+        raise CommError(f"{what}: failed on rank {comm.rank()}/{comm.nranks()}: {error}") from error
+    if comm.stream is not None and tensor is not None and tensor.is_cuda:
+        torch.cuda.current_stream().wait_stream(comm.stream)
+
+
+def split_into(joined: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Writes the parts of `joined` back to the tensors that it was made of."""
+    for tensor, part in zip(tensors, joined.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.detach().copy_(part.view(tensor.shape))
