@@ -10,6 +10,7 @@ import torch
 
 from gossamer.algorithms.base import Algorithm
 from gossamer.comm import Communicator
+from gossamer.engine import Worker
 from gossamer.errors import ConfigError
 from gossamer.topology import Topology, resolve
 
@@ -32,6 +33,9 @@ class Decentralized(Algorithm):
         if not isinstance(interval, int) or interval < 1:
             raise ConfigError(f"Decentralized: interval must be a positive number of steps, got {interval!r}")
         self.topology, self.interval = resolve(topology), interval
+
+    def connect(self, worker: Worker) -> None:
+        super().connect(worker)
         self._rounds = 0  # averagings so far: the step of a topology that changes
         self._in_flight = False
 
