@@ -15,7 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 FOLDER = Path(__file__).resolve().parent
-NAMES = ("codec", "error", "determinism", "exactness", "memory", "step", "allreduce", "collectives", "ddp")
+NAMES = (
+    *("codec", "error", "bytes", "determinism", "exactness", "memory", "step", "powersgd"),
+    *("allreduce", "collectives", "ddp", "convergence"),
+)
 GPU_NAMES = ("codec",)
 
 
