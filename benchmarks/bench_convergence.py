@@ -22,7 +22,8 @@ import gossamer as gs
 RANKS = 4
 WARMUP_SHARE = 0.25  # of the steps, for QAdam
 OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
-INT4 = gs.ErrorFeedback(gs.Int4())
+CALM_OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.5, nesterov=True)
+INT4, ONEBIT = gs.ErrorFeedback(gs.Int4()), gs.ErrorFeedback(gs.OneBit())
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ CASES = (
     Case("Int4 + EF", lambda: gs.GradientAllReduce(codec=INT4), 1.01),
     Case("Adaptive(Int4 + EF)", lambda: gs.GradientAllReduce(codec=gs.Adaptive(INT4))),
     Case("Int4", lambda: gs.GradientAllReduce(codec=gs.Int4())),
-    Case("OneBit + EF", lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.OneBit()))),
+    Case("OneBit + EF", lambda: gs.GradientAllReduce(codec=ONEBIT)),
+    Case("Adaptive(OneBit + EF)", lambda: gs.GradientAllReduce(codec=gs.Adaptive(ONEBIT))),
     Case("TopK(0.01) + EF", lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.TopK(0.01)))),
     Case("PowerSGD(4)", lambda: gs.PowerSGD(4)),
     Case("decentralized, all", lambda: gs.Decentralized("all")),
@@ -58,6 +60,7 @@ CASES = (
     Case("async", lambda: gs.AsyncModelAverage(sync_interval_ms=1)),
     Case("LocalSGD(8)", lambda: gs.LocalSGD(8)),
     Case("DiLoCo(8)", lambda: gs.LocalSGD(8, OUTER)),
+    Case("DiLoCo(8), outer momentum 0.5", lambda: gs.LocalSGD(8, CALM_OUTER)),
     Case(
         "streaming DiLoCo(8), Int4 + EF",
         lambda: gs.LocalSGD(8, OUTER, fragments=2, delay=1, merge=0.5, codec=INT4),
