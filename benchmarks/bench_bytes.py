@@ -126,9 +126,8 @@ def counted(case: Case, start: nn.Module, steps: int) -> float:
         qadam = case.algorithm is gs.QAdam
         kind = partial(gs.QAdamOptimizer, warmup_steps=1) if qadam else torch.optim.SGD
         optimizer = kind(params, lr=1e-4)
-        model = gs.DataParallel(
-            network, optimizer, algorithm=case.algorithm(), process_group=comm, bucket_bytes=BUCKET_BYTES
-        )
+        buckets = {"bucket_bytes": BUCKET_BYTES, "first_bucket_bytes": BUCKET_BYTES}
+        model = gs.DataParallel(network, optimizer, algorithm=case.algorithm(), process_group=comm, **buckets)
         rows = torch.randn(4, params[0].size(1), generator=torch.Generator().manual_seed(comm.rank))
 
         def train(count: int) -> int:
@@ -136,6 +135,7 @@ def counted(case: Case, start: nn.Module, steps: int) -> float:
                 optimizer.zero_grad()
                 model(rows).square().mean().backward()
                 optimizer.step()
+            model.algorithm_state_dict()  # waits for what is under way in the background
             return model.engine.bytes_sent
 
         if isinstance(model.algorithm, gs.AsyncModelAverage):

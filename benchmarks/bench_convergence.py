@@ -99,7 +99,7 @@ def final_loss(task: tasks.Task, case: Case, seed: int, steps: int) -> float:
 
 
 def compare(task: tasks.Task, seeds: int, steps: int, only: str) -> None:
-    cases = [case for case in CASES if only in case.name]
+    cases = [case for case in CASES if any(part in case.name for part in only.split(","))]
     baselines = {False: BASELINE, True: BASELINE if task.optimizer is tasks.adam else ADAM_BASELINE}
     losses: dict[str, list[float]] = {}
     for case in (*dict.fromkeys(baselines.values()), *cases):
@@ -122,7 +122,9 @@ def compare(task: tasks.Task, seeds: int, steps: int, only: str) -> None:
 
 
 def main() -> int:
-    options = arguments(__doc__, only=("", "part of the name of the algorithms to run"))
+    options = arguments(
+        __doc__, only=("", "parts of the names of the algorithms to run, with commas between")
+    )
     torch.set_num_threads(1)
     for make in (tasks.text, tasks.digits):
         try:
