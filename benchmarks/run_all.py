@@ -16,9 +16,9 @@ from rich.table import Table
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = (
-    "codec", "error", "determinism", "exactness", "memory", "step", "allreduce", "collectives", "ddp",
-    "fuse_optimizer",
-)  # fmt: skip
+    *("codec", "error", "bytes", "determinism", "exactness", "memory", "step", "powersgd"),
+    *("allreduce", "collectives", "ddp", "fuse_optimizer", "convergence"),
+)
 GPU_NAMES = ("codec",)
 
 

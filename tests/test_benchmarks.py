@@ -13,7 +13,7 @@ FIELDS = {
     "benchmark", "what", "value", "unit", "baseline", "baseline_value", "ratio", "at_least", "at_most", "target_of",
     "met", "command", "torch", "commit", "machine", "instruction_set", "load",
 }  # fmt: skip
-TIMELESS = {"error", "determinism", "exactness"}  # figures that no load changes
+TIMELESS = {"error", "bytes", "determinism", "exactness"}  # figures that no load changes
 PLOTS = {"allreduce": "build/benchmarks/allreduce.png"}
 
 
