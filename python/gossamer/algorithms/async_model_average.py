@@ -3,6 +3,7 @@
 Bagua's algorithm. Ranks hold different weights: model.consensus() averages them exactly.
 """
 
+import threading
 import time
 from typing import Any
 
@@ -44,6 +45,8 @@ class AsyncModelAverage(Algorithm):
         self._step = 0
         self._next_at = 0.0  # when the next round may begin, by time.monotonic()
         self._training = True  # this rank's weights count
+        self._serving = False  # _serve is queued or runs
+        self._lock = threading.Lock()  # over these two
         self._begun = False  # a round whose result has not been added
         self._stale = False  # it is of weights that consensus() has replaced
         self._background: Background | None = None
@@ -107,18 +110,28 @@ class AsyncModelAverage(Algorithm):
 
     def abort(self) -> None:
         """This rank's weights are neither averaged nor changed from now on; it only answers the others."""
-        if not self._training:
-            return
         assert self._background is not None
-        self._training = self._begun = False
-        self._background.submit(self._serve, f"step {self._step}: {self!r}")
+        with self._lock:
+            if not self._training:
+                return
+            self._training = self._begun = False
+            serving, self._serving = self._serving, True
+        if not serving:  # a second one would wait for rounds that no other rank takes part in
+            self._background.submit(self._serve, f"step {self._step}: {self!r}")
 
     def _serve(self) -> None:
-        while not self._training:
+        while self._answers():
             for bucket in self._buckets:
                 bucket.flat("mean").zero_()
             if self._round(own=0) == 0:
+                with self._lock:
+                    self._serving = False
                 return
+
+    def _answers(self) -> bool:
+        with self._lock:
+            self._serving = not self._training
+            return self._serving
 
     def resume(self) -> None:
         """Takes part again, from the next round on."""
