@@ -34,6 +34,8 @@ def with_bagua(
     algorithm: Algorithm,
     process_group: Any = None,
     do_flatten: bool = True,
+    *,
+    bucket_bytes: int | None = None,
 ) -> Model:
     """Gives the model an algorithm, and returns the model itself: no wrapper, no prefix in state_dict(). Collective.
 
@@ -46,6 +48,7 @@ def with_bagua(
         optimizers: all optimizers of its parameters.
         process_group: a group of Bagua or torch, a communicator, Hierarchical(one of these), or None for all workers.
         do_flatten: for algorithms in hooks, whether their buckets move tensors together; built-in ones always do.
+        bucket_bytes: bytes that travel together; None: BAGUA_DEFAULT_BUCKET_SIZE, or 10 MiB.
 
     Raises:
         ConfigError: on every rank, if models, optimizers or algorithms differ between ranks or cannot be trained so.
@@ -55,7 +58,13 @@ def with_bagua(
         before.close()
     name = getattr(model, "bagua_module_name", None)
     ddp = BaguaDistributedDataParallel(
-        model, optimizers, algorithm, process_group, name, gradient_as_bucket_view=do_flatten
+        model,
+        optimizers,
+        algorithm,
+        process_group,
+        name,
+        gradient_as_bucket_view=do_flatten,
+        bucket_bytes=bucket_bytes,
     )
     attributes: dict[str, Any] = {
         "bagua_ddp": ddp,

@@ -29,6 +29,7 @@ class BaguaDistributedDataParallel:
         bagua_module_name: equal on all ranks; by default its class and a number.
         gradient_as_bucket_view: do_flatten of with_bagua().
         find_unused_parameters: no effect; they need no setting.
+        bucket_bytes: of a bucket; None: BAGUA_DEFAULT_BUCKET_SIZE, or 10 MiB.
 
     Raises:
         ConfigError: on every rank, if model, optimizers or algorithm differ between ranks, or cannot be trained so.
@@ -43,6 +44,8 @@ class BaguaDistributedDataParallel:
         bagua_module_name: str | None = None,
         gradient_as_bucket_view: bool = True,
         find_unused_parameters: bool = False,
+        *,
+        bucket_bytes: int | None = None,
     ) -> None:
         self.bagua_optimizers = _checked(module, optimizers, algorithm)
         self._module = weakref.ref(module)
@@ -51,6 +54,7 @@ class BaguaDistributedDataParallel:
         self.parameters_to_ignore = _ignored(module)
         self.bagua_algorithm = algorithm.reify(process_group)
         self.bagua_train_step_counter = 0
+        self._bucket_bytes = bucket_bytes if bucket_bytes is not None else env.get_default_bucket_size()
         self._engine: Engine | HookEngine | None = None
         self._paused = contextlib.ExitStack()
         self._sync = True
@@ -62,7 +66,7 @@ class BaguaDistributedDataParallel:
         else:
             options: Any = {
                 "ignore": self.parameters_to_ignore,
-                "bucket_bytes": env.get_default_bucket_size(),
+                "bucket_bytes": self._bucket_bytes,
             }
             self._engine = HookEngine(self, module, self._connections, **options)
             self._engine.begin()
@@ -142,8 +146,8 @@ class BaguaDistributedDataParallel:
             comm=links.comm,
             control=links.control,
             group=links.by_hosts(links.comm) if impl.by_hosts or links.always_by_hosts else links.comm,
-            bucket_bytes=env.get_default_bucket_size(),
-            first_bucket_bytes=env.get_default_bucket_size(),
+            bucket_bytes=self._bucket_bytes,
+            first_bucket_bytes=self._bucket_bytes,
             ignore=self.parameters_to_ignore,
         )
         engine.watch(self.bagua_optimizers)

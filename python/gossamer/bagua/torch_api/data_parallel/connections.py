@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.bagua.torch_api.process_group import BaguaProcessGroup
+from gossamer.bagua.torch_api.process_group import BaguaProcessGroup, CommMember
 from gossamer.comm import Communicator, Hierarchical, hierarchy, is_communicator, private
 from gossamer.errors import ConfigError
 
@@ -35,13 +35,19 @@ def private_connections(group: Any, device: torch.device) -> tuple[Communicator,
 
     Collective. ConfigError if this rank is not in the group.
     """
-    if isinstance(group, BaguaProcessGroup):
-        if group.torch_group is None:
-            raise ConfigError(f"with_bagua: this rank is not in the group of ranks {group.ranks}")
-        group = group.torch_group
+    group = torch_group_of("with_bagua", group)
     if is_communicator(group):
         return group, group
     return private(group, device)
+
+
+def torch_group_of(what: str, group: Any) -> Any:
+    """Of a Bagua group; anything else as it is. ConfigError if this rank is not in the group."""
+    if not isinstance(group, BaguaProcessGroup):
+        return group
+    if group.get_global_communicator() is CommMember.NON_COMM_MEMBER:
+        raise ConfigError(f"{what}: this rank is not in the group of ranks {group.ranks}")
+    return group.torch_group
 
 
 def device_of(module: nn.Module) -> torch.device:
