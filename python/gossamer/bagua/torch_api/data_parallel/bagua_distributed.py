@@ -101,6 +101,12 @@ class BaguaDistributedDataParallel:
         if isinstance(self._engine, HookEngine):
             self._engine.wait()
 
+    def consensus(self) -> None:
+        """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
+        if self._engine is not None:
+            with torch.no_grad():
+                self._engine.consensus()
+
     def broadcast_optimizers(self) -> None:
         """Rank 0's hyper-parameters and optimizer state, on all ranks. Collective."""
         named = dict(self.module.named_parameters())

@@ -26,6 +26,7 @@ from gossamer.bagua.torch_api.tensor import (
     is_bagua_tensor,
     set_mark,
 )
+from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator, duplicate, is_communicator
 from gossamer.engine import (
     Background,
@@ -135,6 +136,14 @@ class HookEngine:
         """Until all buckets that have begun are done. Raises their error."""
         self._background.wait()
 
+    def consensus(self) -> None:
+        """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
+        self.wait()
+        buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
+        for tensor in [*(param for _, param in self._members.parameters()), *buffers]:
+            comm = self._connections.of(tensor)
+            all_reduce(tensor, op="mean", deterministic=True, group=comm)
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it, backward only accumulates."""
@@ -185,9 +194,9 @@ class HookEngine:
     def _broadcast(self) -> None:
         tensors: list[Tensor] = [param for _, param in self._members.parameters()]
         tensors += [buffer for _, buffer in self._members.buffers()]
-        comm, control = self._connections.comm, self._connections.control
-        broadcast_tensors(comm, [each for each in tensors if each.device.type == comm.device.type])
-        broadcast_tensors(control, [each for each in tensors if each.device.type != comm.device.type])
+        ours = self._connections.comm.device.type
+        broadcast_tensors(self._connections.comm, [each for each in tensors if each.device.type == ours])
+        broadcast_tensors(self._connections.control, [each for each in tensors if each.device.type != ours])
         self._ddp.broadcast_optimizers()
 
     def _watch_tensors(self) -> None:
