@@ -1,5 +1,8 @@
 """gossamer.bagua: with_bagua() and Bagua's own algorithms, on the native engine. Ranks are threads."""
 
+import threading
+import time
+
 import pytest
 import torch
 
@@ -150,6 +153,26 @@ def test_async_is_aborted_and_resumed_through_the_model():
         steps(model, optimizer, comm, 4)
         with pytest.raises(gs.ConfigError, match="need the model whose algorithm this is"):
             model.bagua_algorithm.abort(mlp())
+        model.bagua_ddp.close()
+
+    run_ranks(2, body)
+
+
+def test_async_rank_that_resumes_is_answered_by_one_that_has_ended():
+    both_have_aborted = threading.Barrier(2)
+
+    def body(comm):
+        model = seeded(mlp)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        algorithm = async_model_average.AsyncModelAverageAlgorithm(sync_interval_ms=0)
+        bagua.with_bagua(model, [optimizer], algorithm, process_group=comm)
+        steps(model, optimizer, comm, 2)
+        model.bagua_algorithm.abort(model)
+        both_have_aborted.wait(30)
+        time.sleep(0.2)  # rounds in which nobody trains
+        if comm.rank == 1:
+            model.bagua_algorithm.resume(model)
+            steps(model, optimizer, comm, 4)
         model.bagua_ddp.close()
 
     run_ranks(2, body)

@@ -15,6 +15,8 @@ from gossamer.comm import Communicator
 from gossamer.engine import Background
 from gossamer.errors import ConfigError
 
+_IDLE_S = 0.01  # between rounds in which no rank trains
+
 
 class AsyncModelAverage(Algorithm):
     """x += mean(s) - s, s being a copy of x from when the averaging began: steps taken meanwhile are kept.
@@ -46,7 +48,8 @@ class AsyncModelAverage(Algorithm):
         self._next_at = 0.0  # when the next round may begin, by time.monotonic()
         self._training = True  # this rank's weights count
         self._serving = False  # _serve is queued or runs
-        self._lock = threading.Lock()  # over these two
+        self._closing = False
+        self._lock = threading.Lock()  # over these three
         self._begun = False  # a round whose result has not been added
         self._stale = False  # it is of weights that consensus() has replaced
         self._background: Background | None = None
@@ -87,18 +90,22 @@ class AsyncModelAverage(Algorithm):
             bucket.flat("mean").copy_(bucket.flat("weight"))
         self._background.submit(lambda: self._round(own=1), f"step {self._step}: {self!r}")
 
-    def _round(self, *, own: int) -> int:
-        """One round on the background thread; `own`: whether this rank trains. Returns how many ranks do."""
+    def _round(self, *, own: int) -> tuple[int, bool]:
+        """One round on the background thread; `own`: whether this rank trains.
+
+        Returns how many ranks do, and whether all have ended, so that there is no other round.
+        """
         assert self._background is not None
         comm = self._background.comm
-        count = torch.tensor([float(own)], device=comm.device)
+        ended = int(self._closing and not own)
+        count = torch.tensor([float(own), float(ended)], device=comm.device)
         comm.all_reduce(count).wait()
-        training = int(count.item())
+        training, all_ended = int(count[0].item()), int(count[1].item()) == comm.size
         for bucket in self._buckets if training else []:
             mean = bucket.flat("mean")
             mean.mul_(own / training)
             all_reduce(mean, deterministic=True, group=comm)
-        return training
+        return training, all_ended
 
     def _add_result(self) -> None:
         assert self._background is not None
@@ -123,10 +130,11 @@ class AsyncModelAverage(Algorithm):
         while self._answers():
             for bucket in self._buckets:
                 bucket.flat("mean").zero_()
-            if self._round(own=0) == 0:
-                with self._lock:
-                    self._serving = False
+            training, all_ended = self._round(own=0)
+            if all_ended:
                 return
+            if not training:
+                time.sleep(_IDLE_S)  # until one resumes or all have ended
 
     def _answers(self) -> bool:
         with self._lock:
@@ -150,6 +158,7 @@ class AsyncModelAverage(Algorithm):
         """Waits until the other ranks have ended too, and answers them until then."""
         if self._background is None:
             return
+        self._closing = True
         self.abort()
         self._background.wait()
         self._background.close()
