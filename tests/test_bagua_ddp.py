@@ -8,8 +8,11 @@ import torch
 import torch.distributed as dist
 
 import gossamer as gs
+import gossamer.bagua
 import gossamer.bagua.torch_api as bagua
+from bagua_algorithms import Of
 from gossamer.bagua.torch_api.algorithms import bytegrad
+from gossamer.bagua.torch_api.algorithms.base import AlgorithmImpl
 from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel, functional
 from models import batches, flat_grads, flat_weights, mlp, relative_error, seeded, shard, square, train
 from ranks import run_job, run_ranks
@@ -164,11 +167,34 @@ def job():
     for chosen in (None, bagua.new_group(), dist.group.WORLD):
         model = seeded(mlp, seed=rank)
         bagua.with_bagua(model, [], bytegrad.ByteGradAlgorithm(), process_group=chosen)
-        square(model(batches(1)[0][rank::size])).backward()
-        model.bagua_ddp.close()
-        grads.append(flat_grads(model))
+        grads.append(flat_grads_of(model, rank, size))
     assert all(torch.equal(grads[0], other) for other in grads)
+
+    gossamer.bagua.patch()
+    by_hand = flat_grads_of(seeded(mlp, seed=rank).with_bagua([], Of(SumsByHand)), rank, size)
+    gossamer.bagua.unpatch()
+    torch.testing.assert_close(by_hand, grads[0])
     gs.shutdown()
+
+
+def flat_grads_of(model, rank, size):
+    square(model(batches(1)[0][rank::size])).backward()
+    model.bagua_ddp.close()
+    return flat_grads(model)
+
+
+class SumsByHand(AlgorithmImpl):
+    """With Bagua's own collectives, on the communicators of its group."""
+
+    def init_operations(self, bagua_ddp, bucket):
+        every = self.process_group.get_global_communicator()
+
+        def average(name):
+            assert name == bucket.name
+            for param in bucket.tensors:
+                bagua.allreduce_inplace(param.bagua_getter_closure(), bagua.ReduceOp.AVG, comm=every)
+
+        bucket.append_python_op(average, group=self.process_group)
 
 
 def test_groups_of_bagua_and_torch_in_processes(tmp_path):

@@ -14,6 +14,7 @@ from gossamer.bagua.torch_api.algorithms.native import NativeImpl
 from gossamer.bagua.torch_api.data_parallel.connections import Connections, device_of
 from gossamer.bagua.torch_api.data_parallel.hook_engine import HookEngine
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
+from gossamer.bagua.torch_api.process_group import default_group, is_initialized
 from gossamer.engine import Engine
 from gossamer.errors import ConfigError
 
@@ -49,6 +50,8 @@ class BaguaDistributedDataParallel:
     ) -> None:
         self.bagua_optimizers = _checked(module, optimizers, algorithm)
         self._module = weakref.ref(module)
+        if process_group is None and is_initialized():
+            process_group = default_group()  # whose communicators an algorithm may ask for
         self.process_group, self.do_flatten = process_group, gradient_as_bucket_view
         self.bagua_module_name = bagua_module_name if bagua_module_name is not None else _next_name(module)
         self.parameters_to_ignore = _ignored(module)
