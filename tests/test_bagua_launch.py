@@ -15,16 +15,16 @@ print(bagua.get_rank(), bagua.get_world_size(), bagua.env.get_default_bucket_siz
 """
 
 
-@pytest.mark.parametrize("name", ["run", "launch"])
-def test_a_script_is_started_with_bagua_flags(name, start, tmp_path):
+def test_a_script_is_started_with_bagua_flags(start, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     flags = "--nproc_per_node=2 --bagua_service_port 29501 --autotune_level 0 --default_bucket_size 4096"
-    arguments = ["train.py", "--host_list", "of the script"]
-    code, out, err = start(["-m", f"gossamer.bagua.distributed.{name}", *flags.split(), *arguments]).finish()
-    assert code == 0, err
-    for rank in (0, 1):
-        assert f"[{rank}] {rank} 2 4096 ['--host_list', 'of the script']" in out.replace(":", "")
-    assert "no effect, as there is no autotune service: --bagua_service_port" in err
+    arguments = [*flags.split(), "train.py", "--host_list", "of the script"]
+    jobs = [start(["-m", f"gossamer.bagua.distributed.{name}", *arguments]) for name in ("run", "launch")]
+    for code, out, err in [job.finish() for job in jobs]:
+        assert code == 0, err
+        for rank in (0, 1):
+            assert f"[{rank}] {rank} 2 4096 ['--host_list', 'of the script']" in out.replace(":", "")
+        assert "no effect, as there is no autotune service: --bagua_service_port" in err
 
 
 @pytest.mark.parametrize(
