@@ -1,5 +1,6 @@
 """Small models, batches and a training loop that the engine's tests share. Not a test file."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,7 @@ def train(
     **options: Any,
 ) -> Tensor:
     """SGD on the squared output of `build()`; returns the weights as float64. wrap=False trains alone."""
+    options = copy.deepcopy(options)  # an algorithm object serves one model, and ranks are threads here
     model = seeded(build)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapped = gs.DataParallel(model, optimizer, process_group=comm, **options) if wrap else model
@@ -78,7 +80,7 @@ def square(x):
 def gradients(comm, build, forward, algorithm="gradient_allreduce", *, steps=3, loss=square):
     """Per step, the gradients (None where there is none) after `forward(model, batch shard, step)`."""
     inner = seeded(build)
-    model = gs.DataParallel(inner, algorithm=algorithm, process_group=comm)
+    model = gs.DataParallel(inner, algorithm=copy.deepcopy(algorithm), process_group=comm)
     seen = []
     for step, batch in enumerate(batches(steps)):
         inner.zero_grad()

@@ -34,6 +34,7 @@ from backend_jobs import (
     run_group,
     values,
 )
+from gossamer import comm as comms
 
 HERE = Path(__file__).parent
 FLOATING = [dtype for dtype in (*FLOATS, *FLOAT8) if dtype in DTYPES]
@@ -86,11 +87,18 @@ def host_job() -> None:
         rows = [rank + 1 if rank == size - 1 else 1 for _ in range(size)]
         with pytest.raises(gossamer.ConfigError, match="all_to_all: rank [0-9]+ sends [0-9]+ bytes"):
             group.alltoall_base(torch.zeros(size), torch.ones(sum(rows)), [1] * size, rows).wait()
+    levels = comms.hierarchy(comms.from_group(None))
+    coded = noise(rank, (100_003,), torch.float32)
+    exact_mean = sum(noise(r, (100_003,), torch.float32).double() for r in range(size)) / size
+    gossamer.all_reduce(coded, op="mean", codec=gossamer.Int8(), group=levels)
+    assert (coded - exact_mean).norm() < 0.02 * exact_mean.norm()
+    sums.append(coded)
     last = torch.ones(3)
     group.allreduce([last]).wait()
     found = {
         "rank": rank,
         "hosts": getattr(backend_of(group), "hosts", None),
+        "levels": levels.hosts,
         "bits": bits(sums),
         "disagreements": disagreements,
         "last": last.tolist(),
@@ -167,14 +175,15 @@ def check_hosts(ranks_of: list[int], *, container: bool = False) -> None:
     size = sum(ranks_of)
     with netns.Hosts(len(ranks_of)) as hosts:
         found = run_hosts(hosts, ranks_of, container=container)
+    first = [sum(ranks_of[:host]) for host in range(len(ranks_of))]
+    partition = [list(range(begin, begin + count)) for begin, count in zip(first, ranks_of, strict=True)]
     for rank, one in enumerate(found):
         assert one["rank"] == rank
         assert one["last"] == [size] * 3
         assert one["bits"] == found[0]["bits"], f"rank {rank} holds other bits than rank 0"
+        assert one["levels"] == partition
     if TESTED == "gloo":
         return
-    first = [sum(ranks_of[:host]) for host in range(len(ranks_of))]
-    partition = [list(range(begin, begin + count)) for begin, count in zip(first, ranks_of, strict=True)]
     for one in found:
         assert one["hosts"] == partition
         assert len(one["disagreements"]) == 2

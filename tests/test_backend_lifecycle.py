@@ -233,3 +233,28 @@ def test_a_backend_refuses_to_work_in_a_forked_child_and_goes_on_in_the_parent()
 def test_groups_that_are_gone_leave_no_open_files_threads_or_mappings():
     first, last = in_a_process("leave_nothing_in_a_process")
     assert last == first
+
+
+@pytest.mark.skipif(TESTED == "gloo", reason="Gloo's threads end with the process")
+def test_a_work_that_outlives_its_group_keeps_no_thread_of_it():
+    def mail_threads():
+        names = [name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")]
+        return names.count("gossamer-mail")
+
+    before = mail_threads()
+    store = dist.HashStore()
+
+    def body(rank):
+        backend = make_backend(TESTED, store, rank, 2)
+        x = torch.zeros(4)
+        work = backend.send([x], 1, 0) if rank == 0 else backend.recv([x], 0, 0)
+        work.wait()
+        return work
+
+    works = run_threads(2, body)
+    gc.collect()
+    until = time.monotonic() + 10
+    while mail_threads() > before and time.monotonic() < until:
+        time.sleep(0.02)
+    assert mail_threads() == before
+    assert all(work.is_completed() for work in works)

@@ -87,7 +87,7 @@ def test_unknown_algorithm_name_lists_the_known():
 
     (error,) = run_ranks(1, body, errors=True)
     assert isinstance(error, gs.ConfigError)
-    assert "bytegrad, gradient_allreduce" in str(error)
+    assert "bytegrad, decentralized, gradient_allreduce" in str(error)
 
 
 def test_double_wrapping_is_an_error_until_the_first_is_closed():

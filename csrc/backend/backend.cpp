@@ -71,6 +71,7 @@ GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank
       store_(std::move(store)),
       options_(c10::make_intrusive<Options>("gossamer", timeout)),
       owner_(getpid()) {
+  living_->backend = this;
   if (size < 1 || rank < 0 || rank >= size) {
     throw PythonError(ErrorKind::config, "gossamer backend: rank must be in [0, size), got rank " +
                                              std::to_string(rank) + " of " + std::to_string(size));
@@ -102,6 +103,10 @@ GossamerBackend::~GossamerBackend() {
   }
   // What threads are joined may wait for the GIL to free a tensor's Python object.
   const WithoutGil without_gil;
+  {
+    const std::lock_guard<std::mutex> lock(living_->mutex);
+    living_->backend = nullptr;
+  }
   queue_->close();
   mailbox_.reset();
   hosts_.reset();
@@ -195,9 +200,9 @@ GossamerBackend::Reply GossamerBackend::start(const Plan& plan, const Tensors& i
 }
 
 std::function<void()> GossamerBackend::aborter() {
-  const auto self = c10::intrusive_ptr<GossamerBackend>::reclaim_copy(this);
-  return [weak = c10::weak_intrusive_ptr<GossamerBackend>(self)] {
-    if (const auto backend = weak.lock()) backend->abort();
+  return [living = living_] {
+    const std::lock_guard<std::mutex> lock(living->mutex);
+    if (living->backend != nullptr) living->backend->abort();
   };
 }
 

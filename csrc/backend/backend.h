@@ -135,6 +135,13 @@ class GossamerBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> gloo_;  // between hosts, and for sparse tensors
   std::atomic<uint64_t> sequence_{0};
   pid_t owner_;
+  // What works know of this backend. Not a weak_intrusive_ptr: the last of those runs the destructor, and a work may
+  // end on the mailbox's thread, which the destructor joins.
+  struct Living {
+    std::mutex mutex;
+    GossamerBackend* backend;
+  };
+  std::shared_ptr<Living> living_ = std::make_shared<Living>();
   std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
 };
 

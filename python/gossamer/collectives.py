@@ -54,9 +54,8 @@ def all_reduce(
     _check_error(codec, x, error)
     if isinstance(comm, Hierarchy):
         flat_error = error.view(-1) if error is not None else None
-        _by_hosts(
-            comm, dense.view(-1), codec=codec, deterministic=deterministic, scale=scale, error=flat_error
-        )
+        options: dict[str, Any] = {"codec": codec, "deterministic": deterministic, "nonce": nonce}
+        _by_hosts(comm, dense.view(-1), scale, flat_error, **options)
         return x if dense.data_ptr() == x.data_ptr() else x.detach().copy_(dense)
     if codec is None and deterministic and x.dtype.is_floating_point:  # integers add up alike in any order
         codec = Identity()

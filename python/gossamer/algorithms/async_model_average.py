@@ -12,7 +12,7 @@ import torch
 from gossamer.algorithms.base import Algorithm
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import Background
+from gossamer.engine import Background, Worker
 from gossamer.errors import ConfigError
 
 _IDLE_S = 0.01  # between rounds in which no rank trains
@@ -34,6 +34,8 @@ class AsyncModelAverage(Algorithm):
     fields = ("grad", "weight")
     needs_optimizer = True
 
+    _background: Background | None = None
+
     def __init__(self, sync_interval_ms: float = 500, warmup_steps: int = 0) -> None:
         if not sync_interval_ms >= 0:
             raise ConfigError(
@@ -44,6 +46,14 @@ class AsyncModelAverage(Algorithm):
                 f"AsyncModelAverage: warmup_steps must be a number of steps, got {warmup_steps!r}"
             )
         self.sync_interval_ms, self.warmup_steps = sync_interval_ms, warmup_steps
+
+    @property
+    def lockstep(self) -> bool:
+        """During the warm-up."""
+        return self._step < self.warmup_steps
+
+    def connect(self, worker: Worker) -> None:
+        super().connect(worker)
         self._step = 0
         self._next_at = 0.0  # when the next round may begin, by time.monotonic()
         self._training = True  # this rank's weights count
@@ -52,12 +62,7 @@ class AsyncModelAverage(Algorithm):
         self._lock = threading.Lock()  # over these three
         self._begun = False  # a round whose result has not been added
         self._stale = False  # it is of weights that consensus() has replaced
-        self._background: Background | None = None
-
-    @property
-    def lockstep(self) -> bool:
-        """During the warm-up."""
-        return self._step < self.warmup_steps
+        self._background = None
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm, self._buckets = comm, buckets
@@ -117,7 +122,8 @@ class AsyncModelAverage(Algorithm):
 
     def abort(self) -> None:
         """This rank's weights are neither averaged nor changed from now on; it only answers the others."""
-        assert self._background is not None
+        if self._background is None:
+            raise ConfigError("AsyncModelAverage.abort: no model is wrapped with it yet")
         with self._lock:
             if not self._training:
                 return

@@ -11,8 +11,11 @@ from typing import Any, ClassVar
 import torch
 
 from gossamer import _C
+from gossamer.codec import Codec, ErrorFeedback
+from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Worker
+from gossamer.errors import ConfigError
 
 
 class Algorithm(ABC):
@@ -35,7 +38,7 @@ class Algorithm(ABC):
     #: Whether DataParallel must be given the optimizer, because steps are counted.
     needs_optimizer: ClassVar[bool] = False
 
-    _worker: Worker
+    _worker: Worker | None = None
 
     @property
     def lockstep(self) -> bool:
@@ -51,7 +54,15 @@ class Algorithm(ABC):
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def connect(self, worker: Worker) -> None:
-        """Called first, when a model is wrapped."""
+        """Called first, when a model is wrapped. What belongs to one run begins here, not in __init__.
+
+        Raises:
+            ConfigError: the object serves another model that is still wrapped.
+        """
+        if self._worker is not None and self._worker.alive:
+            raise ConfigError(
+                f"{type(self).__name__}: this object serves another wrapped model; make one for each model"
+            )
         self._worker = worker
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -62,15 +73,43 @@ class Algorithm(ABC):
 
         Every rank submits the same, in the same order. Errors come out of wait(), or of the backward that ends next.
         """
+        assert self._worker is not None
         what = f"step {bucket.step} {bucket!r}: {self!r}"
         self._worker.submit(lambda: task(bucket), what)
 
-    def nonce(self, bucket: Any, step: int) -> int:
-        """For collectives with a stochastic codec: another number in each step and bucket, the same on all ranks."""
-        return step * 2**20 + bucket.index
+    def reduce_field(
+        self,
+        bucket: Any,
+        field: str,
+        *,
+        codec: Codec | None,
+        group: Communicator | None,
+        step: int,
+        op: str = "mean",
+        deterministic: bool = False,
+    ) -> None:
+        """all_reduce of a bucket's field, in place; with error feedback by its field "error". Blocking, collective.
+
+        `step` tells the random numbers of a stochastic codec apart.
+        """
+        error = bucket.flat("error") if isinstance(codec, ErrorFeedback) else None
+        for padded in [field, "error"] if error is not None else [field]:
+            bucket.clear_padding(
+                padded
+            )  # which the codec has filled, with NaN where a neighbour's block had one
+        all_reduce(
+            bucket.flat(field),
+            codec=codec,
+            op=op,
+            deterministic=deterministic,
+            error=error,
+            nonce=step * 2**20 + bucket.index,
+            group=group,
+        )
 
     def wait(self) -> None:
         """Until all is done that was submitted. Raises its error."""
+        assert self._worker is not None
         self._worker.wait()
 
     def block(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gossamer.algorithms.base import Algorithm
 from gossamer.comm import Communicator
+from gossamer.engine import Worker
 from gossamer.errors import ConfigError
 from gossamer.topology import Topology, resolve
 
@@ -33,6 +34,9 @@ class Decentralized(Algorithm):
         if not isinstance(interval, int) or interval < 1:
             raise ConfigError(f"Decentralized: interval must be a positive number of steps, got {interval!r}")
         self.topology, self.interval = resolve(topology), interval
+
+    def connect(self, worker: Worker) -> None:
+        super().connect(worker)
         self._rounds = 0  # averagings so far: the step of a topology that changes
         self._in_flight = False
 

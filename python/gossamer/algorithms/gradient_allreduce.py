@@ -11,7 +11,6 @@ import torch
 from gossamer import _C
 from gossamer.algorithms.base import Algorithm
 from gossamer.codec import Adaptive, Codec, ErrorFeedback, Identity, accumulate_dtype
-from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
 
@@ -68,17 +67,10 @@ class GradientAllReduce(Algorithm):
         return None
 
     def bucket_ready(self, bucket: Any) -> None:
-        codec = self._codec_of(bucket)
-        all_reduce(
-            bucket.flat(),
-            codec=codec,
-            op="mean" if self.average else "sum",
-            error=bucket.flat("error") if isinstance(codec, ErrorFeedback) else None,
-            nonce=self.nonce(bucket, bucket.step),
-            group=self._comm,
+        op = "mean" if self.average else "sum"
+        self.reduce_field(
+            bucket, "grad", codec=self._codec_of(bucket), op=op, step=bucket.step, group=self._comm
         )
-        if codec is not None:
-            bucket.clear_padding("grad")
 
     def _choose(self, name: str, param: torch.Tensor) -> Codec | None:
         if not isinstance(self.codec, Adaptive):

@@ -15,7 +15,7 @@ from gossamer.algorithms.base import Algorithm
 from gossamer.codec import Codec, ErrorFeedback, accumulate_dtype
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import Background
+from gossamer.engine import Background, Worker
 from gossamer.errors import ConfigError
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -69,8 +69,6 @@ class LocalSGD(Algorithm):
         self.period, self.outer_optimizer, self.codec = period, outer_optimizer, codec
         self.fragments, self.delay, self.merge = fragments, delay, merge
         self._lockstep = lockstep
-        self._background: Background | None = None
-        self._arrivals: dict[int, int] = {}  # fragment -> the step at which its mean is taken
 
     def __repr__(self) -> str:
         return super().__repr__()[:-1] + f", lockstep={self._lockstep})"
@@ -84,6 +82,11 @@ class LocalSGD(Algorithm):
 
     def alignment(self, comm: Communicator) -> int:
         return comm.size * max(self.block(), 8)
+
+    def connect(self, worker: Worker) -> None:
+        super().connect(worker)
+        self._background: Background | None = None
+        self._arrivals: dict[int, int] = {}  # fragment -> the step at which its mean is taken
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         if len(buckets) < self.fragments:
@@ -127,15 +130,8 @@ class LocalSGD(Algorithm):
 
     def _mean_change(self, bucket: Any, step: int) -> None:
         assert self._background is not None
-        all_reduce(
-            bucket.flat("change"),
-            codec=self.codec,
-            op="mean",
-            deterministic=True,
-            error=bucket.flat("error") if isinstance(self.codec, ErrorFeedback) else None,
-            nonce=self.nonce(bucket, step),
-            group=self._background.comm,
-        )
+        comm = self._background.comm
+        self.reduce_field(bucket, "change", codec=self.codec, deterministic=True, step=step, group=comm)
 
     def _take(self, fragment: int) -> None:
         assert self._background is not None

@@ -13,6 +13,7 @@ from torch import Tensor
 from gossamer.algorithms.base import Algorithm
 from gossamer.codec import accumulate_dtype
 from gossamer.comm import Communicator
+from gossamer.engine import Worker
 from gossamer.errors import ConfigError
 
 
@@ -39,6 +40,9 @@ class PowerSGD(Algorithm):
         if not isinstance(start_step, int) or start_step < 0:
             raise ConfigError(f"PowerSGD: start_step must be a number of steps, got {start_step!r}")
         self.rank, self.start_step, self.min_compression_rate = rank, start_step, min_compression_rate
+
+    def connect(self, worker: Worker) -> None:
+        super().connect(worker)
         self._step = 0
         self._right: dict[str, Tensor] = {}  # Q by parameter name, [columns of M, rank]
         self._groups: dict[int, list[_Group]] = {}

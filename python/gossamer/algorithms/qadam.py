@@ -16,7 +16,7 @@ from gossamer.algorithms.base import Algorithm
 from gossamer.codec import Codec, ErrorFeedback, Int8, OneBit, accumulate_dtype
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import agree_on_finite
+from gossamer.engine import Worker, agree_on_finite
 from gossamer.errors import ConfigError
 
 
@@ -118,7 +118,6 @@ class QAdam(Algorithm):
         if codec is not None and not isinstance(codec, Codec):
             raise ConfigError(f"{type(self).__name__}: codec must be a Codec or None, got {codec!r}")
         self.codec = codec if codec is not None else ErrorFeedback(Int8())
-        self._step = 0
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         if len(optimizers) != 1 or not isinstance(optimizers[0], QAdamOptimizer):
@@ -134,6 +133,10 @@ class QAdam(Algorithm):
 
     def alignment(self, comm: Communicator) -> int:
         return comm.size * max(self.block(), 8)
+
+    def connect(self, worker: Worker) -> None:
+        super().connect(worker)
+        self._step = 0
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm, self._buckets = comm, buckets
@@ -168,12 +171,7 @@ class QAdam(Algorithm):
                 state["exp_avg"] = view
             if param.grad is not None:
                 self._optimizer.add_to_momentum(param, self._groups[param])
-        error = bucket.flat("error") if isinstance(self.codec, ErrorFeedback) else None
-        nonce = self.nonce(bucket, self._step)
-        all_reduce(
-            bucket.flat("momentum"), codec=self.codec, op="mean", error=error, nonce=nonce, group=self._comm
-        )
-        bucket.clear_padding("momentum")
+        self.reduce_field(bucket, "momentum", codec=self.codec, step=self._step, group=self._comm)
 
     def after_step(self, step: int) -> None:
         self._step = step

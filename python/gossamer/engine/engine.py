@@ -80,7 +80,8 @@ class Engine:
 
         self.buckets: list[Any] = []
         self._native = self._build_native()
-        algorithm.connect(Worker(self._native, comm))
+        self._worker = Worker(self._native, comm)
+        algorithm.connect(self._worker)
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
         self._install(trainable[::-1])
         _open_engines.add(self)
@@ -156,6 +157,7 @@ class Engine:
         self._native.close()
         self._steps.close()
         self.algorithm.close()
+        self._worker.close()
         _open_engines.discard(self)
 
     # --- facts ---

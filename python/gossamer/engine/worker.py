@@ -47,6 +47,7 @@ class Worker:
         # The native engine holds the buckets' work, which may hold the algorithm, which holds this.
         self._native = weakref.ref(native)
         self._comm = comm
+        self._closed = False
 
     def submit(self, task: Callable[[], object], what: str) -> None:
         """Queues `task` behind everything before it; all ranks submit the same, in the same order."""
@@ -55,6 +56,15 @@ class Worker:
     def wait(self) -> None:
         """Until all is done that was submitted; raises its error."""
         self._alive().wait()
+
+    def close(self) -> None:
+        """Called by the engine when it ends."""
+        self._closed = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether its engine is."""
+        return not self._closed and self._native() is not None
 
     def _alive(self) -> Any:
         native = self._native()
