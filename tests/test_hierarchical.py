@@ -108,3 +108,20 @@ def test_a_split_goes_to_its_ranks_only():
         return part.rank, part.size, x.item()
 
     assert run_ranks(3, body) == [(1, 2, 2.0), None, (0, 2, 2.0)]
+
+
+def test_qadam_goes_on_by_hosts_after_its_warm_up():
+    def body(comm):
+        module = seeded(mlp)
+        optimizer = gs.QAdamOptimizer(module.parameters(), lr=0.01, warmup_steps=2)
+        group = gs.Hierarchical(comm, hosts=[[0], [1, 2]])
+        model = gs.DataParallel(module, optimizer, algorithm="qadam", process_group=group)
+        for batch in batches(4):
+            optimizer.zero_grad()
+            square(model(shard(batch, comm))).backward()
+            optimizer.step()
+        model.close()
+        return flat_weights(module)
+
+    weights = run_ranks(3, body)
+    assert all(torch.equal(weights[0], other) for other in weights)

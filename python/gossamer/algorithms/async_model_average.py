@@ -3,6 +3,7 @@
 Bagua's algorithm. Ranks hold different weights: model.consensus() averages them exactly.
 """
 
+import threading
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Background, Worker
 from gossamer.errors import ConfigError
+
+_IDLE_S = 0.01  # between rounds in which no rank trains
 
 
 class AsyncModelAverage(Algorithm):
@@ -54,6 +57,9 @@ class AsyncModelAverage(Algorithm):
         self._step = 0
         self._next_at = 0.0  # when the next round may begin, by time.monotonic()
         self._training = True  # this rank's weights count
+        self._serving = False  # _serve is queued or runs
+        self._closing = False
+        self._lock = threading.Lock()  # over these three
         self._begun = False  # a round whose result has not been added
         self._stale = False  # it is of weights that consensus() has replaced
         self._background = None
@@ -89,18 +95,22 @@ class AsyncModelAverage(Algorithm):
             bucket.flat("mean").copy_(bucket.flat("weight"))
         self._background.submit(lambda: self._round(own=1), f"step {self._step}: {self!r}")
 
-    def _round(self, *, own: int) -> int:
-        """One round on the background thread; `own`: whether this rank trains. Returns how many ranks do."""
+    def _round(self, *, own: int) -> tuple[int, bool]:
+        """One round on the background thread; `own`: whether this rank trains.
+
+        Returns how many ranks do, and whether all have ended, so that there is no other round.
+        """
         assert self._background is not None
         comm = self._background.comm
-        count = torch.tensor([float(own)], device=comm.device)
+        ended = int(self._closing and not own)
+        count = torch.tensor([float(own), float(ended)], device=comm.device)
         comm.all_reduce(count).wait()
-        training = int(count.item())
+        training, all_ended = int(count[0].item()), int(count[1].item()) == comm.size
         for bucket in self._buckets if training else []:
             mean = bucket.flat("mean")
             mean.mul_(own / training)
             all_reduce(mean, deterministic=True, group=comm)
-        return training
+        return training, all_ended
 
     def _add_result(self) -> None:
         assert self._background is not None
@@ -114,17 +124,28 @@ class AsyncModelAverage(Algorithm):
         """This rank's weights are neither averaged nor changed from now on; it only answers the others."""
         if self._background is None:
             raise ConfigError("AsyncModelAverage.abort: no model is wrapped with it yet")
-        if not self._training:
-            return
-        self._training = self._begun = False
-        self._background.submit(self._serve, f"step {self._step}: {self!r}")
+        with self._lock:
+            if not self._training:
+                return
+            self._training = self._begun = False
+            serving, self._serving = self._serving, True
+        if not serving:  # a second one would wait for rounds that no other rank takes part in
+            self._background.submit(self._serve, f"step {self._step}: {self!r}")
 
     def _serve(self) -> None:
-        while not self._training:
+        while self._answers():
             for bucket in self._buckets:
                 bucket.flat("mean").zero_()
-            if self._round(own=0) == 0:
+            training, all_ended = self._round(own=0)
+            if all_ended:
                 return
+            if not training:
+                time.sleep(_IDLE_S)  # until one resumes or all have ended
+
+    def _answers(self) -> bool:
+        with self._lock:
+            self._serving = not self._training
+            return self._serving
 
     def resume(self) -> None:
         """Takes part again, from the next round on."""
@@ -143,6 +164,7 @@ class AsyncModelAverage(Algorithm):
         """Waits until the other ranks have ended too, and answers them until then."""
         if self._background is None:
             return
+        self._closing = True
         self.abort()
         self._background.wait()
         self._background.close()

@@ -7,6 +7,7 @@ time-varying graphs. Ranks hold different weights: model.consensus() averages th
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gossamer.algorithms.base import Algorithm
 from gossamer.comm import Communicator
@@ -52,21 +53,9 @@ class Decentralized(Algorithm):
             self.submit(bucket, self._mix)
 
     def _mix(self, bucket: Any) -> None:
-        x, mixed = bucket.flat("weight"), bucket.flat("mixed")
-        if self.topology.uniform:
-            torch.mul(x, 1.0 / self._comm.size, out=mixed)
-            self._comm.all_reduce(mixed).wait()
-            return
-        mixing = self.topology.mixing(self._rounds, self._comm.size, self._comm.rank)
-        received = [torch.empty_like(x) for _ in mixing.exchanges]
-        sent = [
-            self._comm.exchange(out, x, exchange.to, exchange.source)
-            for out, exchange in zip(received, mixing.exchanges, strict=True)
-        ]
-        torch.mul(x, mixing.own, out=mixed)
-        for work, other, exchange in zip(sent, received, mixing.exchanges, strict=True):
-            work.wait()
-            mixed.add_(other, alpha=exchange.weight)
+        average_with_peers(
+            self.topology, self._comm, bucket.flat("weight"), bucket.flat("mixed"), step=self._rounds
+        )
 
     def before_step(self, step: int) -> None:
         if not self._in_flight:
@@ -86,3 +75,21 @@ class Decentralized(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rounds = state["rounds"]
+
+
+def average_with_peers(topology: Topology, comm: Communicator, x: Tensor, out: Tensor, *, step: int) -> None:
+    """out [numel] = this rank's weighted mean of the x of its peers, in round `step` of the topology. Collective."""
+    if topology.uniform:
+        torch.mul(x, 1.0 / comm.size, out=out)
+        comm.all_reduce(out).wait()
+        return
+    mixing = topology.mixing(step, comm.size, comm.rank)
+    received = [torch.empty_like(x) for _ in mixing.exchanges]
+    sent = [
+        comm.exchange(other, x, exchange.to, exchange.source)
+        for other, exchange in zip(received, mixing.exchanges, strict=True)
+    ]
+    torch.mul(x, mixing.own, out=out)
+    for work, other, exchange in zip(sent, received, mixing.exchanges, strict=True):
+        work.wait()
+        out.add_(other, alpha=exchange.weight)

@@ -4,15 +4,17 @@ Difference compression (DCD-PSGD: Tang et al. 2018, arXiv:1803.06443), as in Bag
 (Koloskova et al. 2019, arXiv:1902.00340). Ranks hold different weights: model.consensus() averages them exactly.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gossamer.algorithms.base import Algorithm
 from gossamer.codec import Codec, ErrorFeedback, Int8
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
-from gossamer.topology import Topology, resolve
+from gossamer.topology import Mixing, Topology, resolve
 
 
 class LowPrecisionDecentralized(Algorithm):
@@ -87,30 +89,60 @@ class LowPrecisionDecentralized(Algorithm):
         self.wait()
 
     def _exchange(self, bucket: Any) -> None:
-        x, own = bucket.flat("weight"), bucket.flat("replica")
-        others = [bucket.flat(f"replica_{number}") for number in range(len(self._mixing.exchanges))]
-        difference = x - own
-        for other, exchange in zip(others, self._mixing.exchanges, strict=True):
-            difference.add_(other - own, alpha=self.gamma * exchange.weight)
-        wire = self.codec.encode(difference.view(1, -1))
-        received = [torch.empty_like(wire) for _ in others]
-        sent = [
-            self._comm.exchange(out, wire, exchange.to, exchange.source)
-            for out, exchange in zip(received, self._mixing.exchanges, strict=True)
-        ]
-        own.add_(self._decoded(wire, difference))
-        bucket.clear_padding("replica")
-        x.copy_(own)
-        for number, (work, change, other) in enumerate(zip(sent, received, others, strict=True)):
-            work.wait()
-            other.add_(self._decoded(change, difference))
-            bucket.clear_padding(f"replica_{number}")
-
-    def _decoded(self, wire: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return self.codec.decode(wire, out.view(1, -1)).view(-1)
+        names = [f"replica_{number}" for number in range(len(self._mixing.exchanges))]
+        exchange_differences(
+            self._comm,
+            self.codec,
+            self._mixing,
+            bucket.flat("weight"),
+            bucket.flat("replica"),
+            [bucket.flat(name) for name in names],
+            gamma=self.gamma,
+        )
+        for name in ("weight", "replica", *names):
+            bucket.clear_padding(name)
 
     def after_consensus(self) -> None:
         """All ranks hold equal weights now, so every copy is known."""
         for bucket in self._buckets:
             for field in {"replica", "replica_0", "replica_1"} & set(bucket.fields):
                 bucket.flat(field).copy_(bucket.flat("weight"))
+
+
+def exchange_differences(
+    comm: Communicator,
+    codec: Codec,
+    mixing: Mixing,
+    x: Tensor,
+    own: Tensor,
+    others: Sequence[Tensor],
+    *,
+    gamma: float = 1.0,
+) -> None:
+    """One exchange, in place: x = own += Q(x + gamma * sum of w_j (others_j - own) - own); others_j likewise.
+
+    Collective.
+
+    Args:
+        x: this rank's weights [numel], after the optimizer's update.
+        own: what its neighbours know of them; equal to what each neighbour has of this rank among `others`.
+        others: what this rank knows of the source of each of mixing.exchanges.
+    """
+    difference = x - own
+    for other, exchange in zip(others, mixing.exchanges, strict=True):
+        difference.add_(other - own, alpha=gamma * exchange.weight)
+    wire = codec.encode(difference.view(1, -1))
+    received = [torch.empty_like(wire) for _ in others]
+    sent = [
+        comm.exchange(out, wire, exchange.to, exchange.source)
+        for out, exchange in zip(received, mixing.exchanges, strict=True)
+    ]
+    own.add_(_decoded(codec, wire, difference))
+    x.copy_(own)
+    for work, change, other in zip(sent, received, others, strict=True):
+        work.wait()
+        other.add_(_decoded(codec, change, difference))
+
+
+def _decoded(codec: Codec, wire: Tensor, out: Tensor) -> Tensor:
+    return codec.decode(wire, out.view(1, -1)).view(-1)

@@ -1,8 +1,24 @@
 """The engine: when a bucket is sent, and on what memory. Native underneath; see csrc/engine."""
 
+from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
+from gossamer.engine.agree import broadcast_tensors, require_equal
 from gossamer.engine.background import Background
+from gossamer.engine.end_of_backward import at_end_of_backward
 from gossamer.engine.engine import Engine
 from gossamer.engine.plan import plan_buckets
 from gossamer.engine.worker import Worker, agree_on_finite
 
-__all__ = ["Background", "Engine", "Worker", "agree_on_finite", "plan_buckets"]
+__all__ = [
+    "Background",
+    "Engine",
+    "Members",
+    "Worker",
+    "agree_on_finite",
+    "at_end_of_backward",
+    "broadcast_tensors",
+    "describe",
+    "plan_buckets",
+    "refusal_of",
+    "require_equal",
+    "tensors_in",
+]

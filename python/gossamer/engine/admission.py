@@ -1,12 +1,16 @@
-"""Which models can be trained this way, and how a model is described to the other ranks. Pure checks, no collective.
+"""Which models can be trained this way, what of them, and how a model is described to the other ranks. No collective.
 
 A refusal is returned, not raised: engine.py lets all ranks compare notes first, so that all of them raise.
 """
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
@@ -14,33 +18,78 @@ from gossamer.errors import ConfigError
 _TRAINABLE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def describe(module: nn.Module) -> list[str]:
+class Members:
+    """The parameters and buffers of a model that its ranks share; holds the model weakly.
+
+    Args:
+        ignore: names that are left out. Of a tied parameter the first name counts.
+
+    Raises:
+        ConfigError: a name that no parameter or buffer has.
+    """
+
+    def __init__(self, module: nn.Module, ignore: Collection[str] = ()) -> None:
+        self._module, self.ignore = weakref.ref(module), frozenset(ignore)
+        known = {name for name, _ in [*module.named_parameters(), *module.named_buffers()]}
+        if strangers := sorted(self.ignore - known):
+            raise ConfigError(f"engine: ignore must name parameters or buffers of the model, got {strangers}")
+
+    def parameters(self, module: nn.Module | None = None) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter), each once; of another module of the same structure if one is given."""
+        named = (module or self._alive()).named_parameters()
+        return [(name, param) for name, param in named if name not in self.ignore]
+
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        """(name, buffer), each once."""
+        return [(name, buffer) for name, buffer in self._alive().named_buffers() if name not in self.ignore]
+
+    def modules(self) -> list[tuple[str, nn.Module]]:
+        """(name, module), also those whose parameters are ignored."""
+        return list(self._alive().named_modules())
+
+    def _alive(self) -> nn.Module:
+        module = self._module()
+        if module is None:
+            raise ConfigError("engine: the model is gone; keep it as long as its wrapper")
+        return module
+
+
+def describe(members: Members) -> list[str]:
     """One line for each parameter and buffer; ranks that train together have equal lines."""
+    ignored = [f"ignored {name}" for name in sorted(members.ignore)]
     parameters = [
         f"parameter {name} {_shape(param)} {param.dtype} {'trainable' if param.requires_grad else 'frozen'}"
-        for name, param in module.named_parameters()
+        for name, param in members.parameters()
     ]
-    return parameters + [
-        f"buffer {name} {_shape(buffer)} {buffer.dtype}" for name, buffer in module.named_buffers()
-    ]
+    buffers = [f"buffer {name} {_shape(buffer)} {buffer.dtype}" for name, buffer in members.buffers()]
+    return ignored + parameters + buffers
 
 
 def refusal_of(
-    module: nn.Module, comm: Communicator, wrapped: Iterable[tuple[Communicator, Sequence[Tensor]]]
+    members: Members, comm: Communicator, wrapped: Iterable[tuple[Communicator, Sequence[Tensor]]]
 ) -> ConfigError | None:
     """Why this rank cannot train this model over `comm`, or None.
 
     Args:
         wrapped: the communicator and the parameters of each model that is wrapped now.
     """
-    named = list(module.named_parameters())
+    named = members.parameters()
     reasons = [
         *_of_the_whole(named),
         *_of_other_models(named, comm, wrapped),
         *(reason for name, param in named for reason in _of_a_parameter(name, param, comm.device)),
-        *_of_sparse_modules(module),
+        *_of_sparse_modules(members),
     ]
     return ConfigError(f"engine: {reasons[0]}") if reasons else None
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """The tensors of a forward's output, also those in dataclasses."""
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
 
 
 def _of_the_whole(named: list[tuple[str, nn.Parameter]]) -> Iterable[str]:
@@ -79,8 +128,10 @@ def _of_a_parameter(name: str, param: Tensor, device: torch.device) -> Iterable[
         yield f"{what} is on {param.device}, but this model's gradients travel from {device}"
 
 
-def _of_sparse_modules(module: nn.Module) -> Iterable[str]:
-    for name, child in module.named_modules():
+def _of_sparse_modules(members: Members) -> Iterable[str]:
+    for name, child in members.modules():
+        if f"{name}.weight" in members.ignore:
+            continue
         if getattr(child, "sparse", False) is True and getattr(child, "weight", None) is not None:
             yield (
                 f"module '{name}' ({type(child).__name__}) makes sparse gradients, which are not "

@@ -6,19 +6,17 @@ of backward. Here is what happens around it: at wrap, before a forward, and at c
 
 import atexit
 import contextlib
-import dataclasses
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from gossamer import _C
 from gossamer.comm import Communicator
-from gossamer.engine.admission import describe, refusal_of
+from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
 from gossamer.engine.agree import broadcast_tensors, mean_tensors, require_equal
 from gossamer.engine.plan import plan_buckets
 from gossamer.engine.state import restore_fields, save_fields
@@ -41,6 +39,7 @@ class Engine:
         group: what the algorithm communicates through: `comm`, or a Hierarchy of it.
         bucket_bytes, first_bucket_bytes: see plan_buckets.
         broadcast: copy parameters and buffers from rank 0 now.
+        ignore: names of parameters and buffers that are each rank's own: not copied, planned, sent or compared.
 
     Raises:
         ConfigError: on every rank, if the model, the algorithm or the bucket sizes differ between ranks; if a
@@ -58,27 +57,28 @@ class Engine:
         bucket_bytes: int,
         first_bucket_bytes: int,
         broadcast: bool = True,
+        ignore: Collection[str] = (),
     ) -> None:
-        named = dict(module.named_parameters())
+        self._members = Members(module, ignore)
+        named = dict(self._members.parameters())
         self._names, self._params = list(named), list(named.values())
         trainable = [i for i, param in enumerate(self._params) if param.requires_grad]
         self._comm, self._control, self.algorithm = comm, control, algorithm
         self._group = group if group is not None else comm
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
         self._steps = StepCounter(algorithm, self._count_step)
-        refusal = refusal_of(module, comm, [(other._comm, other._params) for other in _open_engines])
+        refusal = refusal_of(self._members, comm, [(other._comm, other._params) for other in _open_engines])
         settings = (
             f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}"
         )
         verdict = f"refused: {refusal}" if refusal else "accepted"
-        require_equal(control, [settings, verdict, *describe(module)], "the model")
+        require_equal(control, [settings, verdict, *describe(self._members)], "the model")
         if refusal:
             raise refusal
         if broadcast:
-            self._broadcast([*self._params, *module.buffers()])
+            self._broadcast([*self._params, *(buffer for _, buffer in self._members.buffers())])
 
         self.buckets: list[Any] = []
-        self._named_buffers = module.named_buffers
         self._native = self._build_native()
         self._worker = Worker(self._native, comm)
         algorithm.connect(self._worker)
@@ -106,7 +106,7 @@ class Engine:
     def after_forward(self, output: Any) -> Any:
         """Called with each forward's output, which is returned: its backward tells the engine that it begins."""
         if torch.is_grad_enabled():
-            for tensor in _tensors_in(output):
+            for tensor in tensors_in(output):
                 if tensor.requires_grad:
                     tensor.register_hook(self._output_gradient)
         return output
@@ -127,14 +127,15 @@ class Engine:
         """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
         self._native.check_alive()
         self._native.wait()
-        buffers = [buffer for _, buffer in self._named_buffers() if buffer.is_floating_point()]
+        buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
         for comm, on_device in self._by_communicator([*self._params, *buffers]):
             mean_tensors(comm, on_device)
         self.algorithm.after_consensus()
 
     def require_same_parameters(self, module: nn.Module) -> None:
         """ConfigError if the module holds other parameter objects than when it was wrapped: they have no hooks."""
-        for name, known, param in zip(self._names, self._params, module.parameters(), strict=True):
+        now = self._members.parameters(module)
+        for known, (name, param) in zip(self._params, now, strict=True):
             if param is not known:
                 raise ConfigError(
                     f"engine: parameter '{name}' is another object than the one that was wrapped, and would train "
@@ -279,14 +280,6 @@ class Engine:
             (self._comm, [tensor for tensor in tensors if tensor.device.type == ours]),
             (self._control, [tensor for tensor in tensors if tensor.device.type != ours]),
         ]
-
-
-def _tensors_in(output: Any) -> Iterator[Tensor]:
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from _tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
 
 
 @atexit.register

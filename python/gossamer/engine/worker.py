@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from gossamer import _C
-from gossamer.comm import Communicator
+from gossamer.comm import Communicator, Hierarchy
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
 
 
@@ -78,7 +78,7 @@ def agree_on_finite(comm: Communicator, bucket: Any) -> None:
 
     A GradScaler then skips the step on all ranks. Collective.
     """
-    _C.AgreeOnFinite().run(comm, bucket)
+    _C.AgreeOnFinite().run(comm.world if isinstance(comm, Hierarchy) else comm, bucket)
 
 
 def bucket_ready_of(algorithm: Moments, comm: Communicator) -> Callable[[Any], None]:

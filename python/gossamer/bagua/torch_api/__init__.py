@@ -1,6 +1,16 @@
-"""What ``import bagua.torch_api as bagua`` had: places, process groups, collectives, contrib, checkpoint."""
+"""What ``import bagua.torch_api as bagua`` had: models and algorithms, groups, collectives, contrib, checkpoint."""
 
-from gossamer.bagua.torch_api import checkpoint, communication, contrib, env
+from gossamer.bagua.torch_api import (
+    algorithms,
+    bucket,
+    checkpoint,
+    communication,
+    contrib,
+    data_parallel,
+    distributed,
+    env,
+    tensor,
+)
 from gossamer.bagua.torch_api.communication import (
     BaguaProcessGroup,
     ReduceOp,
@@ -32,11 +42,13 @@ from gossamer.bagua.torch_api.communication import (
     scatter_inplace,
     send,
 )
+from gossamer.bagua.torch_api.distributed import with_bagua
 from gossamer.bagua.torch_api.env import get_local_rank, get_local_size, get_rank, get_world_size
 
 __all__ = [
     "BaguaProcessGroup",
     "ReduceOp",
+    "algorithms",
     "allgather",
     "allgather_inplace",
     "allreduce",
@@ -50,9 +62,12 @@ __all__ = [
     "broadcast",
     "broadcast_coalesced",
     "broadcast_object",
+    "bucket",
     "checkpoint",
     "communication",
     "contrib",
+    "data_parallel",
+    "distributed",
     "env",
     "from_torch_group",
     "gather",
@@ -72,4 +87,6 @@ __all__ = [
     "scatter",
     "scatter_inplace",
     "send",
+    "tensor",
+    "with_bagua",
 ]

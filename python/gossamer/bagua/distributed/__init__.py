@@ -1,0 +1,1 @@
+"""Bagua's launchers, for ``python -m``; see launch/bagua.py."""

@@ -1,0 +1,48 @@
+"""Bagua's two decentralized algorithms, as gossamer.Decentralized and gossamer.LowPrecisionDecentralized."""
+
+from gossamer import algorithms
+from gossamer.bagua.torch_api.algorithms.native import NativeAlgorithm
+from gossamer.codec import MinMaxUInt8
+from gossamer.errors import ConfigError
+
+
+class DecentralizedAlgorithm(NativeAlgorithm):
+    """Averages weights with all ranks or with one, while forward and backward run.
+
+    Args:
+        hierarchical: no effect; every rank is a peer.
+        peer_selection_mode: "all" or "shift_one".
+        communication_interval: average at every so many optimizer steps.
+    """
+
+    def __init__(
+        self, hierarchical: bool = True, peer_selection_mode: str = "all", communication_interval: int = 1
+    ) -> None:
+        if peer_selection_mode not in ("all", "shift_one"):
+            raise ConfigError(
+                f"DecentralizedAlgorithm: peer_selection_mode must be 'all' or 'shift_one', got {peer_selection_mode!r}"
+            )
+        self.hierarchical, self.peer_selection_mode = hierarchical, peer_selection_mode
+        self.communication_interval = communication_interval
+        self.native()  # refuses a wrong interval here
+
+    def native(self) -> algorithms.Algorithm:
+        return algorithms.Decentralized(self.peer_selection_mode, self.communication_interval)
+
+
+class LowPrecisionDecentralizedAlgorithm(NativeAlgorithm):
+    """Sends compressed changes of weights to both neighbours on a ring.
+
+    Args:
+        hierarchical: no effect; every rank is on the ring.
+        communication_interval: exchange at every so many optimizer steps.
+    """
+
+    def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:
+        self.hierarchical, self.communication_interval = hierarchical, communication_interval
+        self.native()
+
+    def native(self) -> algorithms.Algorithm:
+        return algorithms.LowPrecisionDecentralized(
+            MinMaxUInt8(), "ring", interval=self.communication_interval
+        )

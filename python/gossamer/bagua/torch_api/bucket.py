@@ -1,0 +1,222 @@
+"""Bagua's buckets: tensors that travel together, and what is done with them when all are ready.
+
+A bucket of an algorithm of yours: made in tensors_to_buckets, given its operations in init_operations, run by
+data_parallel/hook_engine.py. The operations themselves are in bucket_operations.py.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.bagua.torch_api import bucket_operations as operations
+from gossamer.bagua.torch_api.tensor import (
+    bagua_getter_closure,
+    bagua_module_name,
+    bagua_set_storage,
+    bagua_tensor_name,
+    ensure_bagua_tensor,
+)
+from gossamer.comm import Communicator
+from gossamer.errors import ConfigError
+
+#: From a group (None: the model's own) and whether by hosts to what operations communicate through.
+CommunicatorOf = Callable[[Any, bool], Communicator]
+
+
+class BaguaBucket:
+    """Bagua tensors of one dtype, device and model, and operations on them.
+
+    Args:
+        tensors: Bagua tensors, see tensor.py.
+        name: for error messages.
+        flatten: move the effective tensors into one piece of memory, where operations then work in place. Tensors that
+            are replaced, as gradients are by zero_grad(), are copied there and back.
+        alignment: a tensor of zeros, `padding_tensor`, makes the number of elements a multiple of this.
+
+    Raises:
+        ConfigError: no tensors; tensors that differ in dtype, device or model.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], name: str, flatten: bool, alignment: int = 1) -> None:
+        self.tensors, self.name = list(tensors), name
+        self.bagua_module_name = self._check(alignment)
+        first = self.effective()[0]
+        missing = -sum(tensor.numel() for tensor in self.effective()) % alignment
+        self.padding_tensor: Tensor | None = None
+        if missing:
+            zeros = torch.zeros(missing, dtype=first.dtype, device=first.device)
+            self.padding_tensor = ensure_bagua_tensor(
+                zeros, f"bagua_padding_tensor_bucket_{name}", self.bagua_module_name
+            )
+        self.flatten = flatten
+        self._flat: Tensor | None = None
+        self._operations: list[Callable[[], object]] = []
+        self._communicator_of: CommunicatorOf | None = None
+        if flatten:
+            self._flatten()
+
+    def __repr__(self) -> str:
+        return f"bucket '{self.name}' ({len(self.tensors)} tensors, {self.bytes()} bytes)"
+
+    @property
+    def backend_bucket(self) -> "BaguaBucket":
+        """The bucket itself, for operations that Bagua's scripts hand it to."""
+        return self
+
+    def bytes(self) -> int:
+        """Of its tensors, without padding."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.effective())
+
+    def effective(self, *, padding: bool = False) -> list[Tensor]:
+        """What travels: one tensor for each of `tensors`, and the padding tensor."""
+        every = (
+            [*self.tensors, self.padding_tensor]
+            if padding and self.padding_tensor is not None
+            else self.tensors
+        )
+        return [bagua_getter_closure(tensor) for tensor in every]
+
+    def flattened_tensor(self) -> Tensor:
+        """A copy of all values, padding included: [numel]."""
+        return torch.cat([tensor.detach().reshape(-1) for tensor in self.effective(padding=True)])
+
+    def check_flatten(self) -> bool:
+        """Whether all values lie in a row in memory."""
+        tensors = [tensor for tensor in self.effective(padding=True) if tensor.numel()]
+        address = tensors[0].data_ptr() if tensors else 0
+        for tensor in tensors:
+            if tensor.data_ptr() != address or not tensor.is_contiguous():
+                return False
+            address += tensor.numel() * tensor.element_size()
+        return True
+
+    # --- operations: in the order in which they were appended, on the same values ---
+
+    def append_python_op(self, python_function: Callable[[str], object], group: Any = None) -> "BaguaBucket":
+        """python_function(name of the bucket), off the training thread. `group` is not used."""
+        self._operations.append(lambda: python_function(self.name))
+        return self
+
+    def append_centralized_synchronous_op(
+        self,
+        hierarchical: bool = False,
+        average: bool = True,
+        scattergather: bool = False,
+        compression: str | None = None,
+        group: Any = None,
+    ) -> "BaguaBucket":
+        """The mean (or sum) over the ranks, in place.
+
+        Args:
+            hierarchical: inside hosts first, and then across. With compression, that is for the way across alone.
+            scattergather: sum in rank order, so that all ranks hold equal bits whatever the backend.
+            compression: "MinMaxUInt8", or None.
+        """
+        codec = operations.codec_of("append_centralized_synchronous_op", compression)
+        comm = self._communicator("append_centralized_synchronous_op", group, hierarchical)
+        self._operations.append(
+            lambda: operations.centralized(
+                self, comm, average=average, deterministic=scattergather, codec=codec
+            )
+        )
+        return self
+
+    def append_decentralized_synchronous_op(
+        self,
+        peer_weight: Tensor,
+        hierarchical: bool = True,
+        peer_selection_mode: str = "all",
+        group: Any = None,
+    ) -> "operations.Decentralized":
+        """peer_weight [numel, with padding] = the mean of the values over all ranks, or with one peer ("shift_one").
+
+        The bucket is not changed until copy_back_peer_weight(bucket) of the operation that is returned. `hierarchical`
+        has no effect: every rank is a peer.
+        """
+        what = "append_decentralized_synchronous_op"
+        comm = self._communicator(what, group, False)
+        operation = operations.Decentralized(self, comm, peer_weight, peer_selection_mode)
+        self._operations.append(operation)
+        return operation
+
+    def append_low_precision_decentralized_synchronous_op(
+        self,
+        weight: Tensor,
+        left_peer_weight: Tensor,
+        right_peer_weight: Tensor,
+        hierarchical: bool = True,
+        compression: str = "MinMaxUInt8",
+        group: Any = None,
+    ) -> "BaguaBucket":
+        """One exchange of compressed differences on a ring; the three [numel] hold what is known of this rank and its
+        neighbours, and must begin as their values. `hierarchical` has no effect: every rank is on the ring.
+        """
+        what = "append_low_precision_decentralized_synchronous_op"
+        codec = operations.codec_of(what, compression)
+        if codec is None:
+            raise ConfigError(f"{what}: compression must be 'MinMaxUInt8', got None")
+        comm = self._communicator(what, group, False)
+        replicas = (weight, left_peer_weight, right_peer_weight)
+        self._operations.append(operations.LowPrecision(self, comm, codec, replicas))
+        return self
+
+    def clear_ops(self) -> "BaguaBucket":
+        """Without operations from now on."""
+        self._operations = []
+        return self
+
+    # --- for hook_engine.py ---
+
+    def attach(self, communicator_of: CommunicatorOf) -> None:
+        """Called before init_operations: operations can be appended from now on."""
+        self._communicator_of = communicator_of
+
+    def run(self) -> None:
+        """All operations, one after the other."""
+        for operation in self._operations:
+            operation()
+
+    @contextmanager
+    def values(self) -> Iterator[Tensor]:
+        """All values in a row [numel], padding included, to be changed in place."""
+        tensors = self.effective(padding=True)
+        if self._flat is not None and self.check_flatten() and tensors[0].data_ptr() == self._flat.data_ptr():
+            yield self._flat
+            return
+        flat = self.flattened_tensor()
+        yield flat
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.detach().copy_(part.view(tensor.shape))
+
+    def _check(self, alignment: int) -> str | None:
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ConfigError(
+                f"BaguaBucket '{self.name}': alignment must be a positive integer, got {alignment!r}"
+            )
+        models = {bagua_module_name(tensor) for tensor in self.tensors}
+        kinds = {(tensor.dtype, tensor.device) for tensor in self.effective()}
+        if len(kinds) != 1 or len(models) != 1:
+            raise ConfigError(
+                f"BaguaBucket '{self.name}': needs tensors of one dtype, device and model, got {len(self.tensors)} "
+                f"of {sorted(map(str, kinds))} and {sorted(map(str, models))}"
+            )
+        names = [bagua_tensor_name(tensor) for tensor in self.tensors]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"BaguaBucket '{self.name}': tensors must have different names, got {names}")
+        return models.pop()
+
+    def _flatten(self) -> None:
+        self._flat = self.flattened_tensor()
+        offset = 0
+        every = [*self.tensors, self.padding_tensor] if self.padding_tensor is not None else self.tensors
+        for tensor in every:
+            bagua_set_storage(tensor, self._flat.untyped_storage(), offset)
+            offset += bagua_getter_closure(tensor).numel()
+
+    def _communicator(self, what: str, group: Any, hierarchical: bool) -> Communicator:
+        if self._communicator_of is None:
+            raise ConfigError(f"{what}: bucket '{self.name}' is no model's yet; append it in init_operations")
+        return self._communicator_of(group, hierarchical)

@@ -1,0 +1,55 @@
+"""Collectives that autograd goes through."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.bagua.torch_api.data_parallel.connections import torch_group_of
+from gossamer.bagua.torch_api.transfer import ReduceOp
+from gossamer.errors import ConfigError
+
+
+def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> Tensor:
+    """A new tensor: the sum or maximum over the ranks. Backward sums the gradients of all ranks. Collective, both ways.
+
+    Of a maximum, the gradient goes to each element that is one, also where several are.
+
+    Args:
+        op: SUM or MAX, of torch.distributed.ReduceOp or Bagua's.
+        group: a group of torch or Bagua; None: all workers.
+
+    Raises:
+        ConfigError: another op; this rank is not in the group.
+    """
+    name = _name(op)
+    if name not in ("SUM", "MAX"):
+        raise ConfigError(f"all_reduce: op must be SUM or MAX, got {op!r}")
+    result: Tensor = _AllReduce.apply(tensor, name, torch_group_of("all_reduce", group))
+    return result
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, name: str, group: Any) -> Tensor:
+        reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(reduced, getattr(dist.ReduceOp, name), group=group)
+        ctx.group, ctx.is_maximum = group, name == "MAX"
+        if ctx.is_maximum:
+            ctx.save_for_backward(tensor, reduced)
+        return reduced
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        total: Tensor = _AllReduce.apply(gradients[0], "SUM", ctx.group)
+        if ctx.is_maximum:
+            tensor, reduced = ctx.saved_tensors
+            total = total * (tensor == reduced)
+        return total, None, None
+
+
+def _name(op: Any) -> str | None:
+    if isinstance(op, ReduceOp):  # Bagua's are numbers, which torch's, of other numbers, say they equal
+        return op.name
+    return next((name for name in ("SUM", "MAX") if op == getattr(dist.ReduceOp, name)), None)

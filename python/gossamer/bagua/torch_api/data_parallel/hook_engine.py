@@ -1,0 +1,272 @@
+"""The engine of algorithms that are written in Bagua's hooks (algorithms/base.py): when a hook is called, and when a
+bucket's operations run. Built-in algorithms run on the native engine instead.
+
+Operations run on one worker thread, over connections of its own, in the order of the buckets: a bucket begins when its
+tensors are ready and every bucket before it has begun. After the last bucket comes the first again.
+"""
+
+import atexit
+import contextlib
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.bagua.torch_api.bucket import BaguaBucket
+from gossamer.bagua.torch_api.data_parallel.connections import Connections, private_connections
+from gossamer.bagua.torch_api.data_parallel.rounds import Rounds
+from gossamer.bagua.torch_api.tensor import (
+    bagua_ensure_grad,
+    bagua_getter_closure,
+    bagua_tensor_name,
+    forget,
+    is_bagua_tensor,
+    set_mark,
+)
+from gossamer.collectives import all_reduce
+from gossamer.comm import Communicator, duplicate, is_communicator
+from gossamer.engine import (
+    Background,
+    Members,
+    at_end_of_backward,
+    broadcast_tensors,
+    describe,
+    plan_buckets,
+    refusal_of,
+    require_equal,
+    tensors_in,
+)
+
+_open_engines: "weakref.WeakSet[HookEngine]" = weakref.WeakSet()
+
+
+class HookEngine:
+    """One model, one AlgorithmImpl, one group. begin() makes the buckets.
+
+    Args:
+        ddp: the BaguaDistributedDataParallel that hooks are given; held weakly.
+        ignore: names of parameters and buffers that are each rank's own.
+
+    Raises:
+        ConfigError: on every rank, if the model or the class of the algorithm differs between ranks, or the model
+            cannot be trained this way.
+    """
+
+    def __init__(
+        self,
+        ddp: Any,
+        module: nn.Module,
+        connections: Connections,
+        *,
+        ignore: Collection[str],
+        bucket_bytes: int,
+    ) -> None:
+        self._ddp: Any = weakref.proxy(ddp)
+        self._impl = ddp.bagua_algorithm
+        self._connections, self._bucket_bytes = connections, bucket_bytes
+        self._members = Members(module, ignore)
+        refusal = refusal_of(self._members, connections.comm, [])
+        verdict = f"refused: {refusal}" if refusal else "accepted"
+        settings = (
+            f"algorithm {type(self._impl).__name__}, bucket_bytes {bucket_bytes}, flatten {ddp.do_flatten}"
+        )
+        require_equal(connections.control, [settings, verdict, *describe(self._members)], "the model")
+        if refusal:
+            raise refusal
+        self.buckets: list[BaguaBucket] = []
+        self._params = [(name, param) for name, param in self._members.parameters() if param.requires_grad]
+        self._background = Background(connections.comm)
+        self._groups: dict[Any, Communicator] = {}
+        self._hooks: list[Any] = []
+        self._sync, self._inside = True, False
+        self._seen: set[int] = set()
+        self._steps = 0
+        _open_engines.add(self)
+
+    def begin(self) -> None:
+        """Copies rank 0's values, makes tensors, buckets, operations and hooks; again where it was done. Collective."""
+        self._leave()
+        self._broadcast()
+        tensors = self._impl.init_tensors(self._ddp)
+        effective = [bagua_getter_closure(tensor) for tensor in tensors]
+        plan = plan_buckets(
+            effective,
+            range(len(tensors)),
+            bucket_bytes=self._bucket_bytes,
+            first_bucket_bytes=self._bucket_bytes,
+        )
+        suggestion = [[tensors[index] for index in indices] for indices in plan]
+        self.buckets = list(self._impl.tensors_to_buckets(suggestion, self._ddp.do_flatten))
+        lines = [
+            f"{bucket!r} of {[bagua_tensor_name(tensor) for tensor in bucket.tensors]}"
+            for bucket in self.buckets
+        ]
+        require_equal(self._connections.control, lines, "the list of buckets")
+        for bucket in self.buckets:
+            bucket.attach(self._communicator)
+            self._impl.init_operations(self._ddp, bucket)
+        self._watch_tensors()
+        self._watch_step()
+
+    # --- the moments of a step ---
+
+    def before_forward(self, training: bool, inputs: Any = ()) -> None:
+        """Before each forward: those of training, with gradients, count."""
+        if not training or not torch.is_grad_enabled():
+            return
+        if self._inside:  # a backward that raised: the other ranks wait for the rest of it
+            self._end_backward()
+        self._ddp.bagua_train_step_counter += 1
+        if self._impl.need_reset():
+            self.wait()
+            self.begin()
+        self._forward_hook(inputs)
+
+    def after_forward(self, output: Any) -> None:
+        """After each forward: the backward of its output begins here, also if it recomputes parts of the forward."""
+        if torch.is_grad_enabled():
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(_called(weakref.WeakMethod(self._begin_backward)))
+
+    def wait(self) -> None:
+        """Until all buckets that have begun are done. Raises their error."""
+        self._background.wait()
+
+    def consensus(self) -> None:
+        """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
+        self.wait()
+        buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
+        for tensor in [*(param for _, param in self._members.parameters()), *buffers]:
+            comm = self._connections.of(tensor)
+            all_reduce(tensor, op="mean", deterministic=True, group=comm)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, backward only accumulates."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def close(self) -> None:
+        """Removes the hooks and ends the worker. Idempotent."""
+        self._leave()
+        self._background.close()
+        _open_engines.discard(self)
+
+    def _begin_backward(self, *_: Any) -> None:
+        if self._sync and not self._inside:
+            self._inside = True
+            self._seen.clear()
+            at_end_of_backward(self._end_backward)
+
+    def _gradient_ready(self, index: int, *_: Any) -> None:
+        if not self._sync:
+            return
+        self._begin_backward()
+        self._seen.add(index)
+        self._backward_hook(*self._params[index])
+
+    def _end_backward(self) -> None:
+        if not self._inside:
+            return
+        self._inside = False
+        self._steps += 1
+        for index, (name, param) in enumerate(self._params):
+            if index not in self._seen:  # unused: a gradient of zeros, so that all ranks send the same
+                if is_bagua_tensor(param) and bagua_getter_closure(param) is None:
+                    bagua_ensure_grad(param)
+                self._backward_hook(name, param)
+        self._post_backward_hook()
+        self._rounds.require_whole("backward")
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._post_step_hook(optimizer)
+        self._rounds.require_whole("optimizer step")
+
+    # --- wiring ---
+
+    def _broadcast(self) -> None:
+        tensors: list[Tensor] = [param for _, param in self._members.parameters()]
+        tensors += [buffer for _, buffer in self._members.buffers()]
+        ours = self._connections.comm.device.type
+        broadcast_tensors(self._connections.comm, [each for each in tensors if each.device.type == ours])
+        broadcast_tensors(self._connections.control, [each for each in tensors if each.device.type != ours])
+        self._ddp.broadcast_optimizers()
+
+    def _watch_tensors(self) -> None:
+        self._rounds = Rounds(self.buckets, self._submit)
+        rounds = weakref.ref(self._rounds)
+        for number, bucket in enumerate(self.buckets):
+            for index, tensor in enumerate(bucket.tensors):
+                set_mark(tensor, partial(_mark, rounds, number, index))
+
+    def _watch_step(self) -> None:
+        self._forward_hook = self._impl.init_forward_pre_hook(self._ddp)
+        self._backward_hook = self._impl.init_backward_hook(self._ddp)
+        self._post_backward_hook = self._impl.init_post_backward_hook(self._ddp)
+        self._post_step_hook = self._impl.init_post_optimizer_step_hook(self._ddp)
+        ready = _called(weakref.WeakMethod(self._gradient_ready))
+        for index, (_, param) in enumerate(self._params):
+            self._hooks.append(param.register_post_accumulate_grad_hook(partial(ready, index)))
+        stepped = _called(weakref.WeakMethod(self._stepped))
+        for optimizer in self._ddp.bagua_optimizers:
+            self._hooks.append(optimizer.register_step_post_hook(stepped))
+
+    def _leave(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for bucket in self.buckets:
+            for tensor in bucket.tensors:
+                forget(tensor)
+        self.buckets = []
+
+    def _submit(self, bucket: BaguaBucket) -> None:
+        what = f"step {self._steps} {bucket!r}: {type(self._impl).__name__}"
+        self._background.submit(bucket.run, what)
+
+    def _communicator(self, group: Any, hierarchical: bool) -> Communicator:
+        """What operations of a bucket communicate through. Collective, the first time."""
+        own = group is None or group is self._ddp.process_group
+        key = None if own else group
+        by_hosts = hierarchical or (own and self._connections.always_by_hosts)
+        if (key, False) not in self._groups:
+            self._groups[key, False] = self._background.comm if own else self._connect(group)
+        if by_hosts and (key, True) not in self._groups:
+            self._groups[key, True] = self._connections.by_hosts(self._groups[key, False])
+        return self._groups[key, by_hosts]
+
+    def _connect(self, group: Any) -> Communicator:
+        if is_communicator(group):
+            return duplicate(group)
+        return private_connections(group, self._connections.device)[0]
+
+
+def _mark(rounds: "weakref.ref[Rounds]", number: int, index: int) -> None:
+    alive = rounds()
+    if alive is not None:
+        alive.mark(number, index)
+
+
+def _called(method: "weakref.WeakMethod[Any]") -> Callable[..., None]:
+    """The method while its engine lives, for hooks on tensors and optimizers, which must not hold it."""
+
+    def call(*args: Any) -> None:
+        alive = method()
+        if alive is not None:
+            alive(*args)
+
+    return call
+
+
+@atexit.register
+def _close_all() -> None:
+    # Before the interpreter ends: a worker that runs Python must not outlive it.
+    for engine in list(_open_engines):
+        engine.close()

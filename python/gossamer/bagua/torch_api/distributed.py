@@ -1,0 +1,78 @@
+"""with_bagua(): a model and an algorithm, in place. The engine is data_parallel/bagua_distributed.py."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from gossamer.bagua.torch_api.algorithms.base import Algorithm
+from gossamer.bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class _Buckets(Sequence[Any]):
+    """The buckets of an engine as they are when asked."""
+
+    def __init__(self, ddp: BaguaDistributedDataParallel) -> None:
+        self._ddp = ddp
+
+    def __len__(self) -> int:
+        return len(self._ddp.bagua_buckets)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._ddp.bagua_buckets[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._ddp.bagua_buckets)
+
+
+def with_bagua(
+    model: Model,
+    optimizers: Sequence[torch.optim.Optimizer],
+    algorithm: Algorithm,
+    process_group: Any = None,
+    do_flatten: bool = True,
+    *,
+    bucket_bytes: int | None = None,
+) -> Model:
+    """Gives the model an algorithm, and returns the model itself: no wrapper, no prefix in state_dict(). Collective.
+
+    Parameters, buffers and optimizer state are copied from rank 0, now. Again with another algorithm replaces the
+    first. The model gets the attributes bagua_ddp, bagua_algorithm, bagua_optimizers, bagua_buckets and
+    bagua_module_name (kept if it was set before); names in `model._bagua_params_and_buffers_to_ignore` and
+    `model._ddp_params_and_buffers_to_ignore` are each rank's own.
+
+    Args:
+        optimizers: all optimizers of its parameters.
+        process_group: a group of Bagua or torch, a communicator, Hierarchical(one of these), or None for all workers.
+        do_flatten: for algorithms in hooks, whether their buckets move tensors together; built-in ones always do.
+        bucket_bytes: bytes that travel together; None: BAGUA_DEFAULT_BUCKET_SIZE, or 10 MiB.
+
+    Raises:
+        ConfigError: on every rank, if models, optimizers or algorithms differ between ranks or cannot be trained so.
+    """
+    before = getattr(model, "bagua_ddp", None)
+    if before is not None:
+        before.close()
+    name = getattr(model, "bagua_module_name", None)
+    ddp = BaguaDistributedDataParallel(
+        model,
+        optimizers,
+        algorithm,
+        process_group,
+        name,
+        gradient_as_bucket_view=do_flatten,
+        bucket_bytes=bucket_bytes,
+    )
+    attributes: dict[str, Any] = {
+        "bagua_ddp": ddp,
+        "bagua_module_name": ddp.bagua_module_name,
+        "bagua_algorithm": ddp.bagua_algorithm,
+        "bagua_optimizers": ddp.bagua_optimizers,
+        "bagua_buckets": _Buckets(ddp),
+    }
+    for attribute, value in attributes.items():
+        setattr(model, attribute, value)
+    return model
