@@ -151,11 +151,12 @@ void bind_engine(py::module_& module) {
       .def(
           "submit",
           [](Executor& executor, py::object task) {
-            executor.submit_behind_current(
-                [call = std::make_shared<PythonCallable>(std::move(task))] { (*call)(); });
+            auto call = std::make_shared<PythonCallable>(std::move(task));
+            const py::gil_scoped_release release;
+            executor.submit_behind_current([call = std::move(call)] { (*call)(); });
           },
           py::arg("task"))
-      .def("busy", &Executor::busy)
+      .def("busy", &Executor::busy, Release())
       .def(
           "wait", [](Executor& executor) { executor.wait(raise_interrupt); }, Release())
       .def("stop", &Executor::stop, Release());
@@ -177,7 +178,9 @@ void bind_engine(py::module_& module) {
       .def(
           "submit",
           [](Engine& engine, py::object task, const std::string& what) {
-            engine.submit([call = std::make_shared<PythonCallable>(std::move(task))] { (*call)(); }, what);
+            auto call = std::make_shared<PythonCallable>(std::move(task));
+            const py::gil_scoped_release release;
+            engine.submit([call = std::move(call)] { (*call)(); }, what);
           },
           py::arg("task"), py::arg("what"))
       .def("wait", &Engine::wait, Release())

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import gossamer as gs
-from models import flat_weights, seeded
+from models import flat_weights, relative_error, seeded
 from ranks import run_ranks
 
 
@@ -60,3 +60,48 @@ def test_an_infinite_gradient_reaches_all_ranks_and_leaves_nothing_behind(memory
         errors = [tensor for tensors in fields.values() for tensor in tensors.values()]
         assert errors
         assert all(bool(error.isfinite().all()) for error in errors)
+
+
+def test_powersgd_is_exact_for_gradients_of_its_rank():
+    def body(comm):
+        layer = nn.Linear(40, 30, bias=False)
+        model = gs.DataParallel(
+            layer, torch.optim.SGD(layer.parameters(), lr=0.0), algorithm=gs.PowerSGD(2), process_group=comm
+        )
+        generator = torch.Generator().manual_seed(comm.rank)
+        left = torch.randn(
+            30, 1, generator=torch.Generator().manual_seed(9)
+        )  # the same on all ranks: rank 1 in sum
+        right = torch.randn(1, 40, generator=generator)
+        for _ in range(2):
+            layer.zero_grad()
+            (model(torch.eye(40)) * (left @ right).T).sum().backward()
+        return layer.weight.grad.clone(), left @ right
+
+    results = run_ranks(3, body)
+    mean = sum(own for _, own in results) / 3
+    for grad, _ in results:
+        assert relative_error(grad, mean) < 1e-5
+
+
+def test_what_powersgd_leaves_out_arrives_later():
+    def body(comm):
+        layer = nn.Linear(40, 30, bias=False)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+        model = gs.DataParallel(layer, optimizer, algorithm=gs.PowerSGD(1), process_group=comm)
+        target = torch.randn(40, 30, generator=torch.Generator().manual_seed(comm.rank))
+        total, rounds = torch.zeros(30, 40), 40
+        for _ in range(rounds):
+            layer.zero_grad()
+            (model(torch.eye(40)) * target).sum().backward()
+            total += layer.weight.grad
+        (bucket,) = model.engine.buckets
+        error = bucket.views("error")[0].clone()
+        model.close()
+        return total, error, target.T * rounds
+
+    results = run_ranks(2, body)
+    exact = sum(target for _, _, target in results) / 2
+    left = sum(error for _, error, _ in results) / 2
+    for total, _, _ in results:
+        torch.testing.assert_close(total + left, exact, rtol=1e-3, atol=1e-2)

@@ -222,7 +222,7 @@ void Engine::finish(bool abandoned) {
   size_t first_bucket = 0;
   while (true) {
     const Agreement agreement = complete();
-    if (!in_lockstep_) return finish_alone();
+    if (!in_lockstep_) return finish_alone(abandoned);
     if (first_bucket == 0) ++step_;
     if (!agreement.same_steps || agreement.failed) return raise_disagreement(agreement, abandoned);
     if (failure_) {  // it came after the agreement, so the other ranks go on without this one
@@ -243,8 +243,9 @@ void Engine::finish(bool abandoned) {
   share_arrival_order();
 }
 
-void Engine::finish_alone() {
+void Engine::finish_alone(bool abandoned) {
   ++step_;
+  if (abandoned) return;  // its error has been raised, and training may go on
   if (failure_) throw PythonError(failure_->first, place() + ": " + failure_->second);
   if (!late_) return;
   throw PythonError(

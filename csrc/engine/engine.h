@@ -106,7 +106,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void finish(bool abandoned);
   Agreement complete();
-  void finish_alone();
+  void finish_alone(bool abandoned);
   struct Planned {
     std::shared_ptr<Bucket> bucket;
     std::shared_ptr<BucketWork> work;

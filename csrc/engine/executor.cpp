@@ -21,20 +21,23 @@ constexpr auto kMeanwhile = std::chrono::milliseconds(100);
 Executor::Executor(c10::Device device) : device_(device) {
   if (!device_.is_cpu()) {
     const c10::impl::VirtualGuardImpl guard(device_.type());
-    side_stream_ = guard.getStreamFromGlobalPool(device_, /*isHighPriority=*/true);
+    state_->side_stream = guard.getStreamFromGlobalPool(device_, /*isHighPriority=*/true);
   }
-  thread_ = std::thread([this] { loop(); });
+  thread_ = std::thread([state = state_] { loop(state); });
 }
 
 void Executor::stop() {
   if (!thread_.joinable()) return;
   if (getpid() != owner_) return thread_.detach();
+  std::deque<std::function<void()>> dropped;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stop_ = true;
-    tasks_.clear();
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->stop = true;
+    dropped.swap(state_->tasks);
   }
-  wake_worker_.notify_one();
+  state_->wake_worker.notify_one();
+  dropped.clear();
+  if (std::this_thread::get_id() == thread_.get_id()) return thread_.detach();
   // A Python task may need the GIL that this thread holds.
   std::optional<pybind11::gil_scoped_release> release;
   if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
@@ -42,73 +45,75 @@ void Executor::stop() {
 }
 
 bool Executor::busy() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return busy_ || !tasks_.empty();
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  return state_->busy || !state_->tasks.empty();
 }
 
 void Executor::submit(std::function<void()> task) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    tasks_.push_back(std::move(task));
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->tasks.push_back(std::move(task));
   }
-  wake_worker_.notify_one();
+  state_->wake_worker.notify_one();
 }
 
 void Executor::submit_behind_current(std::function<void()> task) {
-  if (!side_stream_) return submit(std::move(task));
+  if (!side_stream()) return submit(std::move(task));
   auto ready = std::make_shared<c10::Event>(device_.type());
   ready->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  submit([this, ready, task = std::move(task)] {
-    ready->block(*side_stream_);
+  submit([side = *side_stream(), ready, task = std::move(task)] {
+    ready->block(side);
     task();
   });
 }
 
 void Executor::wait(const std::function<void()>& meanwhile) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!wake_waiter_.wait_for(lock, kMeanwhile, [this] { return tasks_.empty() && !busy_; })) {
+  State& state = *state_;
+  std::unique_lock<std::mutex> lock(state.mutex);
+  while (!state.wake_waiter.wait_for(lock, kMeanwhile, [&] { return state.tasks.empty() && !state.busy; })) {
     lock.unlock();
     meanwhile();
     lock.lock();
   }
-  if (side_stream_) {
+  if (state.side_stream) {
     c10::Event done(device_.type());
-    done.record(*side_stream_);
+    done.record(*state.side_stream);
     done.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  if (state.failure) std::rethrow_exception(std::exchange(state.failure, nullptr));
 }
 
-void Executor::loop() {
+void Executor::loop(const std::shared_ptr<State>& state) {
   c10::setThreadName("gossamer");
-  std::unique_lock<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(state->mutex);
   while (true) {
-    wake_worker_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    run_one(lock);
+    state->wake_worker.wait(lock, [&] { return state->stop || !state->tasks.empty(); });
+    if (state->tasks.empty()) return;
+    run_one(*state, lock);
   }
 }
 
-void Executor::run_one(std::unique_lock<std::mutex>& lock) {
-  auto task = std::move(tasks_.front());
-  tasks_.pop_front();
-  if (!failure_) {
-    busy_ = true;
-    lock.unlock();
-    std::exception_ptr failure;
+void Executor::run_one(State& state, std::unique_lock<std::mutex>& lock) {
+  auto task = std::move(state.tasks.front());
+  state.tasks.pop_front();
+  const bool dropped = state.failure != nullptr;
+  state.busy = true;
+  lock.unlock();
+  std::exception_ptr failure;
+  if (!dropped) {
     try {
       c10::OptionalStreamGuard guard;
-      if (side_stream_) guard.reset_stream(*side_stream_);
+      if (state.side_stream) guard.reset_stream(*state.side_stream);
       task();
     } catch (...) {
       failure = std::current_exception();
     }
-    task = nullptr;  // what it owns is freed before a waiter goes on
-    lock.lock();
-    busy_ = false;
-    if (failure) failure_ = std::move(failure);
   }
-  if (tasks_.empty()) wake_waiter_.notify_all();
+  task = nullptr;  // what it owns is freed before a waiter goes on
+  lock.lock();
+  state.busy = false;
+  if (failure) state.failure = std::move(failure);
+  if (state.tasks.empty()) state.wake_waiter.notify_all();
 }
 
 }  // namespace gossamer

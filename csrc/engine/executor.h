@@ -10,6 +10,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -24,7 +25,7 @@ class Executor {
   ~Executor() { stop(); }
 
   // Drops what has not begun, lets the running task end, and ends the thread. In a forked child, where there is
-  // no such thread, it only forgets it. Idempotent.
+  // no such thread, it only forgets it; so does a task that lets go of the executor it runs on. Idempotent.
   void stop();
   bool busy();  // something was submitted that has not ended
 
@@ -38,21 +39,26 @@ class Executor {
   // times a second and may end the wait by throwing.
   void wait(const std::function<void()>& meanwhile);
 
-  std::optional<c10::Stream> side_stream() const { return side_stream_; }
+  std::optional<c10::Stream> side_stream() const { return state_->side_stream; }
 
  private:
-  void loop();
-  void run_one(std::unique_lock<std::mutex>& lock);
+  // Of the thread too, which may outlive the executor. Tasks are never destroyed with the mutex held: what they hold
+  // may need the GIL, whose holder may want the mutex.
+  struct State {
+    std::optional<c10::Stream> side_stream;
+    std::mutex mutex;
+    std::condition_variable wake_worker;
+    std::condition_variable wake_waiter;
+    std::deque<std::function<void()>> tasks;
+    bool busy = false;
+    bool stop = false;
+    std::exception_ptr failure;
+  };
+  static void loop(const std::shared_ptr<State>& state);
+  static void run_one(State& state, std::unique_lock<std::mutex>& lock);
 
   c10::Device device_;
-  std::optional<c10::Stream> side_stream_;
-  std::mutex mutex_;
-  std::condition_variable wake_worker_;
-  std::condition_variable wake_waiter_;
-  std::deque<std::function<void()>> tasks_;
-  bool busy_ = false;
-  bool stop_ = false;
-  std::exception_ptr failure_;
+  std::shared_ptr<State> state_ = std::make_shared<State>();
   pid_t owner_ = getpid();
   std::thread thread_;
 };

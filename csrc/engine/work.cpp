@@ -55,7 +55,7 @@ void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucke
   comm.all_reduce(bad, ReduceOp::max)->wait();
   if (!smallest.defined()) return;
   // Without a look at the value, which would stop an accelerator's stream.
-  smallest.copy_(at::where(bad.gt(0), std::numeric_limits<double>::quiet_NaN(), smallest));
+  smallest.copy_(at::where(bad.gt(0).squeeze(), std::numeric_limits<double>::quiet_NaN(), smallest));
 }
 
 void raise_interrupt() {

@@ -74,6 +74,7 @@ class DataParallel(nn.Module):
             raise ConfigError(
                 f"DataParallel: {self.algorithm!r} counts optimizer steps; give the optimizer as second argument"
             )
+        self.algorithm.require_free()
         self.algorithm.use_optimizers(optimizers)
         hosts = process_group if isinstance(process_group, Hierarchical) else None
         comm, control = _communicators(module, hosts.group if hosts else process_group)  # type: ignore[arg-type]
@@ -94,7 +95,7 @@ class DataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped model's forward."""
-        self.engine.before_forward(self.training)
+        self.engine.before_forward()
         return self.engine.after_forward(self.module(*args, **kwargs))
 
     @contextlib.contextmanager

@@ -5,6 +5,7 @@ Bagua's algorithm. Ranks hold different weights: model.consensus() averages them
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,8 +61,8 @@ class AsyncModelAverage(Algorithm):
         self._serving = False  # _serve is queued or runs
         self._closing = False
         self._lock = threading.Lock()  # over these three
-        self._begun = False  # a round whose result has not been added
-        self._stale = False  # it is of weights that consensus() has replaced
+        self._forward_of = -1  # the step of the last forward
+        self._begun: list[Any] = []  # the buckets of a round whose result has not been added
         self._background = None
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
@@ -80,7 +81,9 @@ class AsyncModelAverage(Algorithm):
 
     def before_forward(self, step: int) -> None:
         assert self._background is not None
-        if self._background.busy() or self._step < self.warmup_steps:
+        # Not between two forwards of one step: the gradients of the first would be of other weights than its own.
+        first, self._forward_of = self._forward_of != step, step
+        if not first or self._background.busy() or step < self.warmup_steps:
             return
         if self._begun:
             self._add_result()
@@ -89,24 +92,23 @@ class AsyncModelAverage(Algorithm):
 
     def _begin_round(self) -> None:
         assert self._background is not None
-        self._begun = True
+        self._begun = self._buckets
         for bucket in self._buckets:
             bucket.flat("snapshot").copy_(bucket.flat("weight"))
             bucket.flat("mean").copy_(bucket.flat("weight"))
-        self._background.submit(lambda: self._round(own=1), f"step {self._step}: {self!r}")
+        task = partial(self._round, self._background.comm, self._begun, own=1)
+        self._background.submit(task, f"step {self._step}: {self!r}")
 
-    def _round(self, *, own: int) -> tuple[int, bool]:
+    def _round(self, comm: Communicator, buckets: list[Any], *, own: int) -> tuple[int, bool]:
         """One round on the background thread; `own`: whether this rank trains.
 
         Returns how many ranks do, and whether all have ended, so that there is no other round.
         """
-        assert self._background is not None
-        comm = self._background.comm
         ended = int(self._closing and not own)
         count = torch.tensor([float(own), float(ended)], device=comm.device)
         comm.all_reduce(count).wait()
         training, all_ended = int(count[0].item()), int(count[1].item()) == comm.size
-        for bucket in self._buckets if training else []:
+        for bucket in buckets if training else []:
             mean = bucket.flat("mean")
             mean.mul_(own / training)
             all_reduce(mean, deterministic=True, group=comm)
@@ -114,29 +116,32 @@ class AsyncModelAverage(Algorithm):
 
     def _add_result(self) -> None:
         assert self._background is not None
+        buckets, self._begun = self._begun, []  # also if its error comes now
         self._background.wait()
-        for bucket in self._buckets if not self._stale else []:
+        for bucket in buckets:
             bucket.flat("weight").add_(bucket.flat("mean").sub_(bucket.flat("snapshot")))
-        self._begun = self._stale = False
         self._next_at = time.monotonic() + self.sync_interval_ms / 1000
 
     def abort(self) -> None:
         """This rank's weights are neither averaged nor changed from now on; it only answers the others."""
         if self._background is None:
             raise ConfigError("AsyncModelAverage.abort: no model is wrapped with it yet")
+        self._abort(self._background)
+
+    def _abort(self, background: Background) -> None:
         with self._lock:
             if not self._training:
                 return
-            self._training = self._begun = False
+            self._training, self._begun = False, []
             serving, self._serving = self._serving, True
         if not serving:  # a second one would wait for rounds that no other rank takes part in
-            self._background.submit(self._serve, f"step {self._step}: {self!r}")
+            background.submit(partial(self._serve, background.comm), f"step {self._step}: {self!r}")
 
-    def _serve(self) -> None:
+    def _serve(self, comm: Communicator) -> None:
         while self._answers():
             for bucket in self._buckets:
                 bucket.flat("mean").zero_()
-            training, all_ended = self._round(own=0)
+            training, all_ended = self._round(comm, self._buckets, own=0)
             if all_ended:
                 return
             if not training:
@@ -149,25 +154,31 @@ class AsyncModelAverage(Algorithm):
 
     def resume(self) -> None:
         """Takes part again, from the next round on."""
+        if self._background is None:
+            raise ConfigError("AsyncModelAverage.resume: no model is wrapped with it")
         self._training = True
         self._next_at = 0.0
 
-    def after_consensus(self) -> None:
-        """What is under way is of the weights before it."""
-        self._stale = self._begun
+    def settle(self) -> None:
+        """What is under way is of the weights before. It ends when the other ranks begin that round."""
+        self._begun = []
 
     @property
     def bytes_sent(self) -> int:
         return self._background.comm.bytes_sent if self._background is not None else 0
 
-    def close(self) -> None:
+    def close(self, *, crashed: bool = False) -> None:
         """Waits until the other ranks have ended too, and answers them until then."""
-        if self._background is None:
+        background, self._background = self._background, None
+        if background is None:
             return
-        self._closing = True
-        self.abort()
-        self._background.wait()
-        self._background.close()
+        try:
+            if not crashed:
+                self._closing = True
+                self._abort(background)
+                background.wait()
+        finally:
+            background.close()
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._step}

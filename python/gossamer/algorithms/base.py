@@ -59,11 +59,15 @@ class Algorithm(ABC):
         Raises:
             ConfigError: the object serves another model that is still wrapped.
         """
+        self.require_free()
+        self._worker = worker
+
+    def require_free(self) -> None:
+        """ConfigError if the object serves a model that is wrapped."""
         if self._worker is not None and self._worker.alive:
             raise ConfigError(
                 f"{type(self).__name__}: this object serves another wrapped model; make one for each model"
             )
-        self._worker = worker
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Called before that, with the optimizers that DataParallel was given."""
@@ -135,7 +139,7 @@ class Algorithm(ABC):
         return None
 
     def before_forward(self, step: int) -> None:
-        """In the training thread, before each training forward; `step` counts optimizer steps."""
+        """In the training thread, before each forward that records gradients; `step` counts optimizer steps."""
 
     def bucket_ready(self, bucket: Any) -> None:
         """On the engine's worker thread, in bucket order, when all gradients of `bucket` are in place.
@@ -146,10 +150,13 @@ class Algorithm(ABC):
         raise NotImplementedError(f"{type(self).__name__} must define native_work or bucket_ready")
 
     def before_step(self, step: int) -> None:
-        """In the training thread, before each optimizer step that is taken; `step` were taken before it."""
+        """In the training thread, before each watched optimizer steps; `step` steps were taken before."""
 
     def after_step(self, step: int) -> None:
         """In the training thread, after each optimizer step; `step` includes the one that just ended."""
+
+    def settle(self) -> None:
+        """The weights are about to be replaced: finishes or forgets what is under way, and waits for no other rank."""
 
     def after_consensus(self) -> None:
         """In the training thread, when all ranks were given the same weights."""
@@ -159,8 +166,11 @@ class Algorithm(ABC):
         """Payload bytes over connections of its own, beside those of the communicator from setup."""
         return 0
 
-    def close(self) -> None:
-        """When the wrapper is closed. May be called more than once."""
+    def close(self, *, crashed: bool = False) -> None:
+        """When the wrapper is closed, or the process ends. May be called more than once.
+
+        crashed: the process ends by an error; leave without waiting for other ranks.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs beside `state_fields` and the number of steps."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.base import Algorithm
-from gossamer.comm import Communicator
+from gossamer.comm import Communicator, world_of
 from gossamer.engine import Worker
 from gossamer.errors import ConfigError
 from gossamer.topology import Topology, resolve
@@ -38,37 +38,39 @@ class Decentralized(Algorithm):
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
         self._rounds = 0  # averagings so far: the step of a topology that changes
-        self._in_flight = False
+        self._sent: list[Any] = []  # the buckets whose average is under way
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm, self._buckets = comm, buckets
         for bucket in buckets:
-            bucket.add_field("mixed", comm)
+            for field in ("snapshot", "mixed"):
+                bucket.add_field(field, world_of(comm))
 
     def before_forward(self, step: int) -> None:
-        if self._in_flight or step % self.interval:
+        if self._sent or step % self.interval:
             return
-        self._in_flight = True
-        for bucket in self._buckets:
+        self._sent = self._buckets
+        for bucket in self._sent:
+            bucket.flat("snapshot").copy_(bucket.flat("weight"))
             self.submit(bucket, self._mix)
 
     def _mix(self, bucket: Any) -> None:
-        average_with_peers(
-            self.topology, self._comm, bucket.flat("weight"), bucket.flat("mixed"), step=self._rounds
-        )
+        snapshot, mixed = bucket.flat("snapshot"), bucket.flat("mixed")
+        average_with_peers(self.topology, self._comm, snapshot, mixed, step=self._rounds)
 
     def before_step(self, step: int) -> None:
-        if not self._in_flight:
+        if not self._sent:
             return
         self.wait()
-        for bucket in self._buckets:
-            bucket.flat("weight").copy_(bucket.flat("mixed"))
-        self._in_flight = False
+        for bucket in self._sent:
+            # Not a copy: an optimizer may have stepped since, as one of two does, or one that is given a closure.
+            bucket.flat("weight").add_(bucket.flat("mixed").sub_(bucket.flat("snapshot")))
+        self._sent = []
         self._rounds += 1
 
-    def after_consensus(self) -> None:
-        """What is in flight is of the weights before it."""
-        self._in_flight = False
+    def settle(self) -> None:
+        """What is in flight is of the weights before."""
+        self._sent = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"rounds": self._rounds}

@@ -4,6 +4,7 @@ Stich 2018, arXiv:1805.09767; DiLoCo: Douillard et al. 2023, arXiv:2311.08105; i
 2025, arXiv:2501.18512. Between synchronisations ranks hold different weights: model.consensus() averages them exactly.
 """
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -71,7 +72,12 @@ class LocalSGD(Algorithm):
         self._lockstep = lockstep
 
     def __repr__(self) -> str:
-        return super().__repr__()[:-1] + f", lockstep={self._lockstep})"
+        settings = {name: value for name, value in vars(self).items() if name[0] != "_"}
+        outer = self.outer_optimizer
+        if outer is not None and hasattr(outer, "__qualname__"):  # a function's own text holds its address
+            settings["outer_optimizer"] = f"{outer.__module__}.{outer.__qualname__}"
+        settings["lockstep"] = self._lockstep
+        return f"LocalSGD({', '.join(f'{name}={value!r}' for name, value in sorted(settings.items()))})"
 
     @property
     def lockstep(self) -> bool:
@@ -85,6 +91,7 @@ class LocalSGD(Algorithm):
 
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
+        self._outer: dict[int, torch.optim.Optimizer] = {}  # by bucket: the plan of weights does not change
         self._background: Background | None = None
         self._arrivals: dict[int, int] = {}  # fragment -> the step at which its mean is taken
 
@@ -95,7 +102,6 @@ class LocalSGD(Algorithm):
             )
         self._buckets = buckets
         self._background = self._background or Background(comm)
-        self._outer = {}
         for bucket in buckets:
             if "anchor" not in bucket.fields:
                 anchor = bucket.add_field("anchor")
@@ -106,7 +112,7 @@ class LocalSGD(Algorithm):
             bucket.add_field("change")
             if isinstance(self.codec, ErrorFeedback):
                 bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
-            if self.outer_optimizer is not None:
+            if self.outer_optimizer is not None and bucket.index not in self._outer:
                 self._outer[bucket.index] = self.outer_optimizer([bucket.flat("anchor")])
 
     def after_step(self, step: int) -> None:
@@ -149,11 +155,14 @@ class LocalSGD(Algorithm):
             weight = bucket.flat("weight")
             weight.lerp_(anchor, self.merge if self.delay else 1.0)
 
-    def after_consensus(self) -> None:
-        """The new anchor. What is in flight is of the weights before it."""
+    def settle(self) -> None:
+        """What is in flight is of the weights before."""
         if self._background is not None:
             self._background.wait()
         self._arrivals.clear()
+
+    def after_consensus(self) -> None:
+        """The new anchor."""
         for bucket in self._buckets:
             bucket.flat("anchor").copy_(bucket.flat("weight"))
 
@@ -161,14 +170,14 @@ class LocalSGD(Algorithm):
     def bytes_sent(self) -> int:
         return self._background.comm.bytes_sent if self._background is not None else 0
 
-    def close(self) -> None:
+    def close(self, *, crashed: bool = False) -> None:
         if self._background is not None:
             self._background.close()
 
     def state_dict(self) -> dict[str, Any]:
         if self._background is not None:
             self._background.wait()
-        outer = {index: optimizer.state_dict() for index, optimizer in self._outer.items()}
+        outer = {index: copy.deepcopy(optimizer.state_dict()) for index, optimizer in self._outer.items()}
         return {"arrivals": dict(self._arrivals), "outer": outer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -70,6 +70,11 @@ class LowPrecisionDecentralized(Algorithm):
             )
         self._comm, self._buckets = comm, buckets
         self._mixing = self.topology.mixing(0, comm.size, comm.rank)
+        if len(self._mixing.exchanges) > 2:
+            raise ConfigError(
+                f"{type(self).__name__}: the topology must give a rank two neighbours at most, got "
+                f"{len(self._mixing.exchanges)} by {self.topology!r}"
+            )
         for bucket in buckets:
             if "replica" not in bucket.fields:
                 self._seed(bucket)

@@ -4,6 +4,7 @@ Vogels, Karimireddy, Jaggi: PowerSGD (2019), arXiv:1905.13727. Two all-reduces a
 what is not compressed, one for the right factors. Matrices of one shape are orthogonalised together.
 """
 
+import math
 import zlib
 from typing import Any
 
@@ -53,7 +54,7 @@ class PowerSGD(Algorithm):
         for bucket in buckets:
             groups: dict[tuple[int, int], _Group] = {}
             for position, param in enumerate(bucket.params):
-                shape = param.size(0) if param.dim() else 1, param[0].numel() if param.dim() > 1 else 1
+                shape = param.size(0) if param.dim() else 1, math.prod(param.shape[1:])
                 columns = min(self.rank, *shape)
                 if param.dim() > 1 and param.numel() >= self.min_compression_rate * columns * sum(shape) > 0:
                     groups.setdefault(shape, _Group(shape)).positions.append(position)

@@ -51,13 +51,19 @@ class QAdamOptimizer(torch.optim.Optimizer):
         if not all(0 <= beta < 1 for beta in betas):
             raise ConfigError(f"QAdamOptimizer: betas must be at least 0 and below 1, got {betas}")
         self.warmup_steps = warmup_steps
-        self.momentum_is_averaged = False  # by the algorithm, before step()
+        # Whether the warm-up is over, for all parameters at once, as the algorithm says before each step. None without
+        # an algorithm: each parameter's own steps count.
+        self.frozen: bool | None = None
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One update of every parameter that has a gradient."""
         loss = None
+        if closure is not None and self.frozen is not None:
+            raise ConfigError(
+                "QAdamOptimizer: with the algorithm qadam, step() takes no closure; call backward() before"
+            )
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -68,10 +74,10 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_of(self, param: Tensor) -> dict[str, Any]:
-        """The parameter's state; zeros where it has none yet."""
+        """The parameter's state; zeros where it has none yet. variance_steps: updates of exp_avg_sq."""
         state = self.state[param]
         if not state:
-            state["step"] = 0
+            state["step"] = state["variance_steps"] = 0
             state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         return state
@@ -87,14 +93,21 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     def _update(self, param: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state_of(param), group["betas"]
-        if state["step"] < self.warmup_steps:
+        frozen = self.frozen if self.frozen is not None else state["step"] >= self.warmup_steps
+        if not frozen:
             grad = self.add_to_momentum(param, group)
             state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        elif not self.momentum_is_averaged:
-            self.add_to_momentum(param, group)
+            state["variance_steps"] += 1
+        elif self.frozen is None:
+            self.add_to_momentum(param, group)  # else the algorithm has averaged it
+        if state["variance_steps"] == 0:
+            raise ConfigError(
+                f"QAdamOptimizer: a parameter of shape {list(param.shape)} got its first gradient after the "
+                f"{self.warmup_steps} steps of the warm-up, so it has no variance; use it in the warm-up, or freeze it"
+            )
         state["step"] += 1
         first = 1 - beta1 ** state["step"]
-        second = math.sqrt(1 - beta2 ** min(state["step"], self.warmup_steps))
+        second = math.sqrt(1 - beta2 ** state["variance_steps"])
         denominator = state["exp_avg_sq"].sqrt().div_(second).add_(group["eps"])
         param.addcdiv_(state["exp_avg"], denominator, value=-group["lr"] / first)
 
@@ -156,8 +169,8 @@ class QAdam(Algorithm):
             agree_on_finite(self._comm, bucket)
 
     def before_step(self, step: int) -> None:
-        self._optimizer.momentum_is_averaged = step >= self.warmup_steps
-        if not self._optimizer.momentum_is_averaged:
+        self._optimizer.frozen = step >= self.warmup_steps
+        if not self._optimizer.frozen:
             return
         for bucket in self._buckets:
             self.submit(bucket, self._average_momentum)

@@ -3,7 +3,14 @@
 from gossamer.comm.backend import register as register_backend
 from gossamer.comm.base import Communicator, Work
 from gossamer.comm.c10d import from_backend, from_group, private, split, timeout_of
-from gossamer.comm.hierarchical import Hierarchical, Hierarchy, duplicate, hierarchy, is_communicator
+from gossamer.comm.hierarchical import (
+    Hierarchical,
+    Hierarchy,
+    duplicate,
+    hierarchy,
+    is_communicator,
+    world_of,
+)
 
 __all__ = [
     "Communicator",
@@ -19,4 +26,5 @@ __all__ = [
     "register_backend",
     "split",
     "timeout_of",
+    "world_of",
 ]

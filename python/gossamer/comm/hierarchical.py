@@ -116,6 +116,11 @@ class Hierarchy:
             self.intra.broadcast(shards[carrier], carrier).wait()
 
 
+def world_of(comm: Communicator) -> Communicator:
+    """The communicator itself, or all ranks of a Hierarchy."""
+    return comm.world if isinstance(comm, Hierarchy) else comm
+
+
 def is_communicator(group: object) -> bool:
     """True for a communicator, false for a process group, a Hierarchical or None."""
     return isinstance(group, (_C.Communicator, Hierarchy))

@@ -40,6 +40,11 @@ class Background:
             self.comm.announce_failure()
         self._executor.stop()
 
+    def __del__(self) -> None:
+        # Of a wrapper that was dropped without close(): its thread must not wait for ranks that may never come.
+        if hasattr(self, "_executor"):
+            self.close()
+
 
 def _announced(task: Callable[[], object], comm: Communicator) -> Callable[[], None]:
     def call() -> None:

@@ -7,6 +7,7 @@ of backward. Here is what happens around it: at wrap, before a forward, and at c
 import atexit
 import contextlib
 import logging
+import sys
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from gossamer.comm import Communicator
 from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
 from gossamer.engine.agree import broadcast_tensors, mean_tensors, require_equal
 from gossamer.engine.plan import plan_buckets
-from gossamer.engine.state import restore_fields, save_fields
+from gossamer.engine.state import problem_of, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
 from gossamer.engine.worker import Moments, Worker, bucket_ready_of, weak_call
 from gossamer.errors import ConfigError
@@ -88,18 +89,14 @@ class Engine:
 
     # --- the moments of a step ---
 
-    def before_forward(self, training: bool) -> None:
+    def before_forward(self) -> None:
         """Called before each forward. Completes a backward that raised; notices parameters that changed."""
         if not torch.is_grad_enabled() or self._native.inside_backward:
             return
         self._native.check_alive()
         self._native.abandon()
         self._native.survey()
-        if not training:
-            return
-        if "weight" in self.algorithm.fields:
-            for bucket in self.buckets:
-                bucket.adopt_weights()
+        self._adopt_weights()
         self._native.set_lockstep(self.algorithm.lockstep)
         self.algorithm.before_forward(self.optimizer_steps)
 
@@ -117,6 +114,13 @@ class Engine:
 
     def _count_step(self, steps: int) -> None:
         self._native.set_optimizer_steps(steps)
+        self._adopt_weights()
+
+    def _adopt_weights(self) -> None:
+        """The flat memory again holds the weights, also where somebody gave a parameter other memory."""
+        if "weight" in self.algorithm.fields:
+            for bucket in self.buckets:
+                bucket.adopt_weights()
 
     @property
     def optimizer_steps(self) -> int:
@@ -127,6 +131,8 @@ class Engine:
         """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
         self._native.check_alive()
         self._native.wait()
+        self.algorithm.settle()
+        self._adopt_weights()
         buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
         for comm, on_device in self._by_communicator([*self._params, *buffers]):
             mean_tensors(comm, on_device)
@@ -152,13 +158,15 @@ class Engine:
         finally:
             self._native.sync = before
 
-    def close(self) -> None:
-        """Removes the hooks and ends the worker. Gradients stay where they are. Idempotent."""
+    def close(self, *, crashed: bool = False) -> None:
+        """Removes the hooks and ends the worker; gradients stay. Idempotent. `crashed`: serve no other rank."""
+        _open_engines.discard(self)
         self._native.close()
         self._steps.close()
-        self.algorithm.close()
-        self._worker.close()
-        _open_engines.discard(self)
+        try:
+            self.algorithm.close(crashed=crashed)
+        finally:
+            self._worker.close()
 
     # --- facts ---
 
@@ -178,28 +186,26 @@ class Engine:
     def state_dict(self) -> dict[str, Any]:
         """This rank's state beside model and optimizer: counters, bucket plan, the algorithm's own. See the face."""
         self._native.wait()
+        own = self.algorithm.state_dict()  # which waits for what its fields are to hold
         return {
             "optimizer_steps": self.optimizer_steps,
             "backward_count": self.backward_count,
             "plan": [list(bucket.names) for bucket in self.buckets],
             "fields": save_fields(self.buckets, self.algorithm.state_fields),
-            "algorithm": self.algorithm.state_dict(),
+            "algorithm": own,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what state_dict() returned on this rank. Collective: all ranks load the same step."""
-        known = {"optimizer_steps", "backward_count", "plan", "fields", "algorithm"}
-        problem = f"keys {sorted(state)}" if set(state) != known else ""
-        number = {name: index for index, name in enumerate(self._names)}
-        strangers = [name for names in state.get("plan", []) for name in names if name not in number]
-        problem = problem or (f"unknown parameters {strangers}" if strangers else "")
+        self._native.wait()
+        self.algorithm.settle()
+        problem = problem_of(state, self._names)
         counters = [f"{key} {state.get(key)}" for key in ("optimizer_steps", "backward_count", "plan")]
         require_equal(self._control, [*counters, f"problem {problem!r}"], "the loaded state")
         if problem:
             raise ConfigError(f"load_state_dict: must be given what state_dict() returned, got {problem}")
-        self._native.wait()
-        plan = [[number[name] for name in names] for names in state["plan"]]
-        self._install_plan(plan)
+        number = {name: index for index, name in enumerate(self._names)}
+        self._install_plan([[number[name] for name in names] for names in state["plan"]])
         restore_fields(self.buckets, state["fields"])
         self._steps.count = state["optimizer_steps"]
         self._native.resume(state["backward_count"], state["optimizer_steps"])
@@ -285,5 +291,9 @@ class Engine:
 @atexit.register
 def _close_all() -> None:
     # Before the interpreter ends: a worker that runs Python must not outlive it.
+    crashed = getattr(sys, "last_value", None) is not None
     for engine in list(_open_engines):
-        engine.close()
+        try:
+            engine.close(crashed=crashed)
+        except Exception:
+            _log.exception("gossamer: a wrapper could not be closed")

@@ -2,7 +2,7 @@
 into a checkpoint. Pure moves, no collective. Used by engine.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +10,15 @@ from torch import Tensor
 from gossamer.errors import ConfigError
 
 Fields = dict[str, dict[str, Tensor]]  # field -> parameter name -> values
+
+
+def problem_of(state: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Why Engine.load_state_dict cannot take this state for parameters of these names; empty if it can."""
+    known = {"optimizer_steps", "backward_count", "plan", "fields", "algorithm"}
+    if set(state) != known:
+        return f"keys {sorted(state)}"
+    strangers = sorted({name for bucket in state["plan"] for name in bucket} - set(names))
+    return f"unknown parameters {strangers}" if strangers else ""
 
 
 def save_fields(buckets: Iterable[Any], fields: Sequence[str]) -> Fields:

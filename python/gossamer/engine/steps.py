@@ -20,7 +20,7 @@ class StepCounter:
     """Hooks on optimizers; holds neither them nor the engine alive.
 
     Args:
-        algorithm: told before_step(count) and, once `count` includes the step, after_step(count).
+        algorithm: told before_step(count) when any of them begins, and after_step(count) once all have stepped.
         on_count: called with the new count before after_step.
     """
 
@@ -30,7 +30,6 @@ class StepCounter:
         self._hooks: list[Any] = []
         self._watched: set[int] = set()
         self._stepped: set[int] = set()
-        self._begun = False
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Counts a step whenever all of these have stepped."""
@@ -39,7 +38,7 @@ class StepCounter:
         def begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             alive = counter()
             if alive is not None:
-                alive._begins()
+                alive._algorithm.before_step(alive.count)
 
         def ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             alive = counter()
@@ -59,17 +58,11 @@ class StepCounter:
             hook.remove()
         self._hooks = []
 
-    def _begins(self) -> None:
-        if not self._begun:
-            self._begun = True
-            self._algorithm.before_step(self.count)
-
     def _ended(self, optimizer: int) -> None:
         self._stepped.add(optimizer)
         if self._stepped != self._watched:
             return
         self._stepped.clear()
-        self._begun = False
         self.count += 1
         on_count = self._on_count()
         if on_count is not None:

@@ -185,7 +185,7 @@ class BaguaDistributedDataParallel:
             self._engine.before_forward(module.training, inputs)
         elif self._engine is not None:
             self.bagua_train_step_counter += int(module.training and torch.is_grad_enabled())
-            self._engine.before_forward(module.training)
+            self._engine.before_forward()
 
 
 _names: dict[str, int] = {}

@@ -1,0 +1,70 @@
+"""The worker thread under algorithms: errors, and wrappers that are dropped while it works."""
+
+import gc
+import time
+
+import pytest
+import torch
+
+import gossamer as gs
+from gossamer import _C
+from models import batches
+from ranks import run_ranks
+from wrapped import step, wrap
+
+
+def test_a_task_may_let_go_of_its_executor_and_a_failed_one_blocks_nobody():
+    executor = _C.Executor(torch.device("cpu"))
+    held = [executor]
+
+    def last(held=held):
+        time.sleep(0.05)
+        held.clear()
+
+    executor.submit(last)
+    del executor, last
+    held.clear()
+    gc.collect()
+    time.sleep(0.2)
+
+    executor = _C.Executor(torch.device("cpu"))
+
+    def fail():
+        raise gs.CommError("lost")
+
+    executor.submit(fail)
+    for _ in range(200):
+        executor.submit(lambda: None)
+        executor.busy()
+    with pytest.raises(gs.CommError, match="lost"):
+        executor.wait()
+    done = []
+    executor.submit(lambda: done.append(1))
+    executor.wait()
+    assert done == [1]
+    executor.stop()
+
+
+def test_a_wrapper_that_is_dropped_while_a_mean_is_under_way_ends_quietly():
+    def body(comm):
+        model, optimizer = wrap(comm, gs.LocalSGD(2, delay=1))
+        for batch in batches(2):
+            step(model, optimizer, batch)
+        del model, optimizer
+        gc.collect()
+        time.sleep(0.1)
+
+    run_ranks(2, body)
+
+
+def test_an_asynchronous_wrapper_that_is_dropped_while_its_round_waits_ends_without_the_others():
+    def body(comm):
+        model, optimizer = wrap(comm, gs.AsyncModelAverage(sync_interval_ms=0))
+        if comm.rank == 0:
+            step(model, optimizer, batches(1)[0])  # begins a round that rank 1 never joins
+        begun = time.monotonic()
+        del model, optimizer
+        gc.collect()
+        return time.monotonic() - begun
+
+    assert max(run_ranks(2, body)) < 10
