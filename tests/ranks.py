@@ -37,6 +37,7 @@ def run_ranks(
     timeout_s: float = TIMEOUT_S,
 ) -> list:
     store = dist.HashStore()
+    kept: list[Any] = []  # until all ranks are done: one that ends early is not one that is lost
 
     def rank_body(rank: int) -> Any:
         comms = []
@@ -44,8 +45,11 @@ def run_ranks(
             name = f"group{group}"
             own = dist.PrefixStore(name, store)
             backend = make_backend(own, rank, size, timeout_s)
-            keep_alive([backend])
             comms.append(gossamer_comm.from_backend(backend, store=store, name=name))
+            del (
+                backend
+            )  # the communicator ends it, without the GIL; the idle threads of hundreds would slow the tests
+        kept.extend(comms)
         return body(*comms)
 
     return run_threads(size, rank_body, errors=errors, timeout_s=timeout_s + 20)
