@@ -192,6 +192,7 @@ void bind_engine(py::module_& module) {
       .def("output_gradient", &Engine::output_gradient, Release())
       .def("abandon", &Engine::abandon, Release())
       .def("survey", &Engine::survey, Release())
+      .def_property_readonly("optimizer_steps", &Engine::optimizer_steps)
       .def("set_optimizer_steps", &Engine::set_optimizer_steps, py::arg("steps"))
       .def("check_alive", &Engine::check_alive)
       .def("close", &Engine::close);

@@ -66,6 +66,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // The ranks compare this number at the end of each synchronised backward.
   void set_optimizer_steps(int64_t steps) { optimizer_steps_ = steps; }
+  int64_t optimizer_steps() const { return optimizer_steps_; }
 
   // Goes on where another engine was after so many synchronised backwards and optimizer steps, in the plan it has now.
   void resume(int64_t step, int64_t optimizer_steps);

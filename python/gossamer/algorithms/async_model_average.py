@@ -51,11 +51,10 @@ class AsyncModelAverage(Algorithm):
     @property
     def lockstep(self) -> bool:
         """During the warm-up."""
-        return self._step < self.warmup_steps
+        return self.optimizer_steps < self.warmup_steps
 
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
-        self._step = 0
         self._next_at = 0.0  # when the next round may begin, by time.monotonic()
         self._training = True  # this rank's weights count
         self._serving = False  # _serve is queued or runs
@@ -73,11 +72,8 @@ class AsyncModelAverage(Algorithm):
             bucket.add_field("snapshot")
 
     def bucket_ready(self, bucket: Any) -> None:
-        if self._step < self.warmup_steps:
+        if self.optimizer_steps < self.warmup_steps:
             all_reduce(bucket.flat(), op="mean", group=self._comm)
-
-    def after_step(self, step: int) -> None:
-        self._step = step
 
     def before_forward(self, step: int) -> None:
         assert self._background is not None
@@ -97,7 +93,7 @@ class AsyncModelAverage(Algorithm):
             bucket.flat("snapshot").copy_(bucket.flat("weight"))
             bucket.flat("mean").copy_(bucket.flat("weight"))
         task = partial(self._round, self._background.comm, self._begun, own=1)
-        self._background.submit(task, f"step {self._step}: {self!r}")
+        self._background.submit(task, f"step {self.optimizer_steps}: {self!r}")
 
     def _round(self, comm: Communicator, buckets: list[Any], *, own: int) -> tuple[int, bool]:
         """One round on the background thread; `own`: whether this rank trains.
@@ -135,7 +131,7 @@ class AsyncModelAverage(Algorithm):
             self._training, self._begun = False, []
             serving, self._serving = self._serving, True
         if not serving:  # a second one would wait for rounds that no other rank takes part in
-            background.submit(partial(self._serve, background.comm), f"step {self._step}: {self!r}")
+            background.submit(partial(self._serve, background.comm), f"step {self.optimizer_steps}: {self!r}")
 
     def _serve(self, comm: Communicator) -> None:
         while self._answers():
@@ -179,9 +175,3 @@ class AsyncModelAverage(Algorithm):
                 background.wait()
         finally:
             background.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self._step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._step = state["step"]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from gossamer import _C
-from gossamer.codec import Codec, ErrorFeedback
+from gossamer.codec import Codec, ErrorFeedback, accumulate_dtype
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Worker
@@ -70,7 +70,13 @@ class Algorithm(ABC):
             )
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Called before that, with the optimizers that DataParallel was given."""
+        """Called before connect(), with the optimizers that DataParallel was given."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps taken so far; any thread."""
+        assert self._worker is not None
+        return self._worker.optimizer_steps
 
     def submit(self, bucket: Any, task: Callable[[Any], None]) -> None:
         """Lets the engine's worker call task(bucket), behind everything before it; the caller goes on.
@@ -80,6 +86,11 @@ class Algorithm(ABC):
         assert self._worker is not None
         what = f"step {bucket.step} {bucket!r}: {self!r}"
         self._worker.submit(lambda: task(bucket), what)
+
+    def add_error_field(self, bucket: Any, codec: Any) -> None:
+        """In setup, for reduce_field: the field "error", if the codec feeds its errors back."""
+        if isinstance(codec, ErrorFeedback):
+            bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
 
     def reduce_field(
         self,
@@ -98,9 +109,8 @@ class Algorithm(ABC):
         """
         error = bucket.flat("error") if isinstance(codec, ErrorFeedback) else None
         for padded in [field, "error"] if error is not None else [field]:
-            bucket.clear_padding(
-                padded
-            )  # which the codec has filled, with NaN where a neighbour's block had one
+            # The codec has filled it, with NaN where a neighbour's block had one.
+            bucket.clear_padding(padded)
         all_reduce(
             bucket.flat(field),
             codec=codec,
@@ -180,3 +190,16 @@ class Algorithm(ABC):
         """Takes what state_dict returned."""
         if state:
             raise KeyError(f"{type(self).__name__} has no state, got the keys {sorted(state)}")
+
+
+def whole_chunks(comm: Communicator, block: int) -> int:
+    """The alignment of what travels by a two-shot: whole blocks for every rank's chunk; 8 elements, a whole wire row,
+    where there are no blocks.
+    """
+    return comm.size * max(block, 8)
+
+
+def require_codec(where: str, codec: object) -> None:
+    """ConfigError unless it is a Codec or None."""
+    if codec is not None and not isinstance(codec, Codec):
+        raise ConfigError(f"{where}: codec must be a Codec or None, got {codec!r}")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm
-from gossamer.codec import Adaptive, Codec, ErrorFeedback, Identity, accumulate_dtype
+from gossamer.algorithms.base import Algorithm, whole_chunks
+from gossamer.codec import Adaptive, Codec, Identity
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
 
@@ -46,8 +46,7 @@ class GradientAllReduce(Algorithm):
         return self.codec.block if self.codec is not None else 1
 
     def alignment(self, comm: Communicator) -> int:
-        """Whole blocks for every rank's chunk; 8 elements, a whole wire row, where there are no blocks."""
-        return comm.size * max(self.block(), 8)
+        return whole_chunks(comm, self.block())
 
     def group_of(self, name: str, param: torch.Tensor) -> Codec | None:
         return self._choose(name, param)
@@ -55,8 +54,7 @@ class GradientAllReduce(Algorithm):
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm = comm
         for bucket in buckets:
-            if isinstance(self._codec_of(bucket), ErrorFeedback):
-                bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
+            self.add_error_field(bucket, self._codec_of(bucket))
 
     def native_work(self, bucket: Any) -> "_C.BucketWork | None":
         codec = self._codec_of(bucket)

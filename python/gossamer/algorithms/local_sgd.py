@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.base import Algorithm
-from gossamer.codec import Codec, ErrorFeedback, accumulate_dtype
+from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
+from gossamer.codec import Codec
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Background, Worker
@@ -65,8 +65,7 @@ class LocalSGD(Algorithm):
             raise ConfigError(f"LocalSGD: delay must be 0 to less than the period, {period}, got {delay!r}")
         if not 0 < merge <= 1:
             raise ConfigError(f"LocalSGD: merge must be above 0 and at most 1, got {merge!r}")
-        if codec is not None and not isinstance(codec, Codec):
-            raise ConfigError(f"LocalSGD: codec must be a Codec or None, got {codec!r}")
+        require_codec("LocalSGD", codec)
         self.period, self.outer_optimizer, self.codec = period, outer_optimizer, codec
         self.fragments, self.delay, self.merge = fragments, delay, merge
         self._lockstep = lockstep
@@ -87,7 +86,7 @@ class LocalSGD(Algorithm):
         return self.codec.block if self.codec is not None else 1
 
     def alignment(self, comm: Communicator) -> int:
-        return comm.size * max(self.block(), 8)
+        return whole_chunks(comm, self.block())
 
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
@@ -110,8 +109,7 @@ class LocalSGD(Algorithm):
                     anchor, op="mean", deterministic=True, group=comm
                 )  # equal, whatever the ranks began with
             bucket.add_field("change")
-            if isinstance(self.codec, ErrorFeedback):
-                bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
+            self.add_error_field(bucket, self.codec)
             if self.outer_optimizer is not None and bucket.index not in self._outer:
                 self._outer[bucket.index] = self.outer_optimizer([bucket.flat("anchor")])
 

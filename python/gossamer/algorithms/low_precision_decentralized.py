@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.base import Algorithm
+from gossamer.algorithms.base import Algorithm, require_codec
 from gossamer.codec import Codec, ErrorFeedback, Int8
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
@@ -45,8 +45,7 @@ class LowPrecisionDecentralized(Algorithm):
         interval: int = 1,
     ) -> None:
         where = "LowPrecisionDecentralized"
-        if codec is not None and not isinstance(codec, Codec):
-            raise ConfigError(f"{where}: codec must be a Codec or None, got {codec!r}")
+        require_codec(where, codec)
         if getattr(codec, "stochastic", False) or isinstance(codec, ErrorFeedback):
             raise ConfigError(
                 f"{where}: the codec must round to nearest and have no error feedback, because what one difference "

@@ -44,7 +44,6 @@ class PowerSGD(Algorithm):
 
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
-        self._step = 0
         self._right: dict[str, Tensor] = {}  # Q by parameter name, [columns of M, rank]
         self._groups: dict[int, list[_Group]] = {}
 
@@ -68,7 +67,7 @@ class PowerSGD(Algorithm):
         if self._comm.size == 1:
             return
         views, errors = bucket.views(), bucket.views("error")
-        groups = self._groups[bucket.index] if self._step >= self.start_step else []
+        groups = self._groups[bucket.index] if self.optimizer_steps >= self.start_step else []
         compressed = {position for group in groups for position in group.positions}
         for group in groups:
             rights = [self._right[bucket.names[position]] for position in group.positions]
@@ -97,14 +96,10 @@ class PowerSGD(Algorithm):
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))
 
-    def after_step(self, step: int) -> None:
-        self._step = step
-
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self._step, "right": {name: right.clone() for name, right in self._right.items()}}
+        return {"right": {name: right.clone() for name, right in self._right.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._step = state["step"]
         for name, right in state["right"].items():
             self._right[name].copy_(right)
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.base import Algorithm
-from gossamer.codec import Codec, ErrorFeedback, Int8, OneBit, accumulate_dtype
+from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
+from gossamer.codec import Codec, ErrorFeedback, Int8, OneBit
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import Worker, agree_on_finite
+from gossamer.engine import agree_on_finite
 from gossamer.errors import ConfigError
 
 
@@ -128,8 +128,7 @@ class QAdam(Algorithm):
     needs_optimizer = True
 
     def __init__(self, codec: Codec | None = None) -> None:
-        if codec is not None and not isinstance(codec, Codec):
-            raise ConfigError(f"{type(self).__name__}: codec must be a Codec or None, got {codec!r}")
+        require_codec(type(self).__name__, codec)
         self.codec = codec if codec is not None else ErrorFeedback(Int8())
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -145,11 +144,7 @@ class QAdam(Algorithm):
         return self.codec.block
 
     def alignment(self, comm: Communicator) -> int:
-        return comm.size * max(self.block(), 8)
-
-    def connect(self, worker: Worker) -> None:
-        super().connect(worker)
-        self._step = 0
+        return whole_chunks(comm, self.block())
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm, self._buckets = comm, buckets
@@ -159,11 +154,10 @@ class QAdam(Algorithm):
                 if param not in self._groups:
                     raise ConfigError(f"{type(self).__name__}: parameter '{name}' is not in the optimizer")
             bucket.add_field("momentum")
-            if isinstance(self.codec, ErrorFeedback):
-                bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
+            self.add_error_field(bucket, self.codec)
 
     def bucket_ready(self, bucket: Any) -> None:
-        if self._step < self.warmup_steps:
+        if self.optimizer_steps < self.warmup_steps:
             all_reduce(bucket.flat(), op="mean", group=self._comm)
         else:
             agree_on_finite(self._comm, bucket)
@@ -184,16 +178,7 @@ class QAdam(Algorithm):
                 state["exp_avg"] = view
             if param.grad is not None:
                 self._optimizer.add_to_momentum(param, self._groups[param])
-        self.reduce_field(bucket, "momentum", codec=self.codec, step=self._step, group=self._comm)
-
-    def after_step(self, step: int) -> None:
-        self._step = step
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self._step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._step = state["step"]
+        self.reduce_field(bucket, "momentum", codec=self.codec, step=self.optimizer_steps, group=self._comm)
 
 
 class OneBitAdam(QAdam):

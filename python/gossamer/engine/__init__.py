@@ -1,12 +1,12 @@
 """The engine: when a bucket is sent, and on what memory. Native underneath; see csrc/engine."""
 
 from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
-from gossamer.engine.agree import broadcast_tensors, require_equal
+from gossamer.engine.agree import broadcast_tensors, by_communicator, mean_tensors, require_equal
 from gossamer.engine.background import Background
 from gossamer.engine.end_of_backward import at_end_of_backward
 from gossamer.engine.engine import Engine
 from gossamer.engine.plan import plan_buckets
-from gossamer.engine.worker import Worker, agree_on_finite
+from gossamer.engine.worker import Worker, agree_on_finite, weak_call
 
 __all__ = [
     "Background",
@@ -16,9 +16,12 @@ __all__ = [
     "agree_on_finite",
     "at_end_of_backward",
     "broadcast_tensors",
+    "by_communicator",
     "describe",
+    "mean_tensors",
     "plan_buckets",
     "refusal_of",
     "require_equal",
     "tensors_in",
+    "weak_call",
 ]

@@ -84,6 +84,17 @@ def mean_tensors(comm: Communicator, tensors: Iterable[Tensor]) -> None:
                 tensor.copy_(part.view(tensor.shape))
 
 
+def by_communicator(
+    comm: Communicator, control: Communicator, tensors: Iterable[Tensor]
+) -> list[tuple[Communicator, list[Tensor]]]:
+    """Each of the two with the tensors that it can move: those on `comm`'s kind of device, and the others."""
+    ours: list[Tensor] = []
+    others: list[Tensor] = []
+    for tensor in tensors:
+        (ours if tensor.device.type == comm.device.type else others).append(tensor)
+    return [(comm, ours), (control, others)]
+
+
 def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     batch: list[Tensor] = []
     batch_bytes = 0

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gossamer import _C
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
-from gossamer.engine.agree import broadcast_tensors, mean_tensors, require_equal
+from gossamer.engine.agree import broadcast_tensors, by_communicator, mean_tensors, require_equal
 from gossamer.engine.plan import plan_buckets
 from gossamer.engine.state import problem_of, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
@@ -134,7 +134,7 @@ class Engine:
         self.algorithm.settle()
         self._adopt_weights()
         buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
-        for comm, on_device in self._by_communicator([*self._params, *buffers]):
+        for comm, on_device in by_communicator(self._comm, self._control, [*self._params, *buffers]):
             mean_tensors(comm, on_device)
         self.algorithm.after_consensus()
 
@@ -277,15 +277,8 @@ class Engine:
         self.algorithm.setup(self._group, self.buckets)
 
     def _broadcast(self, tensors: list[Tensor]) -> None:
-        for comm, on_device in self._by_communicator(tensors):
+        for comm, on_device in by_communicator(self._comm, self._control, tensors):
             broadcast_tensors(comm, on_device)
-
-    def _by_communicator(self, tensors: list[Tensor]) -> list[tuple[Communicator, list[Tensor]]]:
-        ours = self._comm.device.type
-        return [
-            (self._comm, [tensor for tensor in tensors if tensor.device.type == ours]),
-            (self._control, [tensor for tensor in tensors if tensor.device.type != ours]),
-        ]
 
 
 @atexit.register

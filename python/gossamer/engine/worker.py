@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from gossamer import _C
-from gossamer.comm import Communicator, Hierarchy
+from gossamer.comm import Communicator, world_of
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
 
 
@@ -58,6 +58,11 @@ class Worker:
         """Until all is done that was submitted; raises its error."""
         self._alive().wait()
 
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps taken so far; any thread."""
+        return int(self._alive().optimizer_steps)
+
     def close(self) -> None:
         """Called by the engine when it ends."""
         self._closed = True
@@ -79,7 +84,7 @@ def agree_on_finite(comm: Communicator, bucket: Any) -> None:
 
     A GradScaler then skips the step on all ranks. Collective.
     """
-    _C.AgreeOnFinite().run(comm.world if isinstance(comm, Hierarchy) else comm, bucket)
+    _C.AgreeOnFinite().run(world_of(comm), bucket)
 
 
 def bucket_ready_of(algorithm: Moments, comm: Communicator) -> Callable[[Any], None]:
@@ -109,7 +114,7 @@ def with_context(task: Callable[[], object], what: str, comm: Communicator) -> C
 
 
 def weak_call(method: "weakref.WeakMethod[Any]") -> Callable[..., None]:
-    """Calls the method while its object lives: the native engine must not keep its owner alive."""
+    """Calls the method while its object lives: the native engine, and hooks on tensors, must not keep it alive."""
 
     def call(*args: Any) -> None:
         bound = method()

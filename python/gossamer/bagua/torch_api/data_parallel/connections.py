@@ -25,10 +25,6 @@ class Connections:
         self.always_by_hosts = hosts is not None
         self.comm, self.control = private_connections(hosts.group if hosts else group, device)
 
-    def of(self, tensor: torch.Tensor) -> Communicator:
-        """For tensors where this one is."""
-        return self.comm if tensor.device.type == self.comm.device.type else self.control
-
     def by_hosts(self, comm: Communicator) -> Any:
         """`comm` as hosts and the hop between them. Collective."""
         return hierarchy(comm, self.hosts)

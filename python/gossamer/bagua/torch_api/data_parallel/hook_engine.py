@@ -8,7 +8,7 @@ tensors are ready and every bucket before it has begun. After the last bucket co
 import atexit
 import contextlib
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,18 +26,20 @@ from gossamer.bagua.torch_api.tensor import (
     is_bagua_tensor,
     set_mark,
 )
-from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator, duplicate, is_communicator
 from gossamer.engine import (
     Background,
     Members,
     at_end_of_backward,
     broadcast_tensors,
+    by_communicator,
     describe,
+    mean_tensors,
     plan_buckets,
     refusal_of,
     require_equal,
     tensors_in,
+    weak_call,
 )
 
 _open_engines: "weakref.WeakSet[HookEngine]" = weakref.WeakSet()
@@ -130,7 +132,7 @@ class HookEngine:
         if torch.is_grad_enabled():
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(_called(weakref.WeakMethod(self._begin_backward)))
+                    tensor.register_hook(weak_call(weakref.WeakMethod(self._begin_backward)))
 
     def wait(self) -> None:
         """Until all buckets that have begun are done. Raises their error."""
@@ -140,9 +142,9 @@ class HookEngine:
         """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
         self.wait()
         buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
-        for tensor in [*(param for _, param in self._members.parameters()), *buffers]:
-            comm = self._connections.of(tensor)
-            all_reduce(tensor, op="mean", deterministic=True, group=comm)
+        params = [param for _, param in self._members.parameters()]
+        for comm, on_device in self._by_communicator([*params, *buffers]):
+            mean_tensors(comm, on_device)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -194,10 +196,12 @@ class HookEngine:
     def _broadcast(self) -> None:
         tensors: list[Tensor] = [param for _, param in self._members.parameters()]
         tensors += [buffer for _, buffer in self._members.buffers()]
-        ours = self._connections.comm.device.type
-        broadcast_tensors(self._connections.comm, [each for each in tensors if each.device.type == ours])
-        broadcast_tensors(self._connections.control, [each for each in tensors if each.device.type != ours])
+        for comm, on_device in self._by_communicator(tensors):
+            broadcast_tensors(comm, on_device)
         self._ddp.broadcast_optimizers()
+
+    def _by_communicator(self, tensors: list[Tensor]) -> list[tuple[Communicator, list[Tensor]]]:
+        return by_communicator(self._connections.comm, self._connections.control, tensors)
 
     def _watch_tensors(self) -> None:
         self._rounds = Rounds(self.buckets, self._submit)
@@ -211,10 +215,10 @@ class HookEngine:
         self._backward_hook = self._impl.init_backward_hook(self._ddp)
         self._post_backward_hook = self._impl.init_post_backward_hook(self._ddp)
         self._post_step_hook = self._impl.init_post_optimizer_step_hook(self._ddp)
-        ready = _called(weakref.WeakMethod(self._gradient_ready))
+        ready = weak_call(weakref.WeakMethod(self._gradient_ready))
         for index, (_, param) in enumerate(self._params):
             self._hooks.append(param.register_post_accumulate_grad_hook(partial(ready, index)))
-        stepped = _called(weakref.WeakMethod(self._stepped))
+        stepped = weak_call(weakref.WeakMethod(self._stepped))
         for optimizer in self._ddp.bagua_optimizers:
             self._hooks.append(optimizer.register_step_post_hook(stepped))
 
@@ -252,17 +256,6 @@ def _mark(rounds: "weakref.ref[Rounds]", number: int, index: int) -> None:
     alive = rounds()
     if alive is not None:
         alive.mark(number, index)
-
-
-def _called(method: "weakref.WeakMethod[Any]") -> Callable[..., None]:
-    """The method while its engine lives, for hooks on tensors and optimizers, which must not hold it."""
-
-    def call(*args: Any) -> None:
-        alive = method()
-        if alive is not None:
-            alive(*args)
-
-    return call
 
 
 @atexit.register

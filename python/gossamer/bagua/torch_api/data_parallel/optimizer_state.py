@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gossamer.comm import Communicator
-from gossamer.engine import broadcast_tensors, require_equal
+from gossamer.engine import broadcast_tensors, by_communicator, require_equal
 
 
 @dataclass
@@ -51,9 +51,8 @@ def broadcast_optimizers(
     slots = [slot for index, optimizer in enumerate(optimizers) for slot in _slots(index, optimizer, ignored)]
     require_equal(control, [_described(slot) for slot in slots], "the optimizers' state")
     tensors = [leaf for slot in slots for leaf in slot.leaves() if isinstance(leaf, Tensor)]
-    ours = comm.device.type
-    broadcast_tensors(comm, [tensor for tensor in tensors if tensor.device.type == ours])
-    broadcast_tensors(control, [tensor for tensor in tensors if tensor.device.type != ours])
+    for way, on_device in by_communicator(comm, control, tensors):
+        broadcast_tensors(way, on_device)
     _broadcast_numbers(control, slots)
 
 
