@@ -28,8 +28,6 @@ void check(bool ok, const char* where, const char* must, const at::Tensor& got) 
   throw PythonError(ErrorKind::codec, message.str());
 }
 
-uint8_t* bytes_of(const at::Tensor& wire) { return wire.data_ptr<uint8_t>(); }
-
 void check_wire(const char* where, const at::Tensor& wire, const codec::Spec& spec, int64_t row_numel) {
   const bool fits = wire.dim() == 2 && wire.is_contiguous() && wire.scalar_type() == at::kByte &&
                     wire.size(1) == codec::row_bytes(spec, row_numel);

@@ -7,22 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gossamer as gs
+from codec_cases import CODECS, DTYPES
 from gossamer import _C
 from gossamer.codec import NativeCodec
 
-CODECS = [
-    gs.Identity(),
-    gs.Int8(),
-    gs.Int8(64),
-    gs.Int8(stochastic=True),
-    gs.Int4(),
-    gs.Int4(64, stochastic=True, seed=7),
-    gs.OneBit(),
-    gs.MinMaxUInt8(),
-    gs.BF16(),
-    gs.FP16(),
-]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SIZES = [0, 1, 31, 32, 63, 255, 256, 257, 1021, 4096]
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import gossamer as gs
+from codec_cases import CODECS, DTYPES
 from gossamer import _C, _ops, comm
 from models import relative_error
 from ranks import keep_alive, run_threads
@@ -23,20 +24,6 @@ pytestmark = [
         reason="needs a GPU and a build of gossamer with CUDA",
     ),
 ]
-
-CODECS = [
-    gs.Identity(),
-    gs.Int8(),
-    gs.Int8(64),
-    gs.Int8(stochastic=True),
-    gs.Int4(),
-    gs.Int4(64, stochastic=True, seed=7),
-    gs.OneBit(),
-    gs.MinMaxUInt8(),
-    gs.BF16(),
-    gs.FP16(),
-]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def sample(rows, numel, dtype):

@@ -11,45 +11,14 @@
 namespace gossamer::GOSSAMER_ISA {
 
 template <class T>
-struct Int4 {
+struct Int4 : BfloatScales, Extremes {
   using Tensor = T;
   using Value = float;
   using Code = uint8_t;
   static constexpr int kCodeBits = 4;
-  static constexpr Statistics kStatistics = Statistics::block;
   static constexpr int64_t kBlockMultiple = 32;
   static constexpr bool kSummed = false;
   static constexpr bool kStochastic = true;
-  static constexpr bool kRoundsFirst = false;
-  static constexpr bool kRaw = false;
-  static constexpr int64_t kAlign = 16;
-  static constexpr int64_t kEntryBytes = sizeof(uint16_t);
-
-  static HD int64_t header_bytes(int64_t row_numel, int64_t block) {
-    return round_up(ceil_div(row_numel, block) * kEntryBytes, 16);
-  }
-
-  // Extremes as ordered integers: Inf and NaN lie outside the finite values on either side.
-  template <class Lane>
-  struct Stats {
-    typename Lane::I low, high;
-  };
-  template <class Lane>
-  static HD Stats<Lane> nothing() {
-    return {Lane::set(INT32_MAX), Lane::set(INT32_MIN)};
-  }
-  template <class Lane>
-  static HD Stats<Lane> observe(Stats<Lane> stats, typename Lane::F x) {
-    const typename Lane::I key = Lane::ordered(x);
-    return {Lane::min_int(stats.low, key), Lane::max_int(stats.high, key)};
-  }
-  template <class Lane>
-  static HD Stats<Scalar> collapse(Stats<Lane> stats) {
-    return {Lane::reduce_min(stats.low), Lane::reduce_max(stats.high)};
-  }
-  static HD Stats<Scalar> merge(Stats<Scalar> x, Stats<Scalar> y) {
-    return {Scalar::min_int(x.low, y.low), Scalar::max_int(x.high, y.high)};
-  }
 
   // v = (x * lift) * inverse counts in scales. lift is a power of two that keeps 1 / scale finite.
   struct Params {
@@ -60,9 +29,7 @@ struct Int4 {
   // from zero.
   static HD Params finish(Stats<Scalar> stats, bool stochastic) {
     constexpr float two_to_100 = 1267650600228229401496703205376.0f;
-    const int32_t infinity = Scalar::ordered(bit_cast<float>(kInfinityBits));
-    const int32_t minus_infinity = Scalar::ordered(-bit_cast<float>(kInfinityBits));
-    if (stats.high >= infinity || stats.low <= minus_infinity) return {bit_cast<float>(kNanBits), 1.0f, 0.0f};
+    if (!is_finite(stats)) return {bit_cast<float>(kNanBits), 1.0f, 0.0f};
     const float high = of_key(stats.high), low = of_key(stats.low);
     const float extreme = high >= -low ? high : low;
     const uint32_t bits = bit_cast<uint32_t>(extreme / (stochastic ? -91.0f : -112.0f));
@@ -72,12 +39,8 @@ struct Int4 {
     const float lift = scale < 1.0f / two_to_100 && scale > -1.0f / two_to_100 ? two_to_100 : 1.0f;
     return {scale, lift, 1.0f / (scale * lift)};
   }
-  static HD void write(Params params, uint8_t* row, int64_t group) {
-    reinterpret_cast<uint16_t*>(row)[group] = static_cast<uint16_t>(bit_cast<uint32_t>(params.scale) >> 16);
-  }
-  static HD Params read(const uint8_t* row, int64_t group) {
-    return {bit_cast<float>(uint32_t{reinterpret_cast<const uint16_t*>(row)[group]} << 16), 0.0f, 0.0f};
-  }
+  static HD void write(Params params, uint8_t* row, int64_t group) { write_scale(params.scale, row, group); }
+  static HD Params read(const uint8_t* row, int64_t group) { return {read_scale(row, group), 0.0f, 0.0f}; }
   static HD bool is_blank(Params params) { return params.inverse == 0.0f; }
 
   // The nearest level: midway between the levels of j and j + 1, sqrt(|v| + 9 - 1/4) - 3 is j + 1/2.
@@ -108,8 +71,6 @@ struct Int4 {
   }
 
  private:
-  static HD float of_key(int32_t key) { return bit_cast<float>(Scalar::ordered(bit_cast<float>(key))); }
-
   template <class Lane>
   static HD typename Lane::I code_of(typename Lane::F magnitude, typename Lane::F sign) {
     const typename Lane::F code = Lane::add(Lane::with_sign(magnitude, sign), 8.0f);

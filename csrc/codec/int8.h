@@ -8,23 +8,14 @@
 namespace gossamer::GOSSAMER_ISA {
 
 template <class T>
-struct Int8 {
+struct Int8 : Blocks<float> {
   using Tensor = T;
   using Value = float;
   using Code = int8_t;
   static constexpr int kCodeBits = 8;
-  static constexpr Statistics kStatistics = Statistics::block;
   static constexpr int64_t kBlockMultiple = 32;
   static constexpr bool kSummed = false;
   static constexpr bool kStochastic = true;
-  static constexpr bool kRoundsFirst = false;
-  static constexpr bool kRaw = false;
-  static constexpr int64_t kAlign = 16;
-  static constexpr int64_t kEntryBytes = sizeof(float);
-
-  static HD int64_t header_bytes(int64_t row_numel, int64_t block) {
-    return round_up(ceil_div(row_numel, block) * kEntryBytes, 16);
-  }
 
   // Magnitudes as integers: their order is that of |x|, and Inf and NaN come out on top.
   template <class Lane>

@@ -105,4 +105,60 @@ struct Stateless {
   }
 };
 
+// The part of a codec whose header is an array of Entry, one a block.
+template <class Entry>
+struct Blocks {
+  static constexpr Statistics kStatistics = Statistics::block;
+  static constexpr bool kRoundsFirst = false;
+  static constexpr bool kRaw = false;
+  static constexpr int64_t kAlign = 16;
+  static constexpr int64_t kEntryBytes = sizeof(Entry);
+
+  static HD int64_t header_bytes(int64_t row_numel, int64_t block) {
+    return round_up(ceil_div(row_numel, block) * kEntryBytes, 16);
+  }
+};
+
+// Scales that are bfloat16 values, one a block.
+struct BfloatScales : Blocks<uint16_t> {
+ protected:
+  static HD void write_scale(float scale, uint8_t* row, int64_t group) {
+    reinterpret_cast<uint16_t*>(row)[group] = static_cast<uint16_t>(bit_cast<uint32_t>(scale) >> 16);
+  }
+  static HD float read_scale(const uint8_t* row, int64_t group) {
+    return bit_cast<float>(uint32_t{reinterpret_cast<const uint16_t*>(row)[group]} << 16);
+  }
+};
+
+// Statistics that are the extremes, as ordered integers: Inf and NaN lie outside the finite values on either side.
+struct Extremes {
+  template <class Lane>
+  struct Stats {
+    typename Lane::I low, high;
+  };
+  template <class Lane>
+  static HD Stats<Lane> nothing() {
+    return {Lane::set(INT32_MAX), Lane::set(INT32_MIN)};
+  }
+  template <class Lane>
+  static HD Stats<Lane> observe(Stats<Lane> stats, typename Lane::F x) {
+    const typename Lane::I key = Lane::ordered(x);
+    return {Lane::min_int(stats.low, key), Lane::max_int(stats.high, key)};
+  }
+  template <class Lane>
+  static HD Stats<Scalar> collapse(Stats<Lane> stats) {
+    return {Lane::reduce_min(stats.low), Lane::reduce_max(stats.high)};
+  }
+  static HD Stats<Scalar> merge(Stats<Scalar> x, Stats<Scalar> y) {
+    return {Scalar::min_int(x.low, y.low), Scalar::max_int(x.high, y.high)};
+  }
+
+ protected:
+  static HD bool is_finite(Stats<Scalar> stats) {
+    return stats.high < Scalar::ordered(bit_cast<float>(kInfinityBits)) &&
+           stats.low > Scalar::ordered(-bit_cast<float>(kInfinityBits));
+  }
+  static HD float of_key(int32_t key) { return bit_cast<float>(Scalar::ordered(bit_cast<float>(key))); }
+};
+
 }  // namespace gossamer::GOSSAMER_ISA

@@ -9,7 +9,7 @@
 namespace gossamer::GOSSAMER_ISA {
 
 template <class T>
-struct MinMaxU8 {
+struct MinMaxU8 : Extremes {
   using Tensor = T;
   using Value = float;
   using Code = uint8_t;
@@ -25,28 +25,6 @@ struct MinMaxU8 {
 
   static HD int64_t header_bytes(int64_t, int64_t) { return 32; }
 
-  // Extremes as ordered integers: Inf and NaN lie outside the finite values on either side.
-  template <class Lane>
-  struct Stats {
-    typename Lane::I low, high;
-  };
-  template <class Lane>
-  static HD Stats<Lane> nothing() {
-    return {Lane::set(INT32_MAX), Lane::set(INT32_MIN)};
-  }
-  template <class Lane>
-  static HD Stats<Lane> observe(Stats<Lane> stats, typename Lane::F x) {
-    const typename Lane::I key = Lane::ordered(x);
-    return {Lane::min_int(stats.low, key), Lane::max_int(stats.high, key)};
-  }
-  template <class Lane>
-  static HD Stats<Scalar> collapse(Stats<Lane> stats) {
-    return {Lane::reduce_min(stats.low), Lane::reduce_max(stats.high)};
-  }
-  static HD Stats<Scalar> merge(Stats<Scalar> x, Stats<Scalar> y) {
-    return {Scalar::min_int(x.low, y.low), Scalar::max_int(x.high, y.high)};
-  }
-
   struct Params {
     float min, max, scale, upper, lower;
   };
@@ -56,10 +34,8 @@ struct MinMaxU8 {
     return {min, max, scale, upper, upper - 255.0f};
   }
   static HD Params finish(Stats<Scalar> stats) {
-    const int32_t infinity = Scalar::ordered(bit_cast<float>(kInfinityBits));
-    const int32_t minus_infinity = Scalar::ordered(-bit_cast<float>(kInfinityBits));
     const float nan = bit_cast<float>(kNanBits);
-    if (stats.high >= infinity || stats.low <= minus_infinity) return {nan, nan, nan, nan, nan};
+    if (!is_finite(stats)) return {nan, nan, nan, nan, nan};
     // + 0.0f: a negative zero is stored as zero.
     return from_extremes(of_key(stats.low) + 0.0f, of_key(stats.high) + 0.0f);
   }
@@ -83,9 +59,6 @@ struct MinMaxU8 {
   static HD typename Lane::F dequantise(Params params, typename Lane::I code) {
     return Lane::div(Lane::add(Lane::to_float(code), params.lower), params.scale);
   }
-
- private:
-  static HD float of_key(int32_t key) { return bit_cast<float>(Scalar::ordered(bit_cast<float>(key))); }
 };
 
 }  // namespace gossamer::GOSSAMER_ISA

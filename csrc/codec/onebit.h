@@ -9,23 +9,14 @@
 namespace gossamer::GOSSAMER_ISA {
 
 template <class T>
-struct OneBit {
+struct OneBit : BfloatScales {
   using Tensor = T;
   using Value = float;
   using Code = uint8_t;
   static constexpr int kCodeBits = 1;
-  static constexpr Statistics kStatistics = Statistics::block;
   static constexpr int64_t kBlockMultiple = kPartialSums;
   static constexpr bool kSummed = true;
   static constexpr bool kStochastic = false;
-  static constexpr bool kRoundsFirst = false;
-  static constexpr bool kRaw = false;
-  static constexpr int64_t kAlign = 16;
-  static constexpr int64_t kEntryBytes = sizeof(uint16_t);
-
-  static HD int64_t header_bytes(int64_t row_numel, int64_t block) {
-    return round_up(ceil_div(row_numel, block) * kEntryBytes, 16);
-  }
 
   template <class Lane>
   static HD typename Lane::F summand(typename Lane::F x) {
@@ -43,12 +34,8 @@ struct OneBit {
     const float mean = static_cast<float>(sum.value / static_cast<double>(sum.count));
     return {Scalar::rounded(Scalar::min(mean, largest), Bfloat{})};
   }
-  static HD void write(Params params, uint8_t* row, int64_t group) {
-    reinterpret_cast<uint16_t*>(row)[group] = static_cast<uint16_t>(bit_cast<uint32_t>(params.scale) >> 16);
-  }
-  static HD Params read(const uint8_t* row, int64_t group) {
-    return {bit_cast<float>(uint32_t{reinterpret_cast<const uint16_t*>(row)[group]} << 16)};
-  }
+  static HD void write(Params params, uint8_t* row, int64_t group) { write_scale(params.scale, row, group); }
+  static HD Params read(const uint8_t* row, int64_t group) { return {read_scale(row, group)}; }
   static HD bool is_blank(Params params) { return !(params.scale > 0.0f); }
 
   template <class Lane>

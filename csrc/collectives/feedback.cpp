@@ -4,19 +4,13 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
-#include "errors.h"
 
 namespace gossamer {
 namespace two_shot {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-uint8_t* bytes_of(const at::Tensor& x) { return static_cast<uint8_t*>(x.data_ptr()); }
 
 // A NaN or Inf has been seen by everyone; kept, it would come back in every later step.
 void forget_what_is_not_finite(at::Tensor error) { error.nan_to_num_(0.0, 0.0, 0.0); }
@@ -33,7 +27,7 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
   if (n == 1) return kernels.scale(to_dtype(x.scalar_type(), "all_reduce"), x.data_ptr(), numel, scale);
 
   auto spec = codec.spec(error.scalar_type());  // wide all the way: no rounding that the error does not see
-  const int64_t chunk = ceil_div(ceil_div(numel, n), spec.block) * spec.block;
+  const int64_t chunk = chunk_numel(numel, n, spec.block);
   const int64_t row_bytes = codec::row_bytes(spec, chunk);
   const int64_t begin = std::min(comm.rank() * chunk, numel);
   const int64_t valid = std::clamp<int64_t>(numel - begin, 0, chunk);

@@ -15,8 +15,6 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-uint8_t* bytes_of(const at::Tensor& x) { return static_cast<uint8_t*>(x.data_ptr()); }
-
 at::Tensor as_bytes(const at::Tensor& x) { return x.view({x.numel()}).view(at::kByte); }
 
 void check_parts(const char* where, const at::Tensor& whole, const at::Tensor& part, int size) {
@@ -63,6 +61,10 @@ at::Tensor Scratch::take(at::Tensor& slot, int64_t bytes, at::Device device) {
 
 namespace two_shot {
 
+int64_t chunk_numel(int64_t numel, int64_t ranks, int64_t block) {
+  return ceil_div(ceil_div(numel, ranks), block) * block;
+}
+
 void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch,
                 uint64_t nonce) {
   const c10::OptionalDeviceGuard guard(at::device_of(x));
@@ -73,7 +75,7 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
   if (numel == 0) return;
   if (n == 1) return kernels.scale(spec.dtype, x.data_ptr(), numel, scale);
 
-  const int64_t chunk = ceil_div(ceil_div(numel, n), spec.block) * spec.block;
+  const int64_t chunk = chunk_numel(numel, n, spec.block);
   const int64_t row_bytes = codec::row_bytes(spec, chunk);
   const int64_t valid = std::clamp<int64_t>(numel - comm.rank() * chunk, 0, chunk);
   const codec::Rows rows{n, chunk, numel};

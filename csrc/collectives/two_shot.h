@@ -27,6 +27,8 @@ struct CodecChoice {
 
 Dtype to_dtype(at::ScalarType type, const char* where);
 
+inline uint8_t* bytes_of(const at::Tensor& x) { return static_cast<uint8_t*>(x.data_ptr()); }
+
 // Wire memory that is kept from call to call, so that a training step allocates nothing.
 class Scratch {
  public:
@@ -43,6 +45,9 @@ class Scratch {
 // With a stochastic codec, ranks and the two encodings of a value draw different random numbers; calls draw
 // different ones where `nonce` differs.
 namespace two_shot {
+
+// Elements of a rank's chunk of `numel`: whole blocks, the last chunks short or empty.
+int64_t chunk_numel(int64_t numel, int64_t ranks, int64_t block);
 
 // x (contiguous, any size) becomes scale * sum over ranks, in place.
 void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch,
