@@ -139,6 +139,9 @@ void bind_engine(py::module_& module) {
       .def(py::init<bool>(), py::arg("average"));
   py::class_<CodecAllReduce, BucketWork, std::shared_ptr<CodecAllReduce>>(module, "CodecAllReduce")
       .def(py::init<CodecChoice, bool>(), py::arg("codec"), py::arg("average"));
+  py::class_<TimedWork, BucketWork, std::shared_ptr<TimedWork>>(module, "TimedWork")
+      .def(py::init<std::shared_ptr<BucketWork>>(), py::arg("work"))
+      .def("take_seconds", &TimedWork::take_seconds, Release());
   py::class_<NoWork, BucketWork, std::shared_ptr<NoWork>>(module, "NoWork").def(py::init<>());
   py::class_<AgreeOnFinite, BucketWork, std::shared_ptr<AgreeOnFinite>>(module, "AgreeOnFinite")
       .def(py::init<>())
@@ -185,6 +188,13 @@ void bind_engine(py::module_& module) {
           py::arg("task"), py::arg("what"))
       .def("wait", &Engine::wait, Release())
       .def("resume", &Engine::resume, py::arg("step"), py::arg("optimizer_steps"))
+      .def(
+          "set_on_end",
+          [](Engine& engine, const std::optional<py::function>& on_end) {
+            if (!on_end) return engine.set_on_end(nullptr);
+            engine.set_on_end([end = PythonCallable(*on_end)] { end(); });
+          },
+          py::arg("on_end"))
       .def("set_lockstep", &Engine::set_lockstep, py::arg("lockstep"))
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def_property_readonly("step", &Engine::step)

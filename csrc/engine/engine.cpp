@@ -241,6 +241,7 @@ void Engine::finish(bool abandoned) {
     next_ = first_bucket;
   }
   share_arrival_order();
+  if (const auto on_end = on_end_) on_end();  // a copy: it may take itself away
 }
 
 void Engine::finish_alone(bool abandoned) {

@@ -48,6 +48,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // its end, errors are this rank's alone, and the plan is fixed.
   void set_lockstep(bool lockstep) { lockstep_ = lockstep; }
 
+  // Called, without the GIL, at the end of each synchronised backward in lockstep that succeeded on every rank: on all
+  // of them at the same place in the sequence of collectives, so it may change the plan, and communicate. Null: nothing.
+  void set_on_end(std::function<void()> on_end) { on_end_ = std::move(on_end); }
+
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
 
@@ -126,6 +130,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::string> names_;
   std::function<void()> on_late_;
   std::function<void(std::vector<int64_t>)> on_order_;
+  std::function<void()> on_end_;
 
   std::mutex mutex_;  // guards what autograd's threads and the caller share while a backward runs
   std::vector<Planned> buckets_;

@@ -7,7 +7,9 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
 #include <limits>
 #include <utility>
 
@@ -35,6 +37,36 @@ void CodecAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& buck
   } else {
     two_shot::all_reduce(comm, codec_, grad, scale, scratch_, nonce);
   }
+}
+
+void TimedWork::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
+  const at::Device device = bucket->device();
+  if (device.is_cpu()) {
+    const auto begin = std::chrono::steady_clock::now();
+    work_->run(comm, bucket);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    seconds_.push_back(taken.count());
+    return;
+  }
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const auto event = [&] { return c10::Event(device.type(), c10::EventFlag::BACKEND_DEFAULT); };
+  Events events(event(), event());
+  events.first.record(guard.getStream(device));
+  work_->run(comm, bucket);
+  events.second.record(guard.getStream(device));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  events_.push_back(std::move(events));
+}
+
+std::vector<double> TimedWork::take_seconds() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [begin, end] : events_) {
+    end.synchronize();
+    seconds_.push_back(begin.elapsedTime(end) / 1000.0);  // milliseconds
+  }
+  events_.clear();
+  return std::exchange(seconds_, {});
 }
 
 void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {

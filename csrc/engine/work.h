@@ -2,12 +2,15 @@
 // bucket_ready. Both run on the engine's executor.
 #pragma once
 
+#include <c10/core/Event.h>
 #include <pybind11/pybind11.h>
 
 #include <torch/csrc/Exceptions.h>
 
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "collectives/two_shot.h"
 #include "engine/bucket.h"
@@ -45,6 +48,23 @@ class CodecAllReduce : public BucketWork {
   CodecChoice codec_;
   bool average_;
   Scratch scratch_;
+};
+
+// Another work, and how long its last runs took: on the device, where the work is only queued from here.
+class TimedWork : public BucketWork {
+ public:
+  explicit TimedWork(std::shared_ptr<BucketWork> work) : work_(std::move(work)) {}
+  double gather_scale(const Communicator& comm) const override { return work_->gather_scale(comm); }
+  void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
+  // Seconds of each run since the last call, which waits for the device.
+  std::vector<double> take_seconds();
+
+ private:
+  using Events = std::pair<c10::Event, c10::Event>;
+  std::shared_ptr<BucketWork> work_;
+  std::mutex mutex_;  // the worker runs, any thread asks
+  std::vector<double> seconds_;
+  std::vector<Events> events_;
 };
 
 class NoWork : public BucketWork {

@@ -37,6 +37,7 @@ from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.comm import Hierarchical
 from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
+from gossamer.engine import Autotune
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
 from gossamer.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
 
@@ -50,6 +51,7 @@ __all__ = [
     "Adaptive",
     "Algorithm",
     "AsyncModelAverage",
+    "Autotune",
     "ByteGrad",
     "Codec",
     "CodecError",

@@ -13,7 +13,7 @@ from torch import nn
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
 from gossamer.comm import Communicator, Hierarchical, hierarchy, is_communicator, private
-from gossamer.engine import Engine
+from gossamer.engine import Autotune, Engine, Tuned
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class DataParallel(nn.Module):
         bucket_bytes: bytes of gradients that travel together; the first bucket holds `first_bucket_bytes`.
             Defaults come from gossamer.config.
         broadcast: copy parameters and buffers (frozen ones too) from rank 0. False where ranks differ on purpose.
+        autotune: True, or an Autotune: measure the first steps, at most 200, and go on with the bucket size and the
+            codec of each bucket that took the least time; see `tuned`. Only for algorithms that average gradients.
 
     Buffers are copied at wrap only; each rank's BatchNorm statistics are its own afterwards.
 
@@ -55,6 +57,7 @@ class DataParallel(nn.Module):
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = None,
         broadcast: bool = True,
+        autotune: bool | Autotune = False,
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
@@ -87,6 +90,7 @@ class DataParallel(nn.Module):
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first,
             broadcast=broadcast,
+            autotune=_autotune(autotune),
         )
         self.engine.watch(optimizers)
         self.register_state_dict_post_hook(_drop_module_prefix)
@@ -97,6 +101,11 @@ class DataParallel(nn.Module):
         """The wrapped model's forward."""
         self.engine.before_forward()
         return self.engine.after_forward(self.module(*args, **kwargs))
+
+    @property
+    def tuned(self) -> Tuned | None:
+        """What autotune ended with, the same on every rank; None before, and without it."""
+        return self.engine.tuned
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -151,6 +160,14 @@ def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
                 f"give the algorithm as algorithm=..."
             )
     return optimizers
+
+
+def _autotune(given: Any) -> Autotune | None:
+    if isinstance(given, bool):
+        return Autotune() if given else None
+    if not isinstance(given, Autotune):
+        raise ConfigError(f"DataParallel: autotune must be True, False or an Autotune, got {given!r}")
+    return given
 
 
 def _communicators(

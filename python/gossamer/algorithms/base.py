@@ -5,7 +5,7 @@ right thread, in the same order on every rank. See docs/adding-an-algorithm.md.
 """
 
 from abc import ABC
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -37,6 +37,9 @@ class Algorithm(ABC):
 
     #: Whether DataParallel must be given the optimizer, because steps are counted.
     needs_optimizer: ClassVar[bool] = False
+
+    #: Whether the bits of its results depend neither on bucket sizes nor on the backend.
+    deterministic: bool = False
 
     _worker: Worker | None = None
 
@@ -147,6 +150,26 @@ class Algorithm(ABC):
     def native_work(self, bucket: Any) -> "_C.BucketWork | None":
         """The native work of a bucket, or None: bucket_ready does it."""
         return None
+
+    def codec_choices(self, extra: Sequence[Codec | None]) -> list[Codec | None]:
+        """For tuning: what a bucket may travel by beside what it does travel by; None means exactly.
+
+        Called before the buckets are made.
+
+        Args:
+            extra: codecs that the user allows beside those which lose no more than the algorithm's own.
+
+        Raises:
+            ConfigError: the algorithm cannot take one of `extra`.
+        """
+        if extra:
+            raise ConfigError(f"autotune: {self!r} does not let codecs be chosen, got {list(extra)!r}")
+        return []
+
+    def use_codecs(self, codecs: Mapping[str, Codec | None]) -> None:
+        """From the next setup on: what parameters travel by, by name, where that is not the algorithm's own choice."""
+        if codecs:
+            raise ConfigError(f"{self!r} does not let codecs be chosen, got {dict(codecs)!r}")
 
     def before_forward(self, step: int) -> None:
         """In the training thread, before each forward that records gradients; `step` counts optimizer steps."""

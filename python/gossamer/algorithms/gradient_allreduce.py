@@ -4,14 +4,17 @@ Three ways to average: the group's own all-reduce, the deterministic two-shot, o
 (ByteGrad is that with an 8-bit codec).
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gossamer import _C
 from gossamer.algorithms.base import Algorithm, whole_chunks
-from gossamer.codec import Adaptive, Codec, Identity
+from gossamer.codec import Adaptive, Codec, ErrorFeedback, Identity
 from gossamer.comm import Communicator
+from gossamer.engine import Worker
 from gossamer.errors import ConfigError
 
 
@@ -40,10 +43,17 @@ class GradientAllReduce(Algorithm):
         self.deterministic, self.average = deterministic, average
         self.codec = codec if codec is not None or not deterministic else Identity()
         self._comm: Communicator | None = None
+        self._allowed: list[Codec | None] = []
+        self._tuned: dict[str, Codec | None] = {}
+
+    def connect(self, worker: Worker) -> None:
+        super().connect(worker)
+        self._allowed, self._tuned = [], {}
 
     def block(self) -> int:
         """The codec's: no block holds two parameters, so the result does not depend on the bucket plan."""
-        return self.codec.block if self.codec is not None else 1
+        codecs = [codec for codec in [self.codec, *self._allowed] if codec is not None]
+        return math.lcm(*(codec.block for codec in codecs))
 
     def alignment(self, comm: Communicator) -> int:
         return whole_chunks(comm, self.block())
@@ -70,6 +80,32 @@ class GradientAllReduce(Algorithm):
             bucket, "grad", codec=self._codec_of(bucket), op=op, step=bucket.step, group=self._comm
         )
 
+    def codec_choices(self, extra: Sequence[Codec | None]) -> list[Codec | None]:
+        """Exactly, and `extra`; nothing where the bits must not depend on what was measured.
+
+        Where the own codec feeds its errors back, all do: so none is left behind when another codec takes over.
+        """
+        if self.deterministic:
+            return super().codec_choices(extra)
+        own = self.codec.codecs if isinstance(self.codec, Adaptive) else [self.codec]
+        feedback = any(isinstance(codec, ErrorFeedback) for codec in own)
+        choices: list[Codec | None] = []
+        for codec in [None, *extra]:
+            if isinstance(codec, ErrorFeedback) and not feedback:
+                raise ConfigError(
+                    f"autotune: {codec!r} feeds errors back, and {self!r} does not, which would lose the last ones; "
+                    f"give both of them error feedback, or none"
+                )
+            wrap = feedback and not isinstance(codec, ErrorFeedback)
+            choices.append(ErrorFeedback(codec or Identity()) if wrap else codec)
+        everywhere = [repr(own[0])] if len({repr(codec) for codec in own}) == 1 else []
+        choices = [choice for choice in choices if repr(choice) not in everywhere]
+        self._allowed = choices
+        return choices
+
+    def use_codecs(self, codecs: Mapping[str, Codec | None]) -> None:
+        self._tuned = dict(codecs)
+
     def _choose(self, name: str, param: torch.Tensor) -> Codec | None:
         if not isinstance(self.codec, Adaptive):
             return self.codec
@@ -77,4 +113,6 @@ class GradientAllReduce(Algorithm):
         return self.codec.choose(name, param) or exact
 
     def _codec_of(self, bucket: Any) -> Codec | None:
+        if all(name in self._tuned for name in bucket.names):
+            return self._tuned[bucket.names[0]]
         return self._choose(bucket.names[0], bucket.params[0])

@@ -56,7 +56,11 @@ class Adaptive:
         return self.codec
 
     @property
+    def codecs(self) -> list[Codec | None]:
+        """All that it may choose."""
+        return [self.codec, *self.rules.values()]
+
+    @property
     def block(self) -> int:
         """A multiple of every codec's block."""
-        codecs = [self.codec, *(codec for codec in self.rules.values() if codec is not None)]
-        return math.lcm(*(codec.block for codec in codecs))
+        return math.lcm(*(codec.block for codec in self.codecs if codec is not None))

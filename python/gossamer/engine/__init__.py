@@ -6,12 +6,15 @@ from gossamer.engine.background import Background
 from gossamer.engine.end_of_backward import at_end_of_backward
 from gossamer.engine.engine import Engine
 from gossamer.engine.plan import plan_buckets
+from gossamer.engine.tuner import Autotune, Tuned
 from gossamer.engine.worker import Worker, agree_on_finite, weak_call
 
 __all__ = [
+    "Autotune",
     "Background",
     "Engine",
     "Members",
+    "Tuned",
     "Worker",
     "agree_on_finite",
     "at_end_of_backward",

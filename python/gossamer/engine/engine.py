@@ -19,10 +19,11 @@ from gossamer import _C
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
 from gossamer.engine.agree import broadcast_tensors, by_communicator, mean_tensors, require_equal
-from gossamer.engine.plan import plan_buckets
+from gossamer.engine.buckets import Buckets
 from gossamer.engine.state import problem_of, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
-from gossamer.engine.worker import Moments, Worker, bucket_ready_of, weak_call
+from gossamer.engine.tuner import Autotune, Tuned, Tuner, refusal_of_tuning
+from gossamer.engine.worker import Moments, Worker, weak_call
 from gossamer.errors import ConfigError
 
 _log = logging.getLogger("gossamer")
@@ -41,6 +42,7 @@ class Engine:
         bucket_bytes, first_bucket_bytes: see plan_buckets.
         broadcast: copy parameters and buffers from rank 0 now.
         ignore: names of parameters and buffers that are each rank's own: not copied, planned, sent or compared.
+        autotune: what is to be tried in the first steps, if anything.
 
     Raises:
         ConfigError: on every rank, if the model, the algorithm or the bucket sizes differ between ranks; if a
@@ -59,6 +61,7 @@ class Engine:
         first_bucket_bytes: int,
         broadcast: bool = True,
         ignore: Collection[str] = (),
+        autotune: Autotune | None = None,
     ) -> None:
         self._members = Members(module, ignore)
         named = dict(self._members.parameters())
@@ -66,11 +69,21 @@ class Engine:
         trainable = [i for i, param in enumerate(self._params) if param.requires_grad]
         self._comm, self._control, self.algorithm = comm, control, algorithm
         self._group = group if group is not None else comm
-        self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
+        self._buckets = Buckets(
+            named,
+            algorithm,
+            comm=comm,
+            control=control,
+            group=self._group,
+            bucket_bytes=bucket_bytes,
+            first_bucket_bytes=first_bucket_bytes,
+        )
         self._steps = StepCounter(algorithm, self._count_step)
         refusal = refusal_of(self._members, comm, [(other._comm, other._params) for other in _open_engines])
+        refusal = refusal or refusal_of_tuning(autotune, algorithm)
         settings = (
-            f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}"
+            f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}, "
+            f"autotune {autotune!r}"
         )
         verdict = f"refused: {refusal}" if refusal else "accepted"
         require_equal(control, [settings, verdict, *describe(self._members)], "the model")
@@ -79,12 +92,15 @@ class Engine:
         if broadcast:
             self._broadcast([*self._params, *(buffer for _, buffer in self._members.buffers())])
 
-        self.buckets: list[Any] = []
         self._native = self._build_native()
+        self._buckets.connect(self._native)
         self._worker = Worker(self._native, comm)
         algorithm.connect(self._worker)
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
-        self._install(trainable[::-1])
+        self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())
+        self._buckets.arrive(trainable[::-1])
+        self.tuned: Tuned | None = None
+        self._tuner = self._start_tuner(autotune) if autotune else None
         _open_engines.add(self)
 
     # --- the moments of a step ---
@@ -96,7 +112,7 @@ class Engine:
         self._native.check_alive()
         self._native.abandon()
         self._native.survey()
-        self._adopt_weights()
+        self._buckets.adopt_weights()
         self._native.set_lockstep(self.algorithm.lockstep)
         self.algorithm.before_forward(self.optimizer_steps)
 
@@ -114,13 +130,7 @@ class Engine:
 
     def _count_step(self, steps: int) -> None:
         self._native.set_optimizer_steps(steps)
-        self._adopt_weights()
-
-    def _adopt_weights(self) -> None:
-        """The flat memory again holds the weights, also where somebody gave a parameter other memory."""
-        if "weight" in self.algorithm.fields:
-            for bucket in self.buckets:
-                bucket.adopt_weights()
+        self._buckets.adopt_weights()
 
     @property
     def optimizer_steps(self) -> int:
@@ -132,7 +142,7 @@ class Engine:
         self._native.check_alive()
         self._native.wait()
         self.algorithm.settle()
-        self._adopt_weights()
+        self._buckets.adopt_weights()
         buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
         for comm, on_device in by_communicator(self._comm, self._control, [*self._params, *buffers]):
             mean_tensors(comm, on_device)
@@ -171,6 +181,11 @@ class Engine:
     # --- facts ---
 
     @property
+    def buckets(self) -> list[Any]:
+        """The buckets as they are now, in the order in which they are sent."""
+        return self._buckets.all
+
+    @property
     def bytes_sent(self) -> int:
         """Payload bytes this rank has handed to other ranks for this model since it was wrapped."""
         control = self._control.bytes_sent if self._control is not self._comm else 0
@@ -190,7 +205,10 @@ class Engine:
         return {
             "optimizer_steps": self.optimizer_steps,
             "backward_count": self.backward_count,
-            "plan": [list(bucket.names) for bucket in self.buckets],
+            "plan": self._buckets.names,
+            "tuned": {"bucket_bytes": self.tuned.bucket_bytes, "codecs": self.tuned.codecs}
+            if self.tuned
+            else None,
             "fields": save_fields(self.buckets, self.algorithm.state_fields),
             "algorithm": own,
         }
@@ -199,17 +217,30 @@ class Engine:
         """Takes what state_dict() returned on this rank. Collective: all ranks load the same step."""
         self._native.wait()
         self.algorithm.settle()
-        problem = problem_of(state, self._names)
-        counters = [f"{key} {state.get(key)}" for key in ("optimizer_steps", "backward_count", "plan")]
+        problem = problem_of(state, self._names, self._choices)
+        counters = [
+            f"{key} {state.get(key)}" for key in ("optimizer_steps", "backward_count", "plan", "tuned")
+        ]
         require_equal(self._control, [*counters, f"problem {problem!r}"], "the loaded state")
         if problem:
             raise ConfigError(f"load_state_dict: must be given what state_dict() returned, got {problem}")
-        number = {name: index for index, name in enumerate(self._names)}
-        self._install_plan([[number[name] for name in names] for names in state["plan"]])
+        self._load_tuned(state["tuned"])
+        self._buckets.load(state["plan"], rebuild=state["tuned"] is not None)
         restore_fields(self.buckets, state["fields"])
         self._steps.count = state["optimizer_steps"]
         self._native.resume(state["backward_count"], state["optimizer_steps"])
         self.algorithm.load_state_dict(state["algorithm"])
+
+    def _load_tuned(self, tuned: dict[str, Any] | None) -> None:
+        """What another run has tuned is not measured again; what it was measuring is."""
+        if tuned is None:
+            if self._tuner is not None:
+                self._tuner.restart()
+            return
+        by_name = {repr(codec): codec for codec in self._choices}
+        self.algorithm.use_codecs({name: by_name[codec] for name, codec in tuned["codecs"].items()})
+        self._buckets.bucket_bytes = tuned["bucket_bytes"]
+        self._end_tuning(Tuned(tuned["bucket_bytes"], dict(tuned["codecs"])))
 
     # --- wiring ---
 
@@ -219,62 +250,26 @@ class Engine:
             control=self._control,
             params=self._params,
             names=self._names,
-            on_late=weak_call(weakref.WeakMethod(self._append_late)),
-            on_order=weak_call(weakref.WeakMethod(self._install)),
+            on_late=weak_call(weakref.WeakMethod(self._buckets.append_late)),
+            on_order=weak_call(weakref.WeakMethod(self._buckets.arrive)),
         )
 
-    def _install(self, order: list[int]) -> None:
-        """Plans for gradients that arrive in this order. Weights do not arrive: their plan stays."""
-        if not self.buckets or "grad" in self.algorithm.fields:
-            self._install_plan(self._plan(order))
-
-    def _install_plan(self, plan: list[list[int]]) -> None:
-        if [bucket.param_indices for bucket in self.buckets] == plan:
-            return
-        kept = save_fields(self.buckets, self.algorithm.state_fields)
-        self._native.clear_buckets()
-        self.buckets = []
-        # One at a time: the old flat memory goes as the gradients in it move.
-        for indices in plan:
-            self._append(indices)
-        restore_fields(self.buckets, kept)
-        self.algorithm.setup(self._group, self.buckets)
-        _log.info("rank %d: %d parameters in %s", self._comm.rank, len(self._params), self.buckets)
-
-    def _plan(self, order: list[int]) -> list[list[int]]:
-        return plan_buckets(
-            self._params,
-            order,
-            bucket_bytes=self._bucket_bytes,
-            first_bucket_bytes=self._first_bucket_bytes,
-            group_of=lambda index: self.algorithm.group_of(self._names[index], self._params[index]),
+    def _start_tuner(self, settings: Autotune) -> Tuner:
+        tuner = Tuner(
+            settings,
+            buckets=self._buckets,
+            algorithm=self.algorithm,
+            codecs=self._choices,
+            control=self._control,
+            device=self._comm.device,
+            done=weak_call(weakref.WeakMethod(self._end_tuning)),
         )
+        self._native.set_on_end(weak_call(weakref.WeakMethod(tuner.backward_ended)))
+        return tuner
 
-    def _append(self, indices: list[int]) -> None:
-        params, names = [self._params[i] for i in indices], [self._names[i] for i in indices]
-        block, alignment = self.algorithm.block(), self.algorithm.alignment(self._group)
-        bucket = _C.Bucket(len(self.buckets), indices, params, names, block, alignment)
-        for field in self.algorithm.fields:
-            bucket.add_field(field, self._comm)
-        if "weight" in self.algorithm.fields:
-            bucket.adopt_weights()
-        self.buckets = [*self.buckets, bucket]
-        self._native.append_bucket(bucket, self._work_of(bucket))
-
-    def _work_of(self, bucket: Any) -> Any:
-        work = self.algorithm.native_work(bucket) if self._group is self._comm else None
-        if work is None and "grad" in self.algorithm.fields:
-            work = _C.PythonWork(bucket_ready_of(self.algorithm, self._comm))
-        return work if work is not None else _C.AgreeOnFinite() if self.algorithm.lockstep else _C.NoWork()
-
-    def _append_late(self) -> None:
-        """Called on every rank at the end of a backward when some rank trains parameters outside the plan."""
-        late = self._native.survey()
-        lines = [f"{self._names[i]} is trainable now" for i in late]
-        require_equal(self._control, lines, "the set of parameters that became trainable")
-        for indices in self._plan(late[::-1]):
-            self._append(indices)
-        self.algorithm.setup(self._group, self.buckets)
+    def _end_tuning(self, tuned: Tuned) -> None:
+        self.tuned, self._tuner = tuned, None
+        self._native.set_on_end(None)
 
     def _broadcast(self, tensors: list[Tensor]) -> None:
         for comm, on_device in by_communicator(self._comm, self._control, tensors):

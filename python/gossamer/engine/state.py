@@ -12,13 +12,26 @@ from gossamer.errors import ConfigError
 Fields = dict[str, dict[str, Tensor]]  # field -> parameter name -> values
 
 
-def problem_of(state: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Why Engine.load_state_dict cannot take this state for parameters of these names; empty if it can."""
-    known = {"optimizer_steps", "backward_count", "plan", "fields", "algorithm"}
+def problem_of(state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[object]) -> str:
+    """Why Engine.load_state_dict cannot take this state; empty if it can.
+
+    Args:
+        names: of the parameters.
+        codecs: what parameters may travel by beside the algorithm's own.
+    """
+    known = {"optimizer_steps", "backward_count", "plan", "tuned", "fields", "algorithm"}
     if set(state) != known:
         return f"keys {sorted(state)}"
     strangers = sorted({name for bucket in state["plan"] for name in bucket} - set(names))
-    return f"unknown parameters {strangers}" if strangers else ""
+    if strangers:
+        return f"unknown parameters {strangers}"
+    tuned = set(state["tuned"]["codecs"].values()) if state["tuned"] else set()
+    unknown = sorted(tuned - set(map(repr, codecs)))
+    return (
+        f"parameters tuned to {unknown}, which autotune=Autotune(codecs=...) must allow here too"
+        if unknown
+        else ""
+    )
 
 
 def save_fields(buckets: Iterable[Any], fields: Sequence[str]) -> Fields:

@@ -3,12 +3,13 @@ the context that errors get on their way from one to the other. Used by engine.p
 """
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
 
 from gossamer import _C
+from gossamer.codec import Codec
 from gossamer.comm import Communicator, world_of
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
 
@@ -18,6 +19,7 @@ class Moments(Protocol):
 
     fields: ClassVar[tuple[str, ...]]
     state_fields: ClassVar[tuple[str, ...]]
+    deterministic: bool
 
     @property
     def lockstep(self) -> bool: ...
@@ -30,6 +32,8 @@ class Moments(Protocol):
     def alignment(self, comm: Communicator) -> int: ...
     def setup(self, comm: Communicator, buckets: list[Any]) -> None: ...
     def native_work(self, bucket: Any) -> Any: ...
+    def codec_choices(self, extra: Sequence[Codec | None]) -> list[Codec | None]: ...
+    def use_codecs(self, codecs: Mapping[str, Codec | None]) -> None: ...
     def before_forward(self, step: int) -> None: ...
     def bucket_ready(self, bucket: Any) -> None: ...
     def before_step(self, step: int) -> None: ...
