@@ -272,7 +272,9 @@ def test_error_feedback_loses_nothing_while_codecs_change():
         left = model.algorithm_state_dict()["fields"]["error"]
         unsent = torch.cat([left[name].double().flatten() for name, _ in model.module.named_parameters()])
         gs.all_reduce(unsent, op="mean", group=comm)
-        assert len(model.tuned.codecs) == 6  # in the end all go exactly, with what was left from the trials before
+        assert (
+            len(model.tuned.codecs) == 6
+        )  # in the end all go exactly, with what was left from the trials before
         return total, unsent, count * flat_grads(exact)
 
     for sent, unsent, wanted in run_ranks(2, body):
@@ -289,7 +291,9 @@ def test_a_resumed_run_goes_on_with_what_was_tuned_bit_for_bit():
         first, optimizer, count = tune(comm, gs.GradientAllReduce(codec=codec))
         saved = first.algorithm_state_dict()
         weights = {name: value.clone() for name, value in first.state_dict().items()}
-        second, other = wrap(comm_of(comm), gs.GradientAllReduce(codec=codec), build=deep, lr=0.01, autotune=True)
+        second, other = wrap(
+            comm_of(comm), gs.GradientAllReduce(codec=codec), build=deep, lr=0.01, autotune=True
+        )
         second.load_state_dict(weights)
         second.load_algorithm_state_dict(saved)
         assert second.tuned.codecs == first.tuned.codecs != {}
@@ -340,7 +344,7 @@ def test_a_tuned_codec_that_is_not_allowed_here_is_refused():
         (gs.LocalSGD, True, "averages gradients in every step, got LocalSGD"),
         (gs.PowerSGD, gs.Autotune(codecs=[gs.Int8()]), "does not let codecs be chosen"),
         (gs.ByteGrad, gs.Autotune(codecs=[gs.ErrorFeedback(gs.Int4())]), "feeds errors back"),
-        (gs.ByteGrad, 3, "autotune must be True, False or an Autotune, got 3"),
+        (gs.ByteGrad, 3, "autotune: must be True, False or an Autotune, got 3"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_on_every_rank(algorithm, settings, says):

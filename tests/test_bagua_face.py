@@ -118,6 +118,17 @@ def test_bucket_size_address_and_port(monkeypatch) -> None:
         env.get_default_bucket_size()
 
 
+def test_autotune_is_asked_for_by_the_environment(monkeypatch) -> None:
+    monkeypatch.delenv("BAGUA_AUTOTUNE", raising=False)
+    assert env.get_autotune() is False
+    for text, wanted in {"0": False, "1": True, "2": True}.items():
+        monkeypatch.setenv("BAGUA_AUTOTUNE", text)
+        assert env.get_autotune() is wanted
+    monkeypatch.setenv("BAGUA_AUTOTUNE", "yes")
+    with pytest.raises(gs.ConfigError, match="BAGUA_AUTOTUNE must be an integer from 0, got 'yes'"):
+        env.get_autotune()
+
+
 def test_joining_alone_once_and_again_after_shutdown() -> None:
     for call in (bagua.new_group, bagua.barrier, lambda: bagua.broadcast(torch.ones(1))):
         with pytest.raises(gs.ConfigError, match=r"call init_process_group\(\) first"):

@@ -11,19 +11,21 @@ SCRIPT = """
 import os, sys
 import gossamer.bagua.torch_api as bagua
 bagua.init_process_group()
-print(bagua.get_rank(), bagua.get_world_size(), bagua.env.get_default_bucket_size(), sys.argv[1:])
+print(bagua.get_rank(), bagua.get_world_size(), sys.argv[1:])
+print(bagua.get_rank(), "has", bagua.env.get_default_bucket_size(), bagua.env.get_autotune())
 """
 
 
 def test_a_script_is_started_with_bagua_flags(start, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    flags = "--nproc_per_node=2 --bagua_service_port 29501 --autotune_level 0 --default_bucket_size 4096"
+    flags = "--nproc_per_node=2 --bagua_service_port 29501 --autotune_level 1 --default_bucket_size 4096"
     arguments = [*flags.split(), "train.py", "--host_list", "of the script"]
     jobs = [start(["-m", f"gossamer.bagua.distributed.{name}", *arguments]) for name in ("run", "launch")]
     for code, out, err in [job.finish() for job in jobs]:
         assert code == 0, err
         for rank in (0, 1):
-            assert f"[{rank}] {rank} 2 4096 ['--host_list', 'of the script']" in out.replace(":", "")
+            assert f"[{rank}] {rank} 2 ['--host_list', 'of the script']" in out.replace(":", "")
+            assert f"{rank} has 4096 True" in out
         assert "no effect, as there is no autotune service: --bagua_service_port" in err
 
 
@@ -34,7 +36,7 @@ def test_a_script_is_started_with_bagua_flags(start, tmp_path):
         (["--ssh_port", "22"], "--ssh_port is not supported"),
         (["--enable_bagua_net"], "--enable_bagua_net is not supported; NCCL's own transports"),
         (["--set_additional_flag"], "--set_additional_flag is not supported; read LOCAL_RANK"),
-        (["--autotune_level", "1"], "--autotune_level must be 0, got 1"),
+        (["--autotune_level", "-1"], "--autotune_level must be at least 0, got -1"),
         (["--default_bucket_size", "0"], "--default_bucket_size must be at least 1 byte, got 0"),
     ],
 )
@@ -51,12 +53,13 @@ def test_flags_reach_gossamer_run(monkeypatch):
     seen = []
     monkeypatch.setattr(run, "main", lambda args: seen.append(args) or 7)
     monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", "1")
-    flags = (
-        "--nnodes 2 --node_rank 1 --master_addr host0 --logdir logs --default_bucket_size 64 --report_metrics"
-    )
+    monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
+    places = "--nnodes 2 --node_rank 1 --master_addr host0 --logdir logs"
+    flags = f"{places} --default_bucket_size 64 --report_metrics --autotune_level 0"
     assert bagua.main("launch", [*flags.split(), "-m", "train", "--lr", "1"]) == 7
     (args,) = seen
     assert (args.nnodes, args.node_rank, args.master_addr, args.log_dir) == ("2", 1, "host0", "logs")
     assert (args.module, args.training_script, args.training_script_args) == (True, "train", ["--lr", "1"])
     assert os.environ["BAGUA_DEFAULT_BUCKET_SIZE"] == "64"
+    assert os.environ["BAGUA_AUTOTUNE"] == "0"
     assert vars(args).keys() == vars(run.build_parser("x").parse_args(["-np", "1", "train"])).keys()

@@ -9,7 +9,8 @@ from torch import nn
 import gossamer as gs
 import gossamer.bagua
 import gossamer.bagua.torch_api as bagua
-from gossamer.bagua.torch_api.algorithms import decentralized, gradient_allreduce
+from bagua_algorithms import MeanGradients, Of
+from gossamer.bagua.torch_api.algorithms import bytegrad, decentralized, gradient_allreduce
 from models import batches, flat_weights, mlp, seeded, shard, square
 from ranks import run_ranks
 
@@ -130,6 +131,43 @@ def test_calling_again_switches_the_algorithm():
 
     first, second = run_ranks(2, body)
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("asked", ["argument", "environment"])
+def test_a_model_is_tuned_if_asked(asked, monkeypatch):
+    monkeypatch.setenv("BAGUA_AUTOTUNE", "1" if asked == "environment" else "0")
+    options = {} if asked == "environment" else {"autotune": gs.Autotune(bucket_bytes=[1000])}
+
+    def body(comm):
+        model = seeded(mlp, seed=comm.rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        algorithm = bytegrad.ByteGradAlgorithm(hierarchical=False)
+        bagua.with_bagua(model, [optimizer], algorithm, process_group=comm, bucket_bytes=100, **options)
+        assert model.bagua_ddp.tuned is None
+        for _ in range(10):
+            steps(model, optimizer, comm, 20)
+        tuned = model.bagua_ddp.tuned
+        assert {100} < {size for size, _, _ in tuned.tried}
+        model.bagua_ddp.close()
+        return flat_weights(model), tuned
+
+    (first, tuned), (second, same) = run_ranks(2, body)
+    assert torch.equal(first, second)
+    assert tuned == same
+
+
+def test_algorithms_in_hooks_are_not_tuned(monkeypatch):
+    monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
+
+    def body(comm):
+        model = seeded(mlp)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(gs.ConfigError, match="got MeanGradients; unset BAGUA_AUTOTUNE"):
+            bagua.with_bagua(model, [optimizer], Of(MeanGradients), process_group=comm)
+        bagua.with_bagua(model, [optimizer], Of(MeanGradients), process_group=comm, autotune=False)
+        model.bagua_ddp.close()
+
+    run_ranks(2, body)
 
 
 def test_a_model_with_an_algorithm_is_not_copied_with_it():

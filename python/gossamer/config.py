@@ -159,6 +159,14 @@ def bagua_bucket_bytes() -> int:
     return _positive_bytes(name, os.environ[name]) if name in os.environ else 10 * MIB
 
 
+def bagua_autotune() -> bool:
+    """Whether BAGUA_AUTOTUNE, which Bagua's launchers set, is above 0."""
+    text = os.environ.get("BAGUA_AUTOTUNE") or "0"
+    if not text.isdigit():
+        raise ConfigError(f"environment: BAGUA_AUTOTUNE must be an integer from 0, got {text!r}.")
+    return int(text) > 0
+
+
 def first_host(node_list: str) -> str:
     """First host of a Slurm node list: ``"gpu[07-09,12]-ib,login1"`` gives ``"gpu07-ib"``."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", node_list.strip())

@@ -13,7 +13,7 @@ from torch import nn
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
 from gossamer.comm import Communicator, Hierarchical, hierarchy, is_communicator, private
-from gossamer.engine import Autotune, Engine, Tuned
+from gossamer.engine import Autotune, Engine, Tuned, autotune_of
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class DataParallel(nn.Module):
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first,
             broadcast=broadcast,
-            autotune=_autotune(autotune),
+            autotune=autotune_of(autotune),
         )
         self.engine.watch(optimizers)
         self.register_state_dict_post_hook(_drop_module_prefix)
@@ -160,14 +160,6 @@ def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
                 f"give the algorithm as algorithm=..."
             )
     return optimizers
-
-
-def _autotune(given: Any) -> Autotune | None:
-    if isinstance(given, bool):
-        return Autotune() if given else None
-    if not isinstance(given, Autotune):
-        raise ConfigError(f"DataParallel: autotune must be True, False or an Autotune, got {given!r}")
-    return given
 
 
 def _communicators(

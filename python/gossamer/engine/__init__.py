@@ -6,7 +6,7 @@ from gossamer.engine.background import Background
 from gossamer.engine.end_of_backward import at_end_of_backward
 from gossamer.engine.engine import Engine
 from gossamer.engine.plan import plan_buckets
-from gossamer.engine.tuner import Autotune, Tuned
+from gossamer.engine.tuner import Autotune, Tuned, autotune_of
 from gossamer.engine.worker import Worker, agree_on_finite, weak_call
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Worker",
     "agree_on_finite",
     "at_end_of_backward",
+    "autotune_of",
     "broadcast_tensors",
     "by_communicator",
     "describe",

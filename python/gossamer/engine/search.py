@@ -110,14 +110,14 @@ def _fastest(seconds: Sequence[float], gain: float) -> int:
 
 
 def candidate_sizes(given: int, total: int, count: Callable[[int], int]) -> list[int]:
-    """Sizes worth a trial: `given`, then powers of two from 256 KiB to all `total` bytes that make other plans.
+    """Sizes worth a trial: `given`, then powers of two from 256 KiB, and all `total` bytes, if they make other plans.
 
     Args:
         count: how many buckets a size makes.
     """
-    powers = [2**power for power in range(18, 31) if 2**power < 2 * total]
+    powers = [2**power for power in range(18, 31) if 2**power < total]
     found = {count(given): given}
-    for size in powers:
+    for size in [*powers, max(total, 1)]:
         found.setdefault(count(size), size)
     sizes = sorted(size for size in found.values() if size != given)
     if len(sizes) >= MOST_SIZES:  # the smallest are the least likely to win

@@ -27,8 +27,8 @@ class Autotune:
     """What DataParallel(autotune=...) tries; autotune=True is Autotune().
 
     Args:
-        bucket_bytes: sizes to try beside the wrapper's own. None: powers of two from 256 KiB, as far as they make
-            other plans, ten sizes at most.
+        bucket_bytes: sizes to try beside the wrapper's own. None: powers of two from 256 KiB, and all in one, as far
+            as they make other plans; ten sizes at most.
         codecs: what a bucket may travel by beside the algorithm's codec, and beside exactly. By default a bucket is
             never sent with less precision than the algorithm has. None in it means exactly.
 
@@ -68,6 +68,15 @@ class Tuned:
     codecs: dict[str, str] = field(default_factory=dict)
     steps: int = 0
     tried: list[tuple[int, int | tuple[int, ...], float]] = field(default_factory=list)
+
+
+def autotune_of(given: object) -> Autotune | None:
+    """What a face's argument means: True, False or an Autotune."""
+    if isinstance(given, bool):
+        return Autotune() if given else None
+    if not isinstance(given, Autotune):
+        raise ConfigError(f"autotune: must be True, False or an Autotune, got {given!r}")
+    return given
 
 
 def refusal_of_tuning(settings: Autotune | None, algorithm: Moments) -> ConfigError | None:

@@ -47,7 +47,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     group = parser.add_argument_group("Bagua's flags")
     group.add_argument("--default_bucket_size", type=int, metavar="BYTES", help="bytes of a bucket")
     group.add_argument("--logdir", help="same as --log-dir")
-    group.add_argument("--autotune_level", type=int, help="0; there is no autotune service")
+    group.add_argument("--autotune_level", type=int, help="above 0: models are tuned while they train")
     for flag in (*IDLE, *IDLE_SWITCHES):
         switch = {"action": "store_true"} if flag in IDLE_SWITCHES else {"metavar": "X"}
         group.add_argument(f"--{flag}", default=None, help="no effect", **switch)  # type: ignore[arg-type]
@@ -66,11 +66,10 @@ def translate(args: argparse.Namespace) -> None:
     for flag, instead in (REFUSED | REFUSED_SWITCHES).items():
         if getattr(args, flag) is not None:
             raise ConfigError(f"--{flag} is not supported; {instead}")
-    if args.autotune_level:
-        raise ConfigError(
-            f"--autotune_level must be 0, got {args.autotune_level}: there is no autotune service; "
-            f"give --default_bucket_size"
-        )
+    if args.autotune_level is not None:
+        if args.autotune_level < 0:
+            raise ConfigError(f"--autotune_level must be at least 0, got {args.autotune_level}")
+        os.environ["BAGUA_AUTOTUNE"] = str(args.autotune_level)
     if idle := [f"--{flag}" for flag in (*IDLE, *IDLE_SWITCHES) if getattr(args, flag) is not None]:
         print(f"bagua: no effect, as there is no autotune service: {', '.join(idle)}", file=sys.stderr)
     if args.default_bucket_size is not None:

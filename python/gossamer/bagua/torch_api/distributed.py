@@ -8,6 +8,7 @@ from torch import nn
 
 from gossamer.bagua.torch_api.algorithms.base import Algorithm
 from gossamer.bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
+from gossamer.engine import Autotune
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -36,6 +37,7 @@ def with_bagua(
     do_flatten: bool = True,
     *,
     bucket_bytes: int | None = None,
+    autotune: bool | Autotune | None = None,
 ) -> Model:
     """Gives the model an algorithm, and returns the model itself: no wrapper, no prefix in state_dict(). Collective.
 
@@ -49,6 +51,8 @@ def with_bagua(
         process_group: a group of Bagua or torch, a communicator, Hierarchical(one of these), or None for all workers.
         do_flatten: for algorithms in hooks, whether their buckets move tensors together; built-in ones always do.
         bucket_bytes: bytes that travel together; None: BAGUA_DEFAULT_BUCKET_SIZE, or 10 MiB.
+        autotune: as in gossamer.DataParallel; None: whether BAGUA_AUTOTUNE is above 0. What it ends with is
+            `model.bagua_ddp.tuned`.
 
     Raises:
         ConfigError: on every rank, if models, optimizers or algorithms differ between ranks or cannot be trained so.
@@ -65,6 +69,7 @@ def with_bagua(
         name,
         gradient_as_bucket_view=do_flatten,
         bucket_bytes=bucket_bytes,
+        autotune=autotune,
     )
     attributes: dict[str, Any] = {
         "bagua_ddp": ddp,

@@ -40,6 +40,11 @@ def get_default_bucket_size() -> int:
     return config.bagua_bucket_bytes()
 
 
+def get_autotune() -> bool:
+    """Whether models are tuned while they train: BAGUA_AUTOTUNE above 0."""
+    return config.bagua_autotune()
+
+
 def get_master_addr() -> str:
     """MASTER_ADDR, or 127.0.0.1."""
     return config.master_addr()

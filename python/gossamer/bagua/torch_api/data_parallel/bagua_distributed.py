@@ -15,7 +15,7 @@ from gossamer.bagua.torch_api.data_parallel.connections import Connections, devi
 from gossamer.bagua.torch_api.data_parallel.hook_engine import HookEngine
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
 from gossamer.bagua.torch_api.process_group import default_group, is_initialized
-from gossamer.engine import Engine
+from gossamer.engine import Autotune, Engine, Tuned, autotune_of
 from gossamer.errors import ConfigError
 
 
@@ -31,6 +31,7 @@ class BaguaDistributedDataParallel:
         gradient_as_bucket_view: do_flatten of with_bagua().
         find_unused_parameters: no effect; they need no setting.
         bucket_bytes: of a bucket; None: BAGUA_DEFAULT_BUCKET_SIZE, or 10 MiB.
+        autotune: as in with_bagua().
 
     Raises:
         ConfigError: on every rank, if model, optimizers or algorithm differ between ranks, or cannot be trained so.
@@ -47,6 +48,7 @@ class BaguaDistributedDataParallel:
         find_unused_parameters: bool = False,
         *,
         bucket_bytes: int | None = None,
+        autotune: bool | Autotune | None = None,
     ) -> None:
         self.bagua_optimizers = _checked(module, optimizers, algorithm)
         self._module = weakref.ref(module)
@@ -61,10 +63,16 @@ class BaguaDistributedDataParallel:
         self._engine: Engine | HookEngine | None = None
         self._paused = contextlib.ExitStack()
         self._sync = True
+        tuning = autotune_of(env.get_autotune() if autotune is None else autotune)
+        if tuning is not None and not isinstance(self.bagua_algorithm, NativeImpl):
+            raise ConfigError(
+                f"autotune: needs one of the algorithms of gossamer.bagua, got {type(self.bagua_algorithm).__name__}; "
+                f"unset BAGUA_AUTOTUNE, or give autotune=False"
+            )
         self._connections = Connections(process_group, device_of(module))
         self._hooks: list[Any] = []
         if isinstance(self.bagua_algorithm, NativeImpl):
-            self._engine = self._native_engine(module, self.bagua_algorithm)
+            self._engine = self._native_engine(module, self.bagua_algorithm, tuning)
             self.broadcast_optimizers()
         else:
             options: Any = {
@@ -98,6 +106,11 @@ class BaguaDistributedDataParallel:
         ignored = set(self.parameters_to_ignore)
         named = self.module.named_parameters()
         return [(name, param) for name, param in named if param.requires_grad and name not in ignored]
+
+    @property
+    def tuned(self) -> Tuned | None:
+        """What autotune ended with; None before, and without it."""
+        return self._engine.tuned if isinstance(self._engine, Engine) else None
 
     def wait_pending_comm_ops(self) -> None:
         """For algorithms in hooks: until all buckets that have begun are done. Raises their error."""
@@ -146,7 +159,7 @@ class BaguaDistributedDataParallel:
             "this process; save its state_dict(), or copy it before with_bagua"
         )
 
-    def _native_engine(self, module: nn.Module, impl: NativeImpl) -> Engine:
+    def _native_engine(self, module: nn.Module, impl: NativeImpl, autotune: Autotune | None) -> Engine:
         impl.use_optimizers(self.bagua_optimizers)
         links = self._connections
         engine = Engine(
@@ -158,6 +171,7 @@ class BaguaDistributedDataParallel:
             bucket_bytes=self._bucket_bytes,
             first_bucket_bytes=self._bucket_bytes,
             ignore=self.parameters_to_ignore,
+            autotune=autotune,
         )
         engine.watch(self.bagua_optimizers)
         return engine
