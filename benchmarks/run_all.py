@@ -16,7 +16,7 @@ from rich.table import Table
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = (
-    *("codec", "error", "bytes", "determinism", "exactness", "memory", "step", "powersgd"),
+    *("codec", "error", "bytes", "determinism", "exactness", "memory", "step", "powersgd", "autotune"),
     *("allreduce", "collectives", "ddp", "fuse_optimizer", "convergence"),
 )
 GPU_NAMES = ("codec",)

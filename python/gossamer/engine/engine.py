@@ -100,7 +100,11 @@ class Engine:
         self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())
         self._buckets.arrive(trainable[::-1])
         self.tuned: Tuned | None = None
-        self._tuner = self._start_tuner(autotune) if autotune else None
+        self._tuner: Tuner | None = None
+        if autotune:
+            done = weak_call(weakref.WeakMethod(self._end_tuning))
+            self._tuner = Tuner(autotune, self._choices, self._buckets, algorithm, control=control, done=done)
+            self._begin_tuning()
         _open_engines.add(self)
 
     # --- the moments of a step ---
@@ -225,7 +229,7 @@ class Engine:
         if problem:
             raise ConfigError(f"load_state_dict: must be given what state_dict() returned, got {problem}")
         self._load_tuned(state["tuned"])
-        self._buckets.load(state["plan"], rebuild=state["tuned"] is not None)
+        self._buckets.load(state["plan"], rebuild=self._tuner is not None or state["tuned"] is not None)
         restore_fields(self.buckets, state["fields"])
         self._steps.count = state["optimizer_steps"]
         self._native.resume(state["backward_count"], state["optimizer_steps"])
@@ -233,14 +237,14 @@ class Engine:
 
     def _load_tuned(self, tuned: dict[str, Any] | None) -> None:
         """What another run has tuned is not measured again; what it was measuring is."""
-        if tuned is None:
-            if self._tuner is not None:
-                self._tuner.restart()
-            return
         by_name = {repr(codec): codec for codec in self._choices}
-        self.algorithm.use_codecs({name: by_name[codec] for name, codec in tuned["codecs"].items()})
-        self._buckets.bucket_bytes = tuned["bucket_bytes"]
-        self._end_tuning(Tuned(tuned["bucket_bytes"], dict(tuned["codecs"])))
+        chosen = tuned["codecs"].items() if tuned else ()
+        self.algorithm.use_codecs({name: by_name[codec] for name, codec in chosen})
+        if tuned:
+            self._buckets.bucket_bytes = tuned["bucket_bytes"]
+            self._end_tuning(Tuned(tuned["bucket_bytes"], dict(tuned["codecs"])))
+        elif self._tuner is not None:
+            self._begin_tuning()
 
     # --- wiring ---
 
@@ -254,21 +258,14 @@ class Engine:
             on_order=weak_call(weakref.WeakMethod(self._buckets.arrive)),
         )
 
-    def _start_tuner(self, settings: Autotune) -> Tuner:
-        tuner = Tuner(
-            settings,
-            buckets=self._buckets,
-            algorithm=self.algorithm,
-            codecs=self._choices,
-            control=self._control,
-            device=self._comm.device,
-            done=weak_call(weakref.WeakMethod(self._end_tuning)),
-        )
-        self._native.set_on_end(weak_call(weakref.WeakMethod(tuner.backward_ended)))
-        return tuner
+    def _begin_tuning(self) -> None:
+        assert self._tuner is not None
+        self.tuned = None
+        self._tuner.restart()
+        self._native.set_on_end(weak_call(weakref.WeakMethod(self._tuner.backward_ended)))
 
     def _end_tuning(self, tuned: Tuned) -> None:
-        self.tuned, self._tuner = tuned, None
+        self.tuned = tuned
         self._native.set_on_end(None)
 
     def _broadcast(self, tensors: list[Tensor]) -> None:

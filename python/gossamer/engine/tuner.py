@@ -111,16 +111,15 @@ class Tuner:
     def __init__(
         self,
         settings: Autotune,
-        *,
+        codecs: Sequence[Codec | None],
         buckets: Buckets,
         algorithm: Moments,
-        codecs: Sequence[Codec | None],
+        *,
         control: Communicator,
-        device: torch.device,
         done: Callable[[Tuned], None],
     ) -> None:
-        self._settings, self._buckets, self._algorithm = settings, buckets, algorithm
-        self._codecs, self._control, self._device, self._done = codecs, control, device, done
+        self._settings, self._codecs, self._buckets = settings, codecs, buckets
+        self._algorithm, self._control, self._done = algorithm, control, done
         self._search: Search | None = None
         self._given_bytes = buckets.bucket_bytes
 
@@ -142,7 +141,7 @@ class Tuner:
         ):  # parameters were thawed: what was measured is another model's
             self._apply(self._trial)
             return
-        self._marks.append(_mark(self._device))
+        self._marks.append(_mark(self._buckets.all[0].device))
         if len(self._marks) == self._trial.steps + 1:
             outcome = self._outcome()
             self._tried.append((self._trial.bucket_bytes, self._trial.codecs, median(outcome.steps)))
