@@ -1,68 +1,16 @@
-"""autotune: what it does to a training that it changes as it runs. What it concludes is in test_search.py."""
-
-import itertools
-import time
+"""autotune: what it does to a training that it changes as it runs. What it concludes is in test_search.py, and what is
+saved and refused in test_autotune_state.py.
+"""
 
 import pytest
 import torch
-from torch import nn
 
 import gossamer as gs
 from gossamer.engine import search
 from models import flat_grads, mlp, seeded
 from ranks import run_ranks
+from tuned import KIB, PerBucket, Slow, batch_of, comm_of, deep, tune
 from wrapped import step, wrap
-
-KIB = 1 << 10
-
-
-def deep():
-    return nn.Sequential(*(layer for _ in range(24) for layer in (nn.Linear(64, 64), nn.Tanh())))  # 390 KiB
-
-
-class PerBucket(gs.Algorithm):
-    """Takes as long for each bucket, whatever its size: so few large buckets are best."""
-
-    name = "per_bucket"
-
-    def bucket_ready(self, bucket):
-        time.sleep(0.006)
-
-
-class Slow(gs.Codec):
-    """Another codec, and slow."""
-
-    def __init__(self, codec=None):
-        self.codec = codec if codec is not None else gs.Identity()
-        self.block = self.codec.block
-
-    def wire_bytes(self, numel, dtype=torch.float32):
-        return self.codec.wire_bytes(numel, dtype)
-
-    def encode(self, x):
-        time.sleep(0.004)
-        return self.codec.encode(x)
-
-    def decode(self, wire, out):
-        return self.codec.decode(wire, out)
-
-
-def tune(comm, algorithm, *, build=deep, features=64, more=0, **options):
-    """Steps until tuning is over, and `more`; the wrapper, its optimizer and the steps."""
-    options = {"autotune": True, "bucket_bytes": 64 * KIB, "first_bucket_bytes": 64 * KIB, **options}
-    model, optimizer = wrap(comm, algorithm, build=build, lr=0.01, **options)
-    for count in itertools.count(1):
-        step(model, optimizer, batch_of(comm, count, features))
-        assert count <= search.MAX_STEPS
-        if model.tuned is not None:
-            break
-    for extra in range(more):
-        step(model, optimizer, batch_of(comm, count + 1 + extra, features))
-    return model, optimizer, count
-
-
-def batch_of(comm, count, features=64):
-    return torch.randn(4, features, generator=torch.Generator().manual_seed(100 * count + comm.rank))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -137,10 +85,6 @@ def test_a_deterministic_run_has_the_bits_of_one_that_is_not_tuned():
         assert equal
 
 
-def comm_of(comm):
-    return gs.comm.duplicate(comm)
-
-
 def test_tuning_goes_on_through_accumulation_and_counts_what_is_sent():
     def body(comm):
         options = {"autotune": True, "bucket_bytes": 64 * KIB, "first_bucket_bytes": 64 * KIB}
@@ -202,125 +146,3 @@ def test_error_feedback_loses_nothing_while_codecs_change():
     for sent, unsent, wanted in run_ranks(2, body):
         assert unsent.abs().max() < 1e-6 * wanted.abs().max()
         assert torch.allclose(sent, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
-
-
-# --- state ---
-
-
-def test_a_resumed_run_goes_on_with_what_was_tuned_bit_for_bit():
-    def body(comm):
-        codec = gs.Adaptive(gs.Int8(), {"6.*": Slow()}, tiny=0)
-        first, optimizer, count = tune(comm, gs.GradientAllReduce(codec=codec))
-        saved = first.algorithm_state_dict()
-        weights = {name: value.clone() for name, value in first.state_dict().items()}
-        second, other = wrap(
-            comm_of(comm), gs.GradientAllReduce(codec=codec), build=deep, lr=0.01, autotune=True
-        )
-        second.load_state_dict(weights)
-        second.load_algorithm_state_dict(saved)
-        assert second.tuned.codecs == first.tuned.codecs != {}
-        for each in range(count + 1, count + 4):
-            for model, its in [(first, optimizer), (second, other)]:
-                step(model, its, batch_of(comm, each))
-        assert [b.names for b in first.engine.buckets] == [b.names for b in second.engine.buckets]
-        return all(map(torch.equal, first.parameters(), second.parameters()))
-
-    assert run_ranks(2, body) == [True, True]
-
-
-def test_a_run_that_was_stopped_while_tuning_tunes_again():
-    def body(comm):
-        options = {"build": deep, "lr": 0.01, "autotune": True, "bucket_bytes": 64 * KIB}
-        first, optimizer = wrap(comm, gs.ByteGrad(), **options)
-        for count in range(20):
-            step(first, optimizer, batch_of(comm, count))
-        second, other = wrap(comm_of(comm), gs.ByteGrad(), **options)
-        second.load_algorithm_state_dict(first.algorithm_state_dict())
-        for count in range(search.MAX_STEPS):
-            step(second, other, batch_of(comm, count))
-        return second.tuned is not None and second.tuned.steps > 20
-
-    assert run_ranks(2, body) == [True, True]
-
-
-def test_the_state_of_a_run_that_was_not_tuned_begins_the_search_anew():
-    def body(comm):
-        first, optimizer = wrap(comm, gs.ByteGrad(), build=deep, lr=0.01)
-        step(first, optimizer, batch_of(comm, 1))
-        second, other, _ = tune(comm_of(comm), gs.ByteGrad())
-        second.load_algorithm_state_dict(first.algorithm_state_dict())
-        assert second.tuned is None
-        for count in range(search.MAX_STEPS):
-            step(second, other, batch_of(comm, count))
-        return second.tuned is not None
-
-    assert run_ranks(2, body) == [True, True]
-
-
-def test_a_tuned_codec_that_is_not_allowed_here_is_refused():
-    def body(comm):
-        allowed = gs.Autotune(bucket_bytes=[], codecs=[gs.Int8()])
-        first, _, _ = tune(comm, gs.GradientAllReduce(codec=Slow()), autotune=allowed)
-        saved = first.algorithm_state_dict()
-        saved["tuned"]["codecs"] = dict.fromkeys(saved["tuned"]["codecs"], repr(gs.Int8()))
-        second, _ = wrap(comm_of(comm), gs.GradientAllReduce(codec=Slow()), build=deep)
-        with pytest.raises(gs.ConfigError, match=r"tuned to \['Int8\(.*must allow here too"):
-            second.load_algorithm_state_dict(saved)
-
-    run_ranks(2, body)
-
-
-# --- what is refused ---
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "settings", "says"),
-    [
-        (gs.Decentralized, True, "averages gradients in every step, got Decentralized"),
-        (gs.LocalSGD, True, "averages gradients in every step, got LocalSGD"),
-        (gs.PowerSGD, gs.Autotune(codecs=[gs.Int8()]), "does not let codecs be chosen"),
-        (gs.ByteGrad, gs.Autotune(codecs=[gs.ErrorFeedback(gs.Int4())]), "feeds errors back"),
-        (gs.ByteGrad, 3, "autotune: must be True, False or an Autotune, got 3"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused_on_every_rank(algorithm, settings, says):
-    def body(comm):
-        make = algorithm(4) if algorithm is gs.LocalSGD else algorithm()
-        with pytest.raises(gs.ConfigError, match=says):
-            wrap(comm, make, autotune=settings)
-
-    run_ranks(2, body)
-
-
-def test_ranks_that_tune_differently_are_told_so():
-    def body(comm):
-        with pytest.raises(gs.ConfigError, match="autotune"):
-            wrap(comm, gs.ByteGrad(), autotune=comm.rank == 0)
-
-    run_ranks(2, body)
-
-
-def test_torchs_deterministic_mode_lets_only_deterministic_algorithms_be_tuned():
-    def body(comm):
-        wrap(comm, gs.GradientAllReduce(deterministic=True), autotune=True)
-        with pytest.raises(gs.ConfigError, match="what was measured must not decide about bits"):
-            wrap(comm_of(comm), gs.ByteGrad(), autotune=True)
-
-    torch.use_deterministic_algorithms(True)
-    try:
-        run_ranks(1, body)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"bucket_bytes": [0]}, r"positive integers, got \[0\]"),
-        ({"codecs": ["int8"]}, r"Codecs or None, got \['int8'\]"),
-        ({"bucket_bytes": range(1, 40)}, "within 200 steps, but 39 sizes and 0 codecs take up to"),
-    ],
-)
-def test_bad_settings_are_refused_with_their_values(options, says):
-    with pytest.raises(gs.ConfigError, match=says):
-        gs.Autotune(**options)
