@@ -120,6 +120,7 @@ void bind_engine(py::module_& module) {
           py::arg("field"), py::arg("comm") = nullptr, py::arg("dtype") = py::none(), Release())
       .def("clear_padding", &Bucket::clear_padding, py::arg("field"), Release())
       .def("adopt_weights", &Bucket::adopt_weights, Release())
+      .def("set_aside", &Bucket::set_aside, py::arg("field"), Release())
       .def_property_readonly("index", &Bucket::index)
       .def_property_readonly("numel", &Bucket::numel)
       .def_property_readonly("bytes", &Bucket::bytes)

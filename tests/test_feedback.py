@@ -77,6 +77,65 @@ def test_a_nan_of_one_step_does_not_stay_in_the_error():
         assert torch.isfinite(after).all()
 
 
+class Pick(gs.Codec):
+    """OneBit, in Python."""
+
+    block = 128
+
+    def wire_bytes(self, numel, dtype=torch.float32):
+        return gs.OneBit().wire_bytes(numel, dtype)
+
+    def encode(self, x):
+        return gs.OneBit().encode(x)
+
+    def decode(self, wire, out):
+        return gs.OneBit().decode(wire, out)
+
+
+class TwoParts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(10, 20, bias=False), nn.Linear(10, 20, bias=False)
+
+    def forward(self, x, parts):
+        return sum(getattr(self, part)(x).square().mean() for part in parts)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.OneBit())),
+        lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(Pick())),
+        lambda: gs.PowerSGD(rank=1, start_step=0),
+    ],
+    ids=["native", "python", "powersgd"],
+)
+def test_the_error_of_a_parameter_waits_while_no_rank_uses_it(make):
+    def body(comm):
+        module = seeded(TwoParts)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+        model = gs.DataParallel(module, optimizer, algorithm=make(), process_group=comm)
+        x = torch.randn(6, 10, generator=torch.Generator().manual_seed(comm.rank))
+        exact = seeded(TwoParts)
+        exact(x, ["second"]).backward()
+        wanted = exact.second.weight.grad.clone()
+        gs.all_reduce(wanted, op="mean", group=comm)
+        total, count = torch.zeros_like(wanted), 0
+        for number in range(9):
+            model.zero_grad()
+            used = number % 3 == 0  # by all ranks or none
+            model(x, ["first", "second"] if used else ["first"]).backward()
+            assert (module.second.weight.grad is not None) == used
+            if used:
+                total, count = total + module.second.weight.grad, count + 1
+        left = model.algorithm_state_dict()["fields"]["error"]["second.weight"].clone()
+        gs.all_reduce(left, op="mean", group=comm)
+        assert left.abs().max() > 0.01 * wanted.abs().max()
+        torch.testing.assert_close(total + left, count * wanted, rtol=1e-4, atol=1e-5)
+
+    run_ranks(2, body)
+
+
 def test_error_feedback_brings_a_sparse_codec_to_the_weights_of_exact_averaging():
     exact = run_ranks(2, lambda comm: train(comm, algorithm="gradient_allreduce", steps=60))[0]
 

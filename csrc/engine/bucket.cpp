@@ -129,6 +129,18 @@ void Bucket::clear_padding(const std::string& name) {
               static_cast<int64_t>(segments.size()), memory.data_ptr(), 1.0);
 }
 
+std::vector<std::pair<at::Tensor, at::Tensor>> Bucket::set_aside(const std::string& name) {
+  const c10::OptionalDeviceGuard guard(device_);
+  std::vector<std::pair<at::Tensor, at::Tensor>> aside;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (params_[i].grad().defined()) continue;
+    const at::Tensor& view = views(name)[i];
+    aside.emplace_back(view, view.clone());
+    view.zero_();
+  }
+  return aside;
+}
+
 bool Bucket::is_fresh(const at::Tensor& grad, size_t position) const {
   return grad.data_ptr() != views("grad")[position].data_ptr();
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -55,6 +56,10 @@ class Bucket {
 
   // Zeroes what lies between the parameters. Needed only after something has written there.
   void clear_padding(const std::string& field);
+
+  // Zeroes the field where this rank has no gradient, and returns (view, what was in it) to put back: if no rank has
+  // one, what is sent of such a parameter is thrown away, and must be nothing.
+  std::vector<std::pair<at::Tensor, at::Tensor>> set_aside(const std::string& field);
 
   std::string describe() const;  // "bucket 2 (grad, 6.3 MB)"
 

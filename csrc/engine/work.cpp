@@ -33,7 +33,9 @@ void CodecAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& buck
       codec::make_key(0, static_cast<uint64_t>(bucket->step()), 0, static_cast<uint64_t>(bucket->index()));
   const double scale = average_ ? 1.0 / comm.size() : 1.0;
   if (error.defined()) {
+    const auto aside = bucket->set_aside("error");
     two_shot::all_reduce_with_error(comm, codec_, grad, scale, scratch_, nonce, error);
+    for (const auto& [view, kept] : aside) view.add_(kept);
   } else {
     two_shot::all_reduce(comm, codec_, grad, scale, scratch_, nonce);
   }

@@ -4,8 +4,9 @@ An algorithm reads like its paper: straight-line blocking code, called by the en
 right thread, in the same order on every rank. See docs/adding-an-algorithm.md.
 """
 
+import contextlib
 from abc import ABC
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -114,15 +115,19 @@ class Algorithm(ABC):
         for padded in [field, "error"] if error is not None else [field]:
             # The codec has filled it, with NaN where a neighbour's block had one.
             bucket.clear_padding(padded)
-        all_reduce(
-            bucket.flat(field),
-            codec=codec,
-            op=op,
-            deterministic=deterministic,
-            error=error,
-            nonce=step * 2**20 + bucket.index,
-            group=group,
+        unsent = (
+            keep_unused_errors(bucket) if error is not None and field == "grad" else contextlib.nullcontext()
         )
+        with unsent:
+            all_reduce(
+                bucket.flat(field),
+                codec=codec,
+                op=op,
+                deterministic=deterministic,
+                error=error,
+                nonce=step * 2**20 + bucket.index,
+                group=group,
+            )
 
     def wait(self) -> None:
         """Until all is done that was submitted. Raises its error."""
@@ -213,6 +218,20 @@ class Algorithm(ABC):
         """Takes what state_dict returned."""
         if state:
             raise KeyError(f"{type(self).__name__} has no state, got the keys {sorted(state)}")
+
+
+@contextlib.contextmanager
+def keep_unused_errors(bucket: Any) -> Iterator[None]:
+    """Within it the field "error" is zero where this rank has no gradient: what was there waits for the next one.
+
+    If no rank has a gradient, what is sent of that parameter reaches no optimizer.
+    """
+    aside = bucket.set_aside("error")
+    try:
+        yield
+    finally:
+        for view, kept in aside:
+            view.add_(kept)
 
 
 def whole_chunks(comm: Communicator, block: int) -> int:

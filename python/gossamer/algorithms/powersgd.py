@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.base import Algorithm
+from gossamer.algorithms.base import Algorithm, keep_unused_errors
 from gossamer.codec import accumulate_dtype
 from gossamer.comm import Communicator
 from gossamer.engine import Worker
@@ -64,8 +64,11 @@ class PowerSGD(Algorithm):
             bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
 
     def bucket_ready(self, bucket: Any) -> None:
-        if self._comm.size == 1:
-            return
+        if self._comm.size > 1:
+            with keep_unused_errors(bucket):
+                self._reduce(bucket)
+
+    def _reduce(self, bucket: Any) -> None:
         views, errors = bucket.views(), bucket.views("error")
         groups = self._groups[bucket.index] if self.optimizer_steps >= self.start_step else []
         compressed = {position for group in groups for position in group.positions}
