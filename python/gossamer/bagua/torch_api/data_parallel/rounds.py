@@ -45,7 +45,7 @@ class Rounds:
         with self._lock:
             if self._ended:
                 raise ConfigError(
-                    "bagua_mark_communication_ready: the bucket of this tensor has ended; end a thread that marks "
+                    "bagua_mark_communication_ready: the model of this tensor has ended; end a thread that marks "
                     "tensors before close(), and before with_bagua is called again"
                 )
             self._ready[number][index] = self._thread()
