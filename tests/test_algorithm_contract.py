@@ -23,6 +23,7 @@ def build(name):
         "async": {"sync_interval_ms": 1, "warmup_steps": 2},
         "local_sgd": {"period": 3, "lockstep": True},
         "powersgd": {"rank": 2, "min_compression_rate": 1.0},
+        "zero_one_adam": {"double_every": 2, "longest": 4},
     }
     return ALGORITHMS[name](**settings.get(name, {}))
 
@@ -30,6 +31,8 @@ def build(name):
 def optimizer_of(name, params):
     if name in ("qadam", "onebit_adam"):
         return gs.QAdamOptimizer(params, lr=0.01, warmup_steps=3)
+    if name == "zero_one_adam":
+        return gs.ZeroOneAdamOptimizer(params, lr=0.01, freeze_steps=4, variance_scaler=2)
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
@@ -245,6 +248,7 @@ def test_names_are_what_users_write():
                 "low_precision_decentralized",
                 "qadam",
                 "onebit_adam",
+                "zero_one_adam",
                 "async",
                 "powersgd",
                 "local_sgd",

@@ -37,6 +37,20 @@ from wrapped import step, wrap
             "betas must be at least 0 and below 1",
         ),
         (lambda: gs.QAdamOptimizer([torch.zeros(1)], lr=-1.0), "must not be negative, got -1.0"),
+        (lambda: gs.ZeroOneAdam("onebit"), "codec must be a Codec or None, got 'onebit'"),
+        (
+            lambda: gs.ZeroOneAdam(double_every=0),
+            "ZeroOneAdam: double_every must be a positive integer, got 0",
+        ),
+        (lambda: gs.ZeroOneAdam(longest=2.5), "longest must be a positive integer, got 2.5"),
+        (
+            lambda: gs.ZeroOneAdamOptimizer([torch.zeros(1)], freeze_steps=0),
+            "freeze_steps must be a positive integer, got 0",
+        ),
+        (
+            lambda: gs.ZeroOneAdamOptimizer([torch.zeros(1)], variance_scaler=0),
+            "variance_scaler must be a positive integer, got 0",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_their_values(build, message):
@@ -52,9 +66,14 @@ def test_wrapping_without_the_optimizer_that_an_algorithm_needs_is_refused():
         adam = torch.optim.Adam(model.parameters())
         with pytest.raises(gs.ConfigError, match=r"must be one QAdamOptimizer, got \['Adam'\]"):
             gs.DataParallel(model, adam, algorithm="qadam", process_group=comm)
+        with pytest.raises(gs.ConfigError, match=r"must be one ZeroOneAdamOptimizer, got \['Adam'\]"):
+            gs.DataParallel(model, adam, algorithm="zero_one_adam", process_group=comm)
         some = gs.QAdamOptimizer(list(model.parameters())[:2])
         with pytest.raises(gs.ConfigError, match=r"parameter '.*' is not in the optimizer"):
             gs.DataParallel(model, some, algorithm="qadam", process_group=comm)
+        some = gs.ZeroOneAdamOptimizer(list(model.parameters())[:2])
+        with pytest.raises(gs.ConfigError, match=r"ZeroOneAdam: parameter '.*' is not in the optimizer"):
+            gs.DataParallel(model, some, algorithm="zero_one_adam", process_group=comm)
         with pytest.raises(gs.ConfigError, match="3 fragments need as many buckets, got 1"):
             wrap(comm, gs.LocalSGD(4, fragments=3))
 

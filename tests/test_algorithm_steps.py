@@ -98,14 +98,15 @@ class WithScalar(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "name", ["decentralized", "qadam", "powersgd", "low_precision_decentralized", "local_sgd"]
+    "name",
+    ["decentralized", "qadam", "zero_one_adam", "powersgd", "low_precision_decentralized", "local_sgd"],
 )
 def test_parameters_without_dimensions_or_elements(name):
     def body(comm):
         module = seeded(WithScalar)
         params = module.parameters()
-        adam = name == "qadam"
-        optimizer = gs.QAdamOptimizer(params, 0.01, 2) if adam else torch.optim.SGD(params, lr=0.1)
+        adams = {"qadam": gs.QAdamOptimizer, "zero_one_adam": gs.ZeroOneAdamOptimizer}
+        optimizer = adams[name](params, 0.01, 2) if name in adams else torch.optim.SGD(params, lr=0.1)
         model = gs.DataParallel(module, optimizer, algorithm=name, process_group=comm)
         for batch in batches(5):
             step(model, optimizer, shard(batch, comm))

@@ -169,3 +169,36 @@ def test_consensus_is_the_mean(algorithm):
     for _, agreed in results:
         assert torch.equal(agreed, results[0][1])
         torch.testing.assert_close(agreed, mean, rtol=1e-5, atol=1e-6)
+
+
+def operation_of(comm, *, mode="all", flatten=True, dtype=torch.float32):
+    tensor = functions.ensure_bagua_tensor(torch.zeros(3, dtype=dtype), "x", "model")
+    bucket = BaguaBucket([tensor], "b", flatten)
+    bucket.attach(lambda group, hierarchical: comm)
+    return bucket.append_asynchronous_model_average_op(mode)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "shift_one"}, "peer_selection_mode must be 'all', got 'shift_one'"),
+        (
+            {"flatten": False},
+            r"bucket 'b' \(1 tensors, 12 bytes\) must be made with flatten=True, got False",
+        ),
+        ({"dtype": torch.int64}, "must be of a floating-point dtype, got torch.int64"),
+    ],
+)
+def test_what_cannot_be_averaged_in_place_is_refused(options, message):
+    def body(comm):
+        assert operation_of(comm).get_status()
+        with pytest.raises(gs.ConfigError, match=f"append_asynchronous_model_average_op: .*{message}"):
+            operation_of(comm, **options)
+
+    run_ranks(1, body)
+
+
+def test_operation_needs_a_bucket_of_a_model():
+    tensor = functions.ensure_bagua_tensor(torch.zeros(3), "x", "model")
+    with pytest.raises(gs.ConfigError, match="bucket 'b' is no model's yet; append it in init_operations"):
+        BaguaBucket([tensor], "b", flatten=True).append_asynchronous_model_average_op("all")

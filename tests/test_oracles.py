@@ -189,6 +189,52 @@ def test_qadam_is_adam_then_averages_quantised_momentum(size, decay):
     check(run(size, lambda: gs.QAdam(codec=gs.Int8(BLOCK)), optimizer), [x] * size, 1e-5)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("size", SIZES)
+def test_zero_one_adam_sends_quantised_sums_of_momenta_at_steps_of_its_schedules(size, decay):
+    lr, beta1, beta2, eps = 0.02, 0.8, 0.99, 1e-8
+    exact, synchronised = (
+        {0, 1, 2, 4, 6, 10},
+        {3, 5, 7, 8, 9, 11, 12, 13, 15, 19},
+    )  # by hand, of the settings below
+    shared, anchor, v = [0.0, 0.0], start(), [0.0, 0.0]
+    xs, ms, us = [start() for _ in range(size)], [shared] * size, [[0.0, 0.0]] * size
+    rates = updates = 0
+    for step in range(STEPS):
+        gradients = [
+            plus(gradient(x, *rank[step]), x, decay) for x, rank in zip(xs, batches_of(size), strict=True)
+        ]
+        if step in exact:
+            gradients = [mean(gradients)] * size
+            v = [beta2 * old + (1 - beta2) * g**2 for old, g in zip(v, gradients[0], strict=True)]
+            updates += 1
+        rate = lr / (1 - beta1 ** (step + 1))
+        divisor = [np.sqrt(part / (1 - beta2**updates)) + eps for part in v]
+        ms = [plus([beta1 * part for part in m], g, 1 - beta1) for m, g in zip(ms, gradients, strict=True)]
+        us, rates = [plus(u, m, rate) for u, m in zip(us, ms, strict=True)], rates + rate
+        xs = [
+            plus(x, [a / b for a, b in zip(m, divisor, strict=True)], -rate)
+            for x, m in zip(xs, ms, strict=True)
+        ]
+        if step in synchronised:
+            update = [int8(part) for part in mean([[int8(part) for part in u] for u in us])]
+            xs = [plus(anchor, [a / b for a, b in zip(update, divisor, strict=True)], -1)] * size
+            ms = [[part / rates for part in update]] * size
+        if step in exact | synchronised:
+            anchor, us, rates = xs[0], [[0.0, 0.0]] * size, 0
+
+    def optimizer(params):
+        betas = (beta1, beta2)
+        return gs.ZeroOneAdamOptimizer(
+            params, lr, 12, variance_scaler=2, betas=betas, eps=eps, weight_decay=decay
+        )
+
+    def algorithm():
+        return gs.ZeroOneAdam(gs.Int8(BLOCK), double_every=2, longest=4)
+
+    check(run(size, algorithm, optimizer), xs, 1e-5)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_async_adds_what_the_mean_of_a_snapshot_was_ahead_of_it(size):
     """With every round ended before the next forward: begun at even forwards, added at odd ones."""

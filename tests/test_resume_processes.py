@@ -11,8 +11,9 @@ folder, parts = pathlib.Path(sys.argv[1]), sys.argv[2:]  # "whole", "first", "se
 gs.init("gossamer")
 STEPS = {"whole": range(10), "first": range(6), "second": range(6, 10)}
 EXACT_NAMES = ["gradient_allreduce", "bytegrad", "decentralized", "low_precision_decentralized", "qadam", "powersgd",
-               "local_sgd"]
-SETTINGS = {"local_sgd": {"period": 4}, "powersgd": {"rank": 1, "min_compression_rate": 1.0}}
+               "local_sgd", "zero_one_adam"]
+SETTINGS = {"local_sgd": {"period": 4}, "powersgd": {"rank": 1, "min_compression_rate": 1.0},
+            "zero_one_adam": {"double_every": 1, "longest": 4}}
 MORE = {
     "few bits": lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.Int4(stochastic=True))),
     "one bit": lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.OneBit())),
@@ -29,8 +30,8 @@ def run(name, part):
     torch.manual_seed(3)
     module = torch.nn.Sequential(torch.nn.Linear(10, 40), torch.nn.Tanh(), torch.nn.Linear(40, 5))
     params = module.parameters()
-    adam = name == "qadam"
-    optimizer = gs.QAdamOptimizer(params, 0.01, 3) if adam else torch.optim.SGD(params, 0.1, momentum=0.9)
+    adams = {"qadam": gs.QAdamOptimizer, "zero_one_adam": gs.ZeroOneAdamOptimizer}
+    optimizer = adams[name](params, 0.01, 3) if name in adams else torch.optim.SGD(params, 0.1, momentum=0.9)
     file = folder / f"{name}-{gs.rank()}.pt"
     saved = torch.load(file) if part == "second" else None
     model = gs.DataParallel(module, optimizer, algorithm=build(name), broadcast=saved is None, bucket_bytes=1000)
@@ -66,5 +67,5 @@ def test_other_processes_go_on_where_the_first_ones_ended(tmp_path):
     run_job(JOB, 2, tmp_path, str(tmp_path), "whole", "first")
     out = run_job(JOB, 2, tmp_path, str(tmp_path), "second")
     verdicts = [line for line in out.splitlines() if line.startswith("[")]
-    assert len(verdicts) == 2 * 10
+    assert len(verdicts) == 2 * 11
     assert [line for line in verdicts if "true" not in line] == []

@@ -19,6 +19,8 @@ from gossamer.algorithms import (
     PowerSGD,
     QAdam,
     QAdamOptimizer,
+    ZeroOneAdam,
+    ZeroOneAdamOptimizer,
 )
 from gossamer.codec import (
     BF16,
@@ -75,6 +77,8 @@ __all__ = [
     "QAdam",
     "QAdamOptimizer",
     "TopK",
+    "ZeroOneAdam",
+    "ZeroOneAdamOptimizer",
     "all_gather",
     "all_reduce",
     "init",

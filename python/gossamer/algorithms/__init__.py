@@ -9,6 +9,7 @@ from gossamer.algorithms.local_sgd import LocalSGD
 from gossamer.algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from gossamer.algorithms.powersgd import PowerSGD
 from gossamer.algorithms.qadam import OneBitAdam, QAdam, QAdamOptimizer
+from gossamer.algorithms.zero_one_adam import ZeroOneAdam, ZeroOneAdamOptimizer
 from gossamer.errors import ConfigError
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -20,6 +21,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         LowPrecisionDecentralized,
         QAdam,
         OneBitAdam,
+        ZeroOneAdam,
         AsyncModelAverage,
         PowerSGD,
         LocalSGD,
@@ -54,5 +56,7 @@ __all__ = [
     "PowerSGD",
     "QAdam",
     "QAdamOptimizer",
+    "ZeroOneAdam",
+    "ZeroOneAdamOptimizer",
     "resolve",
 ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.bagua.torch_api import bucket_operations as operations
+from gossamer.bagua.torch_api.asynchronous_operation import AsynchronousModelAverage
 from gossamer.bagua.torch_api.tensor import (
     bagua_getter_closure,
     bagua_module_name,
@@ -163,6 +164,18 @@ class BaguaBucket:
         self._operations.append(operations.LowPrecision(self, comm, codec, replicas))
         return self
 
+    def append_asynchronous_model_average_op(
+        self, peer_selection_mode: str, group: Any = None
+    ) -> AsynchronousModelAverage:
+        """Rounds of averaging of weights that are trained meanwhile, in place: one for each time that the bucket runs.
+
+        Returns the operation, to lock the weights by and to abort. peer_selection_mode: "all".
+        """
+        comm = self._communicator("append_asynchronous_model_average_op", group, False)
+        operation = AsynchronousModelAverage(self, comm, peer_selection_mode)
+        self._operations.append(operation)
+        return operation
+
     def clear_ops(self) -> "BaguaBucket":
         """Without operations from now on."""
         self._operations = []
@@ -179,13 +192,24 @@ class BaguaBucket:
         for operation in self._operations:
             operation()
 
+    def asynchronous(self) -> list[AsynchronousModelAverage]:
+        """Those of its operations that change weights while they are trained."""
+        return [each for each in self._operations if isinstance(each, AsynchronousModelAverage)]
+
+    def flat_memory(self) -> Tensor | None:
+        """All values in a row [numel], padding included, if they still are where flattening has put them."""
+        if self._flat is None or not self.check_flatten():
+            return None
+        first = next((tensor for tensor in self.effective(padding=True) if tensor.numel()), self._flat)
+        return self._flat if first.data_ptr() == self._flat.data_ptr() else None
+
     @contextmanager
     def values(self) -> Iterator[Tensor]:
         """All values in a row [numel], padding included, to be changed in place."""
-        tensors = self.effective(padding=True)
-        if self._flat is not None and self.check_flatten() and tensors[0].data_ptr() == self._flat.data_ptr():
-            yield self._flat
+        if (memory := self.flat_memory()) is not None:
+            yield memory
             return
+        tensors = self.effective(padding=True)
         flat = self.flattened_tensor()
         yield flat
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):

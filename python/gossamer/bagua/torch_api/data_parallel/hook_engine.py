@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gossamer.bagua.torch_api.asynchronous_operation import AsynchronousModelAverage
 from gossamer.bagua.torch_api.bucket import BaguaBucket
 from gossamer.bagua.torch_api.data_parallel.connections import Connections, private_connections
 from gossamer.bagua.torch_api.data_parallel.rounds import Rounds
@@ -82,6 +83,7 @@ class HookEngine:
         self._params = [(name, param) for name, param in self._members.parameters() if param.requires_grad]
         self._background = Background(connections.comm)
         self._groups: dict[Any, Communicator] = {}
+        self._rounds = Rounds([], self._submit)
         self._hooks: list[Any] = []
         self._sync, self._inside = True, False
         self._seen: set[int] = set()
@@ -125,7 +127,8 @@ class HookEngine:
         if self._impl.need_reset():
             self.wait()
             self.begin()
-        self._forward_hook(inputs)
+        with self._rounds.hook():
+            self._forward_hook(inputs)
 
     def after_forward(self, output: Any) -> None:
         """After each forward: the backward of its output begins here, also if it recomputes parts of the forward."""
@@ -172,23 +175,32 @@ class HookEngine:
             return
         self._begin_backward()
         self._seen.add(index)
-        self._backward_hook(*self._params[index])
+        with self._rounds.hook():
+            self._backward_hook(*self._params[index])
 
     def _end_backward(self) -> None:
         if not self._inside:
             return
         self._inside = False
         self._steps += 1
-        for index, (name, param) in enumerate(self._params):
-            if index not in self._seen:  # unused: a gradient of zeros, so that all ranks send the same
-                if is_bagua_tensor(param) and bagua_getter_closure(param) is None:
-                    bagua_ensure_grad(param)
-                self._backward_hook(name, param)
-        self._post_backward_hook()
+        with self._rounds.hook():
+            for index, (name, param) in enumerate(self._params):
+                if index not in self._seen:  # unused: a gradient of zeros, so that all ranks send the same
+                    if is_bagua_tensor(param) and bagua_getter_closure(param) is None:
+                        bagua_ensure_grad(param)
+                    self._backward_hook(name, param)
+            self._post_backward_hook()
         self._rounds.require_whole("backward")
 
+    def _step_begins(self, *_: Any) -> None:
+        for operation in self._asynchronous():
+            operation.hold("step")
+
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._post_step_hook(optimizer)
+        for operation in self._asynchronous():  # before the hook, which may wait for a round
+            operation.let_go("step")
+        with self._rounds.hook():
+            self._post_step_hook(optimizer)
         self._rounds.require_whole("optimizer step")
 
     # --- wiring ---
@@ -219,17 +231,25 @@ class HookEngine:
         for index, (_, param) in enumerate(self._params):
             self._hooks.append(param.register_post_accumulate_grad_hook(partial(ready, index)))
         stepped = weak_call(weakref.WeakMethod(self._stepped))
+        begins = weak_call(weakref.WeakMethod(self._step_begins))
         for optimizer in self._ddp.bagua_optimizers:
+            self._hooks.append(optimizer.register_step_pre_hook(begins))
             self._hooks.append(optimizer.register_step_post_hook(stepped))
 
     def _leave(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._rounds.end()
+        for operation in self._asynchronous():
+            operation.let_go()
         for bucket in self.buckets:
             for tensor in bucket.tensors:
                 forget(tensor)
         self.buckets = []
+
+    def _asynchronous(self) -> list[AsynchronousModelAverage]:
+        return [operation for bucket in self.buckets for operation in bucket.asynchronous()]
 
     def _submit(self, bucket: BaguaBucket) -> None:
         what = f"step {self._steps} {bucket!r}: {type(self._impl).__name__}"

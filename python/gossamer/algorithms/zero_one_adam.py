@@ -1,0 +1,203 @@
+"""0/1 Adam: Adam without a warm-up, whose ranks send 1 bit an element at some steps and nothing at the others.
+
+Lu, Li, Zhang, De Sa, He 2022, arXiv:2202.06009. The variance takes the exact mean gradient at ever fewer steps; at the
+other steps the sum of the momenta since the last synchronisation travels. docs/qadam.md says where this departs.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
+from gossamer.algorithms.qadam import QAdamOptimizer
+from gossamer.codec import Codec, ErrorFeedback, OneBit
+from gossamer.collectives import all_reduce
+from gossamer.comm import Communicator
+from gossamer.engine import agree_on_finite
+from gossamer.errors import ConfigError
+
+
+class ZeroOneAdamOptimizer(QAdamOptimizer):
+    """Adam that updates v in the first `variance_scaler` steps, then in so many of every second, of every fourth, ...
+
+    After `freeze_steps` steps v stays. The bias correction of v counts its updates. Elements without variance are not
+    moved. Without the algorithm ZeroOneAdam, this is what one worker does.
+
+    Args:
+        params, lr, betas, eps, weight_decay: as torch.optim.Adam; every group may have its own.
+        freeze_steps: the steps in which v is updated at all, at least 1: those of the learning rate's warm-up.
+        variance_scaler: updates of v after which their distance doubles.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        freeze_steps: int = 1000,
+        *,
+        variance_scaler: int = 16,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        _require_positive("ZeroOneAdamOptimizer", freeze_steps=freeze_steps, variance_scaler=variance_scaler)
+        self.variance_scaler = variance_scaler
+        # Steps taken, as the algorithm says before each; None without one: each parameter's own count.
+        self.steps: int | None = None
+        super().__init__(params, lr, freeze_steps, betas, eps, weight_decay)
+
+    def takes_variance(self, step: int) -> bool:
+        """Whether v is updated in the step that follows `step` others."""
+        phase = (step // self.variance_scaler + 1).bit_length() - 1
+        begin = self.variance_scaler * (2**phase - 1)
+        return step < self.warmup_steps and (step - begin) % 2**phase == 0
+
+    def state_of(self, param: Tensor) -> dict[str, Any]:
+        """update: the sum of rate × m since the last synchronisation; rates: that of rate; anchor: x before it."""
+        state = super().state_of(param)
+        if "rates" not in state:
+            state["rates"] = 0.0
+            state["update"], state["anchor"] = torch.zeros_like(state["exp_avg"]), param.detach().clone()
+        return state
+
+    def forget_updates(self, param: Tensor) -> None:
+        """What has been summed up is in x on all ranks, or is to be forgotten."""
+        state = self.state_of(param)
+        state["rates"] = 0.0
+        state["update"].zero_()
+
+    def take_mean(self, param: Tensor, group: dict[str, Any], mean: Tensor) -> None:
+        """m, and x from the anchor, as if every rank had made the mean update."""
+        state = self.state_of(param)
+        if state["rates"]:
+            state["anchor"].addcdiv_(mean, self._denominator(state, group), value=-1)
+            param.copy_(state["anchor"])
+            torch.div(mean, state["rates"], out=state["exp_avg"])
+        else:  # no update, or a learning rate of 0: m may be each rank's own
+            state["exp_avg"].zero_()
+        self.forget_updates(param)
+
+    def _denominator(self, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        variance = state["exp_avg_sq"]
+        correction = math.sqrt(1 - group["betas"][1] ** state["variance_steps"])
+        return variance.sqrt().div_(correction).add_(group["eps"]).masked_fill_(variance == 0, math.inf)
+
+    def _update(self, param: Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = self.state_of(param), group["betas"]
+        step = self.steps if self.steps is not None else state["step"]
+        takes_variance = self.takes_variance(step)
+        if not takes_variance and state["variance_steps"] == 0:
+            if step < self.warmup_steps:
+                return  # until v is updated next
+            raise ConfigError(
+                f"ZeroOneAdamOptimizer: a parameter of shape {list(param.shape)} got its first gradient after the "
+                f"{self.warmup_steps} steps in which v is updated, so it has no variance; use it before, or freeze it"
+            )
+        grad = self.add_to_momentum(param, group)
+        if takes_variance:
+            state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            state["variance_steps"] += 1
+        if not state["rates"]:
+            state["anchor"].copy_(param)
+        state["step"] += 1
+        rate = group["lr"] / (1 - beta1 ** state["step"])
+        state["rates"] += rate
+        state["update"].add_(state["exp_avg"], alpha=rate)
+        param.addcdiv_(state["exp_avg"], self._denominator(state, group), value=-rate)
+
+
+class ZeroOneAdam(Algorithm):
+    """Exact gradients at steps that update v; else the updates since the last synchronisation in 1 bit, or nothing.
+
+    Ranks synchronise at every step until v is frozen, and for `double_every` steps more; then at every second, every
+    fourth, ... In between each trains on its own. DataParallel's optimizer must be one ZeroOneAdamOptimizer.
+
+    Args:
+        codec: what the updates travel in; ErrorFeedback(OneBit()) by default.
+        double_every: steps after which the distance between synchronisations doubles.
+        longest: the largest distance.
+    """
+
+    name = "zero_one_adam"
+    state_fields = ("error",)
+    needs_optimizer = True
+
+    def __init__(self, codec: Codec | None = None, *, double_every: int = 32768, longest: int = 16) -> None:
+        require_codec("ZeroOneAdam", codec)
+        _require_positive("ZeroOneAdam", double_every=double_every, longest=longest)
+        self.codec = codec if codec is not None else ErrorFeedback(OneBit())
+        self.double_every, self.longest = double_every, longest
+
+    def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        if len(optimizers) != 1 or not isinstance(optimizers[0], ZeroOneAdamOptimizer):
+            raise ConfigError(
+                f"ZeroOneAdam: the optimizer must be one ZeroOneAdamOptimizer, got "
+                f"{[type(optimizer).__name__ for optimizer in optimizers]}"
+            )
+        self._optimizer = optimizers[0]
+        # Public: ranks compare them.
+        self.freeze_steps, self.variance_scaler = (
+            self._optimizer.warmup_steps,
+            self._optimizer.variance_scaler,
+        )
+
+    def synchronises(self, step: int) -> bool:
+        """Whether ranks hold equal weights after the step that follows `step` others."""
+        frozen_for = max(0, step - self.freeze_steps)
+        doublings = min(frozen_for // self.double_every, self.longest.bit_length())
+        return (frozen_for + 1) % min(2**doublings, self.longest) == 0
+
+    def block(self) -> int:
+        return self.codec.block
+
+    def alignment(self, comm: Communicator) -> int:
+        return whole_chunks(comm, self.block())
+
+    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+        self._comm, self._buckets = comm, buckets
+        self._groups = {param: group for group in self._optimizer.param_groups for param in group["params"]}
+        for bucket in buckets:
+            for name, param in zip(bucket.names, bucket.params, strict=True):
+                if param not in self._groups:
+                    raise ConfigError(f"ZeroOneAdam: parameter '{name}' is not in the optimizer")
+            bucket.add_field("update")
+            self.add_error_field(bucket, self.codec)
+
+    def bucket_ready(self, bucket: Any) -> None:
+        if self._optimizer.takes_variance(self.optimizer_steps):
+            all_reduce(bucket.flat(), op="mean", group=self._comm)
+        else:
+            agree_on_finite(self._comm, bucket)
+
+    def before_step(self, step: int) -> None:
+        self._optimizer.steps = step
+
+    def after_step(self, step: int) -> None:
+        if self._optimizer.takes_variance(step - 1):
+            self.after_consensus()  # the step was made of equal gradients, from equal weights
+        elif self.synchronises(step - 1):
+            for bucket in self._buckets:
+                self.submit(bucket, self._synchronise)
+            self.wait()
+
+    def after_consensus(self) -> None:
+        for param in self._groups:
+            if param in self._optimizer.state:
+                self._optimizer.forget_updates(param)
+
+    def _synchronise(self, bucket: Any) -> None:
+        views = list(zip(bucket.params, bucket.views("update"), strict=True))
+        for param, view in views:
+            view.copy_(self._optimizer.state_of(param)["update"])
+        self.reduce_field(bucket, "update", codec=self.codec, step=self.optimizer_steps, group=self._comm)
+        for param, view in views:
+            self._optimizer.take_mean(param, self._groups[param], view)
+
+
+def _require_positive(where: str, **settings: int) -> None:
+    for name, value in settings.items():
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{where}: {name} must be a positive integer, got {value!r}")

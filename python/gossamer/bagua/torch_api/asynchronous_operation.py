@@ -1,0 +1,143 @@
+"""Bagua's asynchronous averaging of a bucket of weights: rounds on the worker thread, while the model trains.
+
+What BaguaBucket.append_asynchronous_model_average_op() returns, for algorithms written in Bagua's hooks. The built-in
+algorithm is gossamer.AsyncModelAverage, which changes weights in the training thread alone and needs no lock.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gossamer.collectives import all_reduce
+from gossamer.comm import Communicator
+from gossamer.errors import ConfigError, GossamerError
+
+if TYPE_CHECKING:
+    from gossamer.bagua.torch_api.bucket import BaguaBucket
+
+_WHAT = "append_asynchronous_model_average_op"
+
+
+class AsynchronousModelAverage:
+    """One round: x = mean of s + (x - s), s being a copy of x from its beginning; unless all ranks have aborted.
+
+    Changes that were made to x meanwhile are kept. Two holders keep the round from changing x: lock_weight(), and each
+    step of the optimizers that with_bagua() was given. A rank that has aborted takes part until all have.
+
+    Raises:
+        ConfigError: another mode than "all"; a bucket without flat memory, or of a dtype that has no mean.
+    """
+
+    def __init__(self, bucket: "BaguaBucket", comm: Communicator, peer_selection_mode: str) -> None:
+        if peer_selection_mode != "all":
+            raise ConfigError(f"{_WHAT}: peer_selection_mode must be 'all', got {peer_selection_mode!r}")
+        if not bucket.flatten:
+            raise ConfigError(
+                f"{_WHAT}: {bucket!r} must be made with flatten=True, got {bucket.flatten!r}; rounds change "
+                f"the weights in place while the model trains"
+            )
+        dtype = bucket.effective()[0].dtype
+        if not dtype.is_floating_point:
+            raise ConfigError(f"{_WHAT}: {bucket!r} must be of a floating-point dtype, got {dtype}")
+        self._bucket, self._comm = bucket, comm
+        self._snapshot, self._mean = bucket.flattened_tensor(), bucket.flattened_tensor()
+        on_gpu = self._mean.is_cuda
+        self._stream = torch.cuda.current_stream(self._mean.device) if on_gpu else None  # the one that trains
+        self._changed = threading.Condition()  # over _holders; held while the weights are read or written
+        self._holders: set[str] = set()
+        self._aborting, self._running = False, True
+        self._failure: Exception | None = None
+
+    # --- for algorithms ---
+
+    def lock_weight(self) -> None:
+        """From now on no round changes the weights. Again changes nothing.
+
+        Raises:
+            GossamerError: a round has failed.
+        """
+        if self._failure is not None:
+            raise GossamerError(
+                f"lock_weight: a round of {self._bucket!r} failed, and its ranks train apart: {self._failure}"
+            ) from self._failure
+        self.hold("forward and backward")
+
+    def unlock_weight(self) -> None:
+        """Rounds may change them again, from any thread; nothing if they may already."""
+        self.let_go("forward and backward")
+
+    def abort(self) -> None:
+        """This rank wants no more rounds: the next one that all ranks begin so is none, and get_status() is False.
+
+        In the thread that trains, between steps: it lets go of the weights too, so that a round under way can end.
+        """
+        self._aborting = True
+        self.let_go()
+
+    def reset(self) -> None:
+        """Takes abort() back. On all ranks, when none runs a round."""
+        self._aborting, self._running, self._failure = False, True, None
+
+    def get_status(self) -> bool:
+        """False when all ranks have aborted: on all of them after the same round."""
+        return self._running
+
+    # --- for bucket.py and hook_engine.py ---
+
+    def __call__(self) -> None:
+        try:
+            aborted = torch.tensor([float(self._aborting)], device=self._mean.device)
+            all_reduce(aborted, group=self._comm)
+            if int(aborted.item()) == self._comm.size:
+                self._running = False
+            else:
+                self._round()
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def hold(self, holder: str) -> None:
+        """No round changes the weights until the same holder lets go."""
+        with self._changed:
+            self._holders.add(holder)
+
+    def let_go(self, holder: str | None = None) -> None:
+        """None: whoever holds them."""
+        with self._changed:
+            self._holders -= self._holders if holder is None else {holder}
+            self._changed.notify_all()
+
+    def _round(self) -> None:
+        with self._weights(lambda: "step" not in self._holders) as weights:
+            self._snapshot.copy_(weights)
+            self._mean.copy_(weights)
+        all_reduce(self._mean, op="mean", deterministic=True, group=self._comm)
+        with self._weights(lambda: not self._holders) as weights:
+            # In this order, and written once: where nothing was changed x is the mean, to the bit, on every rank.
+            torch.sub(weights, self._snapshot, out=self._snapshot)
+            weights.copy_(self._snapshot.add_(self._mean))
+
+    @contextmanager
+    def _weights(self, may: Callable[[], bool]) -> Iterator[Tensor]:
+        """The flat weights, when the holders permit; those who want to hold them wait meanwhile."""
+        with self._changed:
+            self._changed.wait_for(may)
+            flat = self._bucket.flat_memory()
+            if flat is None:
+                raise ConfigError(
+                    f"{_WHAT}: the weights of {self._bucket!r} must stay in its flat memory, but they have been moved; "
+                    f"call with_bagua after moving the model"
+                )
+            if self._stream is None:
+                yield flat
+                return
+            # Between the kernels of the stream that trains, whose host thread need not wait.
+            own = torch.cuda.current_stream(flat.device)
+            self._stream.wait_stream(own)
+            with torch.cuda.stream(self._stream):
+                yield flat
+            own.wait_stream(self._stream)
