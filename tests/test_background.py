@@ -1,7 +1,11 @@
 """The worker thread under algorithms: errors, and wrappers that are dropped while it works."""
 
 import gc
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,3 +72,37 @@ def test_an_asynchronous_wrapper_that_is_dropped_while_its_round_waits_ends_with
         return time.monotonic() - begun
 
     assert max(run_ranks(2, body)) < 10
+
+
+AT_EXIT = """
+import atexit, gc, os, sys, threading
+from pathlib import Path
+
+@atexit.register  # the first one is called last
+def threads():
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    os.write(1, f"{names.count('gossamer')} of ours".encode())
+
+import gossamer as gs
+from models import batches
+from ranks import run_ranks
+from wrapped import step, wrap
+
+def body(comm):
+    model, optimizer = wrap(comm, gs.AsyncModelAverage(sync_interval_ms=0))
+    if comm.rank == 0:
+        step(model, optimizer, batches(1)[0])
+    del model, optimizer
+    gc.collect()
+
+run_ranks(2, body)
+"""
+
+
+def test_no_thread_of_a_dropped_wrapper_is_left_when_the_interpreter_ends():
+    """One that came back for the GIL then would abort the process."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", AT_EXIT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0 of ours"

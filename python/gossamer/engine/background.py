@@ -3,11 +3,15 @@
 For algorithms whose messages take longer than a step. Made in an algorithm's setup, closed in its close().
 """
 
+import atexit
+import weakref
 from collections.abc import Callable
 
 from gossamer import _C
 from gossamer.comm import Communicator, duplicate
 from gossamer.engine.worker import with_context
+
+_open: "weakref.WeakSet[Background]" = weakref.WeakSet()
 
 
 class Background:
@@ -20,6 +24,7 @@ class Background:
     def __init__(self, comm: Communicator) -> None:
         self.comm = duplicate(comm)
         self._executor = _C.Executor(comm.device)
+        _open.add(self)
 
     def submit(self, task: Callable[[], object], what: str) -> None:
         """Queues a task, on an accelerator behind what the current stream holds. Its error comes out of wait()."""
@@ -44,6 +49,14 @@ class Background:
         # Of a wrapper that was dropped without close(): its thread must not wait for ranks that may never come.
         if hasattr(self, "_executor"):
             self.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    # Of wrappers that were dropped while a task waited: the task holds what it works on, and this with it. A thread
+    # that still runs Python when the interpreter ends takes the process down.
+    for background in list(_open):
+        background.close()
 
 
 def _announced(task: Callable[[], object], comm: Communicator) -> Callable[[], None]:
