@@ -38,6 +38,13 @@ class Algorithm(ABC):
     #: Whether DataParallel must be given the optimizer, because steps are counted.
     needs_optimizer: ClassVar[bool] = False
 
+    #: Whether a rank that is out of batches may go on with zero gradients, as model.join() needs it. True where all
+    #: that the ranks do together is to replace gradients by their mean (or sum), in native_work or bucket_ready.
+    uneven_inputs: ClassVar[bool] = False
+
+    #: Whether what gradients are replaced by is their mean over the ranks; False: their sum.
+    average: bool = True
+
     _worker: Worker | None = None
 
     @property

@@ -19,6 +19,7 @@ from gossamer import _C
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
 from gossamer.engine.agree import broadcast_tensors, by_communicator, mean_tensors, require_equal
+from gossamer.engine.join import UnevenInputs
 from gossamer.engine.plan import plan_buckets
 from gossamer.engine.state import problem_of, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
@@ -82,6 +83,7 @@ class Engine:
         self.buckets: list[Any] = []
         self._native = self._build_native()
         self._worker = Worker(self._native, comm)
+        self.uneven = UnevenInputs(self._native, algorithm, self._members, self._steps, comm, control)
         algorithm.connect(self._worker)
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
         self._install(trainable[::-1])

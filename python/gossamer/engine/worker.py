@@ -19,6 +19,9 @@ class Moments(Protocol):
     fields: ClassVar[tuple[str, ...]]
     state_fields: ClassVar[tuple[str, ...]]
 
+    average: bool
+    uneven_inputs: ClassVar[bool]
+
     @property
     def lockstep(self) -> bool: ...
     @property
