@@ -39,30 +39,6 @@ def test_epochs_of_uneven_length_equal_one_process(algorithm, counts, divide):
     assert relative_error(results[0], alone(epochs, divide=divide)) < limit
 
 
-@pytest.mark.parametrize(
-    "make",
-    [torch.optim.Adam, lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9)],
-    ids=["adam", "momentum"],
-)
-def test_optimizer_state_is_that_of_the_rank_with_most_steps_also_where_a_rank_has_none(make):
-    epochs = [[0, 3], [2, 1], [2, 2]]
-
-    def body(comm):
-        model, optimizer = wrap(comm, DETERMINISTIC, make=make, lr=0.01)
-        weights = []
-        for epoch, counts in enumerate(epochs):
-            with model.join():
-                for batch in inputs(comm.rank, counts[comm.rank], epoch):
-                    step(model, optimizer, batch)
-                    weights.append(flat_weights(model))
-        return weights
-
-    first, second = run_ranks(2, body)
-    assert torch.equal(first[-1], second[-1])
-    assert torch.equal(first[-2], second[-2])  # within the last loop too, where nothing is copied
-    assert relative_error(first[-1], alone(epochs, make=make, lr=0.01)) < 1e-5
-
-
 def test_training_goes_on_without_join_after_it():
     def body(comm):
         model, optimizer = wrap(comm)

@@ -105,6 +105,17 @@ def test_algorithms_that_need_every_rank_are_refused(name):
         assert "needs every rank in every step; give all ranks as many batches" in str(error)
 
 
+def test_a_join_inside_a_join_is_an_error_on_every_rank():
+    def body(comm):
+        model, _ = wrap(comm)
+        with model.join(), model.join():
+            pass
+
+    for error in run_ranks(2, body, errors=True):
+        assert isinstance(error, gs.ConfigError)
+        assert "this rank is in no join context" in str(error)
+
+
 def test_torchs_join_needs_a_process_group():
     def body(comm):
         model, _ = wrap(comm)

@@ -119,6 +119,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<bool> used_locked() const;
   void reset_locked();
   void call_roll_locked(bool present);
+  void finish_roll(bool raise_early);
   void scale_to_active();
 
   void finish(bool abandoned);

@@ -29,10 +29,16 @@ void Engine::call_roll_locked(bool present) {
   if (present && join_->on_begin) join_->on_begin();
   roll_ = std::make_shared<RollCall>(*control_, present);
   executor_->submit([this, roll = roll_] { run_guarded("join", [&] { roll->run(); }); });
-  if (present && !join_->raise_early) return;
+  // With the mutex, so that another device's thread of this backward sends nothing meanwhile.
+  if (present && join_->raise_early) finish_roll(/*raise_early=*/true);
+}
+
+// Throws if it is over and a rank is absent that the others must not go on without.
+void Engine::finish_roll(bool raise_early) {
   wait();
+  check_alive();  // it may have been closed meanwhile
   const auto absent = roll_->absent();
-  if (!join_->raise_early || absent.empty() || roll_->active() == 0) return;
+  if (!raise_early || absent.empty() || roll_->active() == 0) return;
   roll_.reset();
   ended_early_ = true;
   std::ostringstream text;
@@ -43,6 +49,20 @@ void Engine::call_roll_locked(bool present) {
 }
 
 bool Engine::shadow() {
+  bool raise_early = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    check_alive();
+    if (!join_) throw PythonError(ErrorKind::config, "join: this rank is in no join context");
+    raise_early = join_->raise_early;
+    call_roll_locked(/*present=*/false);
+  }
+  finish_roll(
+      raise_early);  // without the mutex: it takes as long as the others do, and Ctrl-C may close this engine
+  if (roll_->active() == 0) {
+    roll_.reset();
+    return false;
+  }
   struct Shadowing {
     Engine& engine;
     explicit Shadowing(Engine& engine) : engine(engine) { engine.shadowing_ = true; }
@@ -51,12 +71,6 @@ bool Engine::shadow() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_alive();
-    if (!join_) throw PythonError(ErrorKind::config, "join: this rank is in no join context");
-    call_roll_locked(/*present=*/false);
-    if (roll_->active() == 0) {
-      roll_.reset();
-      return false;
-    }
     for (size_t i = 0; i < slots_.size(); ++i) {
       if (slots_[i].bucket >= 0) params_[i].mutable_grad().reset();
     }
