@@ -1,5 +1,7 @@
 """model.join() that goes wrong, or is asked to raise: an error on every rank, and no hang. Ranks are threads."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -41,6 +43,21 @@ def test_early_termination_raises_on_all_ranks_and_training_can_go_on(counts):
         in errors[2]
     )
     assert relative_error(weights[0], alone([[first] * 3, [2] * 3, [2] * 3])) < 1e-6
+
+
+def test_early_termination_that_a_loop_catches_comes_again_at_the_end_of_the_context():
+    def train(comm, model, optimizer):
+        with model.join(throw_on_early_termination=True):
+            for batch in inputs(comm.rank, 1 + comm.rank):
+                with contextlib.suppress(RuntimeError):
+                    step(model, optimizer, batch)
+
+    def body(comm):
+        model, optimizer = wrap(comm)
+        with pytest.raises(RuntimeError, match="no input is left on rank 0"):
+            train(comm, model, optimizer)
+
+    run_ranks(2, body)
 
 
 class Fails(torch.autograd.Function):

@@ -80,7 +80,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // For a rank without input: takes part in one synchronised backward of the others, with zeros; gradients of before
   // are dropped. False, and nothing was sent, if no rank has input.
   bool shadow();
-  bool ended_early() const { return ended_early_; }  // the join has raised on all ranks, as it was asked to
+  bool ended_early() const {
+    return ended_early_.has_value();
+  }  // this join has raised on all ranks, as it was asked to
 
   // Ends this engine for an error that it has no part in, and lets the other ranks know.
   void give_up(const std::string& why);
@@ -171,7 +173,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::optional<Join> join_;
   std::shared_ptr<RollCall> roll_;  // of this backward, in a join
   bool shadowing_ = false;
-  bool ended_early_ = false;
+  std::optional<std::string> ended_early_;
   std::unique_ptr<Executor> executor_;
 };
 

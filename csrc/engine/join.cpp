@@ -15,7 +15,7 @@ void Engine::start_join(bool mean_of_active, bool raise_early, std::function<voi
   check_alive();
   const std::lock_guard<std::mutex> lock(mutex_);
   join_ = Join{mean_of_active, raise_early, std::move(on_begin)};
-  ended_early_ = false;
+  ended_early_.reset();
 }
 
 void Engine::end_join() {
@@ -26,6 +26,7 @@ void Engine::end_join() {
 
 // An active rank goes on with its backward meanwhile: the worker sends no bucket before the roll call is over.
 void Engine::call_roll_locked(bool present) {
+  if (ended_early_) throw std::runtime_error(*ended_early_);  // the other ranks have left
   if (present && join_->on_begin) join_->on_begin();
   roll_ = std::make_shared<RollCall>(*control_, present);
   executor_->submit([this, roll = roll_] { run_guarded("join", [&] { roll->run(); }); });
@@ -40,12 +41,12 @@ void Engine::finish_roll(bool raise_early) {
   const auto absent = roll_->absent();
   if (!raise_early || absent.empty() || roll_->active() == 0) return;
   roll_.reset();
-  ended_early_ = true;
   std::ostringstream text;
   text << place() << ": no input is left on rank";
   for (const int rank : absent) text << (rank == absent.front() ? " " : ", ") << rank;
   text << "; join() was asked to raise then (throw_on_early_termination=True)";
-  throw std::runtime_error(text.str());
+  ended_early_ = text.str();
+  throw std::runtime_error(*ended_early_);
 }
 
 bool Engine::shadow() {
