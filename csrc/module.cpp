@@ -205,6 +205,19 @@ void bind_engine(py::module_& module) {
       .def("survey", &Engine::survey, Release())
       .def_property_readonly("optimizer_steps", &Engine::optimizer_steps)
       .def("set_optimizer_steps", &Engine::set_optimizer_steps, py::arg("steps"))
+      .def(
+          "start_join",
+          [](Engine& engine, bool mean_of_active, bool raise_early, py::object on_begin) {
+            std::function<void()> begin;
+            if (!on_begin.is_none()) begin = [call = PythonCallable(std::move(on_begin))] { call(); };
+            const py::gil_scoped_release release;
+            engine.start_join(mean_of_active, raise_early, std::move(begin));
+          },
+          py::arg("mean_of_active"), py::arg("raise_early"), py::arg("on_begin") = py::none())
+      .def("end_join", &Engine::end_join, Release())
+      .def("shadow", &Engine::shadow, Release())
+      .def_property_readonly("ended_early", &Engine::ended_early)
+      .def("give_up", &Engine::give_up, py::arg("why"), Release())
       .def("check_alive", &Engine::check_alive)
       .def("close", &Engine::close);
 }

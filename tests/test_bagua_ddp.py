@@ -10,8 +10,8 @@ import torch.distributed as dist
 import gossamer as gs
 import gossamer.bagua
 import gossamer.bagua.torch_api as bagua
-from bagua_algorithms import Of
-from gossamer.bagua.torch_api.algorithms import bytegrad
+from bagua_algorithms import MeanGradients, Of
+from gossamer.bagua.torch_api.algorithms import bytegrad, decentralized
 from gossamer.bagua.torch_api.algorithms.base import AlgorithmImpl
 from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel, functional
 from models import batches, flat_grads, flat_weights, mlp, relative_error, seeded, shard, square, train
@@ -115,14 +115,70 @@ def test_arguments_that_cannot_be_met_are_refused(options, message):
         DistributedDataParallel(mlp(), **options)
 
 
-def test_uneven_inputs_are_refused_with_what_to_do():
+@pytest.mark.parametrize("divide", [True, False])
+def test_uneven_inputs_train_as_with_data_parallel(divide):
+    def body(comm, wrap):
+        module = seeded(mlp)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        model = wrap(module, optimizer, comm)
+        for epoch in range(2):
+            with model.join(divide):
+                for batch in batches(1 + (comm.rank + epoch) % 2, seed=10 * epoch + comm.rank):
+                    optimizer.zero_grad()
+                    square(model(batch)).backward()
+                    optimizer.step()
+        return flat_weights(module)
+
+    def ours(module, optimizer, comm):
+        return gs.DataParallel(module, optimizer, process_group=comm)
+
+    def baguas(module, optimizer, comm):
+        return DistributedDataParallel(module, optimizers=[optimizer], process_group=comm)
+
+    results = [*run_ranks(2, partial(body, wrap=ours)), *run_ranks(2, partial(body, wrap=baguas))]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[2], results[3])
+    assert relative_error(results[2], results[0]) < 1e-6
+
+
+def test_a_communication_hook_is_given_zeros_on_a_rank_without_batches():
+    def body(comm, other):
+        model = DistributedDataParallel(seeded(mlp), process_group=comm)
+        model.register_comm_hook(other, mean_hook)
+        with model.join():
+            for batch in batches(comm.rank):
+                square(model(batch)).backward()
+        model.inner.close()
+        return [param.grad for param in model.parameters()]
+
+    alone = seeded(mlp)
+    square(alone(batches(1)[0])).backward()
+    without, with_batch = run_ranks(2, body, groups=2)
+    assert without == [None] * 6
+    torch.testing.assert_close(with_batch, [param.grad / 2 for param in alone.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (decentralized.DecentralizedAlgorithm(hierarchical=False), "needs every rank in every step"),
+        (Of(MeanGradients), r"MeanGradients is written in hooks.*drop_last=True"),
+    ],
+    ids=["weights", "hooks"],
+)
+def test_uneven_inputs_are_refused_where_an_algorithm_may_need_every_rank(algorithm, message):
     def body(comm):
-        model = DistributedDataParallel(mlp(), process_group=comm)
-        with pytest.raises(gs.ConfigError, match="drop_last=True"):
-            model.join()
+        module = seeded(mlp)
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.1)]
+        options = {"optimizers": optimizers, "process_group": comm, "algorithm": algorithm}
+        model = DistributedDataParallel(module, **options)
+        with pytest.raises(gs.ConfigError, match=message), model.join():
+            pass
+        with model.join(enable=False):
+            square(model(batches(1)[0])).backward()
         model.inner.close()
 
-    run_ranks(1, body)
+    run_ranks(2, body)
 
 
 JOB = """

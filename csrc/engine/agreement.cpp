@@ -17,12 +17,14 @@ constexpr int64_t kTextBytes = 1000;
 
 }  // namespace
 
-AgreementRound::AgreementRound(Communicator& control, int64_t steps, bool failed, bool late,
+AgreementRound::AgreementRound(Communicator& control, std::optional<int64_t> steps, bool failed, bool late,
                                const std::vector<bool>& used)
     : control_(control), message_(at::zeros({kUsed + static_cast<int64_t>(used.size())}, at::kByte)) {
   auto* bytes = message_.data_ptr<uint8_t>();
-  bytes[kStep] = static_cast<uint8_t>(steps % kStepModulus);
-  bytes[kStepComplement] = static_cast<uint8_t>(kStepModulus - 1 - steps % kStepModulus);
+  if (steps) {  // otherwise zeros, which no maximum shows
+    bytes[kStep] = static_cast<uint8_t>(*steps % kStepModulus);
+    bytes[kStepComplement] = static_cast<uint8_t>(kStepModulus - 1 - *steps % kStepModulus);
+  }
   bytes[kFailed] = failed;
   bytes[kLate] = late;
   for (size_t i = 0; i < used.size(); ++i) bytes[kUsed + i] = used[i];
@@ -43,6 +45,25 @@ Agreement AgreementRound::wait() {
   for (int64_t i = 0; i < count; ++i) result.used.push_back(bytes[kUsed + i] != 0);
   return result;
 }
+
+RollCall::RollCall(Communicator& control, bool present)
+    : control_(control), message_(at::zeros({control.size()}, at::kByte)) {
+  message_.data_ptr<uint8_t>()[control.rank()] = present;
+}
+
+void RollCall::run() {
+  if (control_.size() > 1) control_.all_reduce(message_, ReduceOp::max)->wait();
+}
+
+std::vector<int> RollCall::absent() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < control_.size(); ++rank) {
+    if (message_.data_ptr<uint8_t>()[rank] == 0) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+int RollCall::active() const { return control_.size() - static_cast<int>(absent().size()); }
 
 std::vector<std::string> gather_texts(Communicator& control, const std::string& text) {
   const auto mine = at::zeros({kTextBytes}, at::kByte);

@@ -1,10 +1,12 @@
 // What the ranks tell each other once per synchronised backward: have we taken the same number of optimizer
 // steps, did anyone fail, does anyone have parameters that the plan lacks, and which parameters got a gradient
-// anywhere. One small all-reduce of bytes, in flight while the last bucket is. The engine's private part.
+// anywhere. One small all-reduce of bytes, in flight while the last bucket is. In a join, another one before it: who has
+// input left. The engine's private part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +23,9 @@ struct Agreement {
 
 class AgreementRound {
  public:
-  AgreementRound(Communicator& control, int64_t steps, bool failed, bool late, const std::vector<bool>& used);
+  // `steps` is this rank's number of optimizer steps; nullopt where it is not to be compared, on a rank that shadows.
+  AgreementRound(Communicator& control, std::optional<int64_t> steps, bool failed, bool late,
+                 const std::vector<bool>& used);
   void start();      // issues the all-reduce
   Agreement wait();  // after start()
 
@@ -29,6 +33,19 @@ class AgreementRound {
   Communicator& control_;
   at::Tensor message_;
   PendingPtr pending_;
+};
+
+// Which ranks have input left: a byte for each.
+class RollCall {
+ public:
+  RollCall(Communicator& control, bool present);
+  void run();                       // the all-reduce
+  std::vector<int> absent() const;  // after run(), in rank order
+  int active() const;               // as many ranks as are not absent
+
+ private:
+  Communicator& control_;
+  at::Tensor message_;
 };
 
 // Every rank's text, for the error that all of them raise; empty for a rank that has none to tell.

@@ -128,7 +128,8 @@ std::vector<bool> Engine::used_locked() const {
 }
 
 void Engine::submit_agreement_locked(const std::vector<bool>& used) {
-  round_ = std::make_shared<AgreementRound>(*control_, optimizer_steps_, failure_.has_value(), late_, used);
+  const auto steps = shadowing_ ? std::nullopt : std::optional<int64_t>(optimizer_steps_);
+  round_ = std::make_shared<AgreementRound>(*control_, steps, failure_.has_value(), late_, used);
   executor_->submit([round = round_] { round->start(); });
 }
 
@@ -216,6 +217,7 @@ void Engine::finish(bool abandoned) {
     ~Reset() {
       const std::lock_guard<std::mutex> lock(engine.mutex_);
       engine.reset_locked();
+      engine.roll_.reset();
     }
   } reset{*this};
 
@@ -240,6 +242,7 @@ void Engine::finish(bool abandoned) {
     if (first_bucket == buckets_.size()) break;  // they were frozen again before the backward
     next_ = first_bucket;
   }
+  scale_to_active();
   share_arrival_order();
   if (const auto on_end = on_end_) on_end();  // a copy: it may take itself away
 }
@@ -310,6 +313,7 @@ void Engine::raise_disagreement(const Agreement& agreement, bool abandoned) {
 
 void Engine::share_arrival_order() {
   if (order_shared_) return;
+  if (roll_ && !roll_->absent().empty()) return;  // rank 0 may be one that saw no gradient arrive
   order_shared_ = true;
   std::vector<bool> seen(params_.size());
   std::vector<int64_t> order = arrival_;

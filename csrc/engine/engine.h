@@ -75,6 +75,22 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Goes on where another engine was after so many synchronised backwards and optimizer steps, in the plan it has now.
   void resume(int64_t step, int64_t optimizer_steps);
 
+  // Uneven inputs (join.cpp), between backwards, the same on every rank: from now on each synchronised backward begins
+  // with a roll call. `mean_of_active`: averages are over the ranks that have input; over all otherwise. `raise_early`: the
+  // backward raises where a rank has none. `on_begin`, if any, is called before each roll call but those of shadow().
+  void start_join(bool mean_of_active, bool raise_early, std::function<void()> on_begin);
+  void end_join();
+
+  // For a rank without input: takes part in one synchronised backward of the others, with zeros; gradients of before
+  // are dropped. False, and nothing was sent, if no rank has input.
+  bool shadow();
+  bool ended_early() const {
+    return ended_early_.has_value();
+  }  // this join has raised on all ranks, as it was asked to
+
+  // Ends this engine for an error that it has no part in, and lets the other ranks know.
+  void give_up(const std::string& why);
+
   int64_t step() const { return step_; }  // synchronised backwards that have ended
   void check_alive() const;               // throws the error that ended this engine, if one did
   void close();                           // idempotent
@@ -108,6 +124,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void submit_bucket_locked(size_t index);
   std::vector<bool> used_locked() const;
   void reset_locked();
+  void call_roll_locked(bool present);
+  void finish_roll(bool raise_early);
+  void scale_to_active();
 
   void finish(bool abandoned);
   Agreement complete();
@@ -151,6 +170,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<int64_t> step_{0};
   std::atomic<int64_t> optimizer_steps_{0};
   bool order_shared_ = false;
+  struct Join {
+    bool mean_of_active = false;
+    bool raise_early = false;
+    std::function<void()> on_begin;
+  };
+  std::optional<Join> join_;
+  std::shared_ptr<RollCall> roll_;  // of this backward, in a join
+  bool shadowing_ = false;
+  std::optional<std::string> ended_early_;
   std::unique_ptr<Executor> executor_;
 };
 

@@ -42,6 +42,13 @@ class Algorithm(ABC):
     #: Whether the bits of its results depend neither on bucket sizes nor on the backend.
     deterministic: bool = False
 
+    #: Whether a rank that is out of batches may go on with zero gradients, as model.join() needs it. True where all
+    #: that the ranks do together is to replace gradients by their mean (or sum), in native_work or bucket_ready.
+    uneven_inputs: ClassVar[bool] = False
+
+    #: Whether what gradients are replaced by is their mean over the ranks; False: their sum.
+    average: bool = True
+
     _worker: Worker | None = None
 
     @property

@@ -32,6 +32,7 @@ class GradientAllReduce(Algorithm):
 
     name = "gradient_allreduce"
     state_fields = ("error",)
+    uneven_inputs = True
 
     def __init__(
         self, deterministic: bool = False, average: bool = True, codec: Codec | Adaptive | None = None

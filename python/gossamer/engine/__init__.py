@@ -5,6 +5,7 @@ from gossamer.engine.agree import broadcast_tensors, by_communicator, mean_tenso
 from gossamer.engine.background import Background
 from gossamer.engine.end_of_backward import at_end_of_backward
 from gossamer.engine.engine import Engine
+from gossamer.engine.join import ShadowHook, UnevenInputs
 from gossamer.engine.plan import plan_buckets
 from gossamer.engine.tuner import Autotune, Tuned, autotune_of
 from gossamer.engine.worker import Worker, agree_on_finite, weak_call
@@ -14,7 +15,9 @@ __all__ = [
     "Background",
     "Engine",
     "Members",
+    "ShadowHook",
     "Tuned",
+    "UnevenInputs",
     "Worker",
     "agree_on_finite",
     "at_end_of_backward",

@@ -57,15 +57,26 @@ def _gather_bytes(control: Communicator, data: bytes, width: int) -> list[bytes]
     return [part.numpy().tobytes() for part in every.split(width)]
 
 
-def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor]) -> None:
-    """Copies every tensor from rank 0, in place, whatever its dtype and strides. Collective.
+def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor], source: int = 0) -> None:
+    """Copies every tensor from one rank, in place, whatever its dtype and strides. Collective.
 
     Tensors travel as bytes, joined up to 32 MiB at a time. All are on the communicator's device.
     """
     if comm.size == 1:
         return
     for batch in _batches(tensors):
-        _broadcast_batch(comm, batch)
+        _broadcast_batch(comm, batch, source)
+
+
+def broadcast_bytes(control: Communicator, data: bytes, source: int) -> bytes:
+    """The `data` of one rank, on all; what the others pass is not looked at. Collective."""
+    size = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
+    control.broadcast(size, source).wait()
+    buffer = torch.empty(int(size), dtype=torch.uint8, device="cpu")
+    if control.rank == source:
+        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    control.broadcast(buffer, source).wait()
+    return data if control.rank == source else buffer.numpy().tobytes()
 
 
 def mean_tensors(comm: Communicator, tensors: Iterable[Tensor]) -> None:
@@ -111,10 +122,10 @@ def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield batch
 
 
-def _broadcast_batch(comm: Communicator, batch: list[Tensor]) -> None:
+def _broadcast_batch(comm: Communicator, batch: list[Tensor], source: int) -> None:
     flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in batch])
-    comm.broadcast(flat, 0).wait()
-    if comm.rank == 0:
+    comm.broadcast(flat, source).wait()
+    if comm.rank == source:
         return
     parts = flat.split([tensor.numel() * tensor.element_size() for tensor in batch])
     for tensor, part in zip(batch, parts, strict=True):

@@ -20,6 +20,7 @@ from gossamer.comm import Communicator
 from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
 from gossamer.engine.agree import broadcast_tensors, by_communicator, mean_tensors, require_equal
 from gossamer.engine.buckets import Buckets
+from gossamer.engine.join import UnevenInputs
 from gossamer.engine.state import problem_of, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
 from gossamer.engine.tuner import Autotune, Tuned, Tuner, refusal_of_tuning
@@ -95,6 +96,7 @@ class Engine:
         self._native = self._build_native()
         self._buckets.connect(self._native)
         self._worker = Worker(self._native, comm)
+        self.uneven = UnevenInputs(self._native, algorithm, self._members, self._steps, comm, control)
         algorithm.connect(self._worker)
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
         self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())

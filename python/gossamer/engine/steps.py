@@ -28,6 +28,7 @@ class StepCounter:
         self.count = 0
         self._algorithm, self._on_count = algorithm, weakref.WeakMethod(on_count)
         self._hooks: list[Any] = []
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._watched: set[int] = set()
         self._stepped: set[int] = set()
 
@@ -47,10 +48,16 @@ class StepCounter:
 
         for optimizer in optimizers:
             self._watched.add(id(optimizer))
+            self._optimizers.append(weakref.ref(optimizer))
             self._hooks += [
                 optimizer.register_step_pre_hook(begins),
                 optimizer.register_step_post_hook(ended),
             ]
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that are watched, in the order in which they were given."""
+        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
 
     def close(self) -> None:
         """Removes the hooks."""

@@ -21,6 +21,9 @@ class Moments(Protocol):
     state_fields: ClassVar[tuple[str, ...]]
     deterministic: bool
 
+    average: bool
+    uneven_inputs: ClassVar[bool]
+
     @property
     def lockstep(self) -> bool: ...
     @property

@@ -15,7 +15,7 @@ from gossamer.bagua.torch_api.data_parallel.connections import Connections, devi
 from gossamer.bagua.torch_api.data_parallel.hook_engine import HookEngine
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
 from gossamer.bagua.torch_api.process_group import default_group, is_initialized
-from gossamer.engine import Autotune, Engine, Tuned, autotune_of
+from gossamer.engine import Autotune, Engine, Tuned, UnevenInputs, autotune_of
 from gossamer.errors import ConfigError
 
 
@@ -122,6 +122,16 @@ class BaguaDistributedDataParallel:
         if self._engine is not None:
             with torch.no_grad():
                 self._engine.consensus()
+
+    @property
+    def uneven(self) -> UnevenInputs:
+        """For DistributedDataParallel.join. ConfigError where the algorithm is written in hooks."""
+        if not isinstance(self._engine, Engine):
+            raise ConfigError(
+                f"join: {type(self.bagua_algorithm).__name__} is written in hooks, and what they do without a batch is "
+                f"not known; give all ranks as many batches, by a DistributedSampler or drop_last=True"
+            )
+        return self._engine.uneven
 
     def broadcast_optimizers(self) -> None:
         """Rank 0's hyper-parameters and optimizer state, on all ranks. Collective."""

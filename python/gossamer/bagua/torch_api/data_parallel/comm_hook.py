@@ -44,6 +44,9 @@ class HookBucket:
 class _CommHook(algorithms.Algorithm):
     """g <- the value of hook(state, bucket)'s future."""
 
+    uneven_inputs = True  # as with torch DDP, the hook is given zeros
+    average = False  # that it does is not known
+
     def __init__(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         self.hook = getattr(hook, "__qualname__", type(hook).__name__)  # public: ranks compare it
         self._state, self._hook = state, hook

@@ -125,11 +125,22 @@ class DistributedDataParallel(nn.Module):
             raise ConfigError(f"register_comm_hook: hook must be callable, got {hook!r}")
         self._use(CommHookAlgorithm(state, hook))
 
-    def join(self, *_: Any, **__: Any) -> Any:
-        """ConfigError: every rank must make as many backwards."""
-        raise ConfigError(
-            "DistributedDataParallel.join: uneven inputs are not supported; give all ranks as many batches, by a "
-            "DistributedSampler or by drop_last=True"
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> contextlib.AbstractContextManager[None]:
+        """As gossamer.DataParallel.join(): ranks may have different numbers of batches in it.
+
+        Raises:
+            ConfigError: the algorithm is not one of those that average gradients, or it is written in hooks.
+        """
+        if not enable:
+            return contextlib.nullcontext()
+        return self.inner.uneven.context(
+            divide_by_initial_world_size=divide_by_initial_world_size,
+            throw_on_early_termination=throw_on_early_termination,
         )
 
     def _use(self, algorithm: Algorithm) -> None:

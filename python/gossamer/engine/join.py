@@ -1,0 +1,193 @@
+"""Uneven inputs: a rank that is out of batches takes part in the backwards of the others, until all are out.
+
+What happens inside a backward is native (csrc/engine/join.cpp). Here is the context around a training loop, and the
+hook by which torch's own Join does the same for several objects. Every engine has one UnevenInputs; faces call it.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.algorithms import Joinable, JoinHook
+
+from gossamer.comm import Communicator
+from gossamer.engine.admission import Members
+from gossamer.engine.agree import broadcast_bytes, broadcast_tensors, by_communicator, require_equal
+from gossamer.engine.steps import StepCounter
+from gossamer.engine.worker import Moments
+from gossamer.errors import ConfigError
+
+
+class UnevenInputs:
+    """Of one engine; holds its parts, not the engine itself.
+
+    Args:
+        native: the native engine.
+        comm, control: the group, for tensors on the model's device and for CPU tensors.
+    """
+
+    def __init__(
+        self,
+        native: Any,
+        algorithm: Moments,
+        members: Members,
+        steps: StepCounter,
+        comm: Communicator,
+        control: Communicator,
+    ) -> None:
+        self._native, self._algorithm, self._members, self._steps = native, algorithm, members, steps
+        self._comm, self._control = comm, control
+
+    @property
+    def device(self) -> torch.device:
+        """Where gradients travel from."""
+        return self._comm.device
+
+    @contextlib.contextmanager
+    def context(
+        self, *, divide_by_initial_world_size: bool, throw_on_early_termination: bool
+    ) -> Iterator[None]:
+        """Around one training loop, on every rank. See the face's join().
+
+        Raises:
+            ConfigError: as begin().
+            CommError: another rank has failed. The engine has stopped then, as after any other exception but the next.
+            RuntimeError: on every rank, if one is out of batches before another and early termination was asked for.
+        """
+        self.begin(
+            divide_by_initial_world_size=divide_by_initial_world_size,
+            throw_on_early_termination=throw_on_early_termination,
+        )
+        with self._all_or_none():
+            yield
+            is_last = True
+            while self._shadow():
+                is_last = False
+            self._end(is_last=is_last)
+
+    def begin(
+        self,
+        *,
+        divide_by_initial_world_size: bool,
+        throw_on_early_termination: bool = False,
+        on_begin: Callable[[], None] | None = None,
+    ) -> None:
+        """From now on backwards reckon with ranks that shadow them. Collective.
+
+        Args:
+            on_begin: called at the beginning of each synchronised backward of this rank's own.
+
+        Raises:
+            ConfigError: on every rank, if the arguments differ between ranks, or the algorithm needs every rank's part.
+        """
+        if not self._algorithm.uneven_inputs:
+            raise ConfigError(
+                f"join: {self._algorithm!r} needs every rank in every step; give all ranks as many batches, by a "
+                f"DistributedSampler or drop_last=True, or train by gradient_allreduce or bytegrad"
+            )
+        self._native.check_alive()
+        self._native.abandon()
+        settings = (
+            f"divide_by_initial_world_size {divide_by_initial_world_size}, "
+            f"throw_on_early_termination {throw_on_early_termination}"
+        )
+        require_equal(self._control, [settings], "the setting of join")
+        # A sum is a sum, whoever takes part.
+        mean_of_active = not divide_by_initial_world_size and self._algorithm.average
+        self._native.start_join(mean_of_active, throw_on_early_termination, on_begin)
+
+    def shadow(self) -> bool:
+        """Takes part in the next synchronised backward of the ranks that have batches; False if none has.
+
+        Raises:
+            CommError: another rank has failed. This engine has stopped then.
+        """
+        with self._all_or_none():
+            return self._shadow()
+
+    def end(self, *, is_last: bool) -> None:
+        """All ranks get the weights, buffers, optimizer state and number of steps of one that `is_last`. Collective.
+
+        Args:
+            is_last: this rank has shadowed none of the others' backwards.
+        """
+        with self._all_or_none():
+            self._end(is_last=is_last)
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """What leaves it on one rank only would leave the others waiting."""
+        try:
+            yield
+        except BaseException as error:
+            if not self._native.ended_early:
+                self._native.give_up(f"join was left by {error!r}")
+            self._native.end_join()
+            raise
+
+    def _shadow(self) -> bool:
+        self._native.check_alive()
+        self._native.abandon()
+        self._native.survey()
+        return bool(self._native.shadow())
+
+    def _end(self, *, is_last: bool) -> None:
+        self._native.wait()
+        self._native.end_join()
+        source, steps, even = self._authority(is_last=is_last)
+        params = [param for _, param in self._members.parameters()]
+        buffers = [buffer for _, buffer in self._members.buffers()]
+        with torch.no_grad():
+            for comm, on_device in by_communicator(self._comm, self._control, [*params, *buffers]):
+                broadcast_tensors(comm, on_device, source)
+            for optimizer in [] if even else self._steps.optimizers:
+                _copy_state(self._control, optimizer, source)
+        self._steps.count = steps
+        self._native.set_optimizer_steps(steps)
+        if not is_last:
+            for param in params:
+                param.grad = None  # of steps that this rank has not taken
+
+    def _authority(self, *, is_last: bool) -> tuple[int, int, bool]:
+        """The rank to copy from, its number of optimizer steps, and whether no rank has shadowed another.
+
+        Of several ranks the one with the most steps, and of these the last.
+        """
+        mine = torch.tensor([int(is_last), self._steps.count], dtype=torch.int64, device="cpu")
+        every = torch.empty(2 * self._control.size, dtype=torch.int64, device="cpu")
+        self._control.all_gather(every, mine).wait()
+        ranks = [(*each, rank) for rank, each in enumerate(every.view(-1, 2).tolist())]
+        _last, steps, rank = max(ranks)
+        return rank, steps, all(last for last, *_ in ranks)
+
+
+def _copy_state(control: Communicator, optimizer: torch.optim.Optimizer, source: int) -> None:
+    """One rank's state and hyper-parameters, on all. Whole: a rank that never stepped has none to copy into."""
+    if isinstance(optimizer, Joinable):
+        return  # sharded over the ranks; joins by itself
+    file = io.BytesIO()
+    if control.rank == source:
+        torch.save(optimizer.state_dict(), file)
+    data = broadcast_bytes(control, file.getvalue(), source)
+    if control.rank != source:
+        optimizer.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+
+
+class ShadowHook(JoinHook):
+    """What torch.distributed.algorithms.Join calls when this rank is out of batches."""
+
+    def __init__(
+        self, uneven: UnevenInputs, *, divide_by_initial_world_size: bool, on_begin: Callable[[], None]
+    ) -> None:
+        uneven.begin(divide_by_initial_world_size=divide_by_initial_world_size, on_begin=on_begin)
+        self._uneven = uneven
+
+    def main_hook(self) -> None:
+        """In place of one backward of the others."""
+        self._uneven.shadow()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """When all ranks are out of batches."""
+        self._uneven.end(is_last=is_last_joiner)

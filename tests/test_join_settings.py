@@ -1,0 +1,99 @@
+"""model.join() with other algorithms, codecs, groups and optimizers than the plain ones. Ranks are threads."""
+
+import pytest
+import torch
+
+import gossamer as gs
+from models import flat_weights, relative_error, square
+from ranks import run_ranks
+from uneven import DETERMINISTIC, all_equal, alone, inputs, step, wrap
+
+EPOCHS = [[1, 3, 2], [2, 0, 4]]
+
+
+def train_epochs(comm, algorithm, group=None, divide=True):
+    model, optimizer = wrap(group or comm, algorithm)
+    for epoch, counts in enumerate(EPOCHS):
+        with model.join(divide):
+            for batch in inputs(comm.rank, counts[comm.rank], epoch):
+                step(model, optimizer, batch)
+    return flat_weights(model)
+
+
+@pytest.mark.parametrize("divide", [True, False], ids=["by-all", "by-active"])
+@pytest.mark.parametrize(
+    ("codec", "limit"),
+    [
+        (gs.BF16(), 0.01),
+        (gs.Int8(stochastic=True), 0.03),
+        (gs.ErrorFeedback(gs.Int4()), 0.1),
+        (gs.TopK(1.0), 1e-6),  # in Python
+    ],
+    ids=["bf16", "stochastic", "feedback", "python"],
+)
+def test_a_rank_that_shadows_takes_part_through_any_codec(codec, limit, divide):
+    results = run_ranks(3, lambda comm: train_epochs(comm, gs.GradientAllReduce(codec=codec), divide=divide))
+    assert all_equal(results)
+    assert relative_error(results[0], alone(EPOCHS, divide=divide)) < limit
+
+
+@pytest.mark.parametrize(("algorithm", "limit"), [("gradient_allreduce", 1e-6), ("bytegrad", 0.03)])
+def test_a_rank_that_shadows_takes_part_across_hosts(algorithm, limit):
+    results = run_ranks(3, lambda comm: train_epochs(comm, algorithm, gs.Hierarchical(comm, [[0, 1], [2]])))
+    assert all_equal(results)
+    assert relative_error(results[0], alone(EPOCHS)) < limit
+
+
+@pytest.mark.parametrize(
+    "make",
+    [torch.optim.Adam, lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9)],
+    ids=["adam", "momentum"],
+)
+def test_optimizer_state_is_that_of_the_rank_with_most_steps_also_where_a_rank_has_none(make):
+    epochs = [[0, 3], [2, 1], [2, 2]]
+
+    def body(comm):
+        model, optimizer = wrap(comm, DETERMINISTIC, make=make, lr=0.01)
+        weights = []
+        for epoch, counts in enumerate(epochs):
+            with model.join():
+                for batch in inputs(comm.rank, counts[comm.rank], epoch):
+                    step(model, optimizer, batch)
+                    weights.append(flat_weights(model))
+        return weights
+
+    first, second = run_ranks(2, body)
+    assert torch.equal(first[-1], second[-1])
+    assert torch.equal(first[-2], second[-2])  # within the last loop too, where nothing is copied
+    assert relative_error(first[-1], alone(epochs, make=make, lr=0.01)) < 1e-5
+
+
+def test_a_step_that_a_grad_scaler_skips_is_skipped_by_all_that_have_batches():
+    def body(comm):
+        model, optimizer = wrap(comm)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        with model.join():
+            for k, batch in enumerate(inputs(comm.rank, [1, 3, 3][comm.rank])):
+                optimizer.zero_grad()
+                loss = square(model(batch))
+                scaler.scale(loss * float("inf") if (comm.rank, k) == (2, 1) else loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return flat_weights(model), model.engine.optimizer_steps
+
+    results = run_ranks(3, body)
+    assert all_equal([weights for weights, _ in results])
+    assert [steps for _, steps in results] == [2] * 3
+
+
+def test_an_optimizer_that_the_wrapper_was_not_given_is_left_alone():
+    def body(comm):
+        model, optimizer = wrap(comm)
+        other = torch.optim.Adam(model.parameters(), lr=0.01 * (1 + comm.rank))
+        with model.join():
+            for batch in inputs(comm.rank, comm.rank):
+                step(model, optimizer, batch)
+                other.step()
+        return len(other.state), other.param_groups[0]["lr"]
+
+    assert run_ranks(2, body) == [(0, 0.01), (6, 0.02)]
