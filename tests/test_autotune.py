@@ -146,3 +146,17 @@ def test_error_feedback_loses_nothing_while_codecs_change():
     for sent, unsent, wanted in run_ranks(2, body):
         assert unsent.abs().max() < 1e-6 * wanted.abs().max()
         assert torch.allclose(sent, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
+
+
+def test_tuning_goes_on_while_a_rank_is_out_of_batches():
+    def body(comm):
+        options = {"autotune": True, "bucket_bytes": 64 * KIB, "first_bucket_bytes": 64 * KIB}
+        model, optimizer = wrap(comm, gs.ByteGrad(), build=deep, lr=0.01, **options)
+        with model.join():
+            for count in range(10 if comm.rank == 0 else search.MAX_STEPS):
+                step(model, optimizer, batch_of(comm, count))
+        return model.tuned, [param.detach() for param in model.parameters()]
+
+    (first, weights), (second, same) = run_ranks(2, body)
+    assert first == second is not None
+    assert all(map(torch.equal, weights, same))
