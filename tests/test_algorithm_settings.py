@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gossamer as gs
-from models import batches, mlp, seeded, shard, square
+from models import batches, flat_weights, mlp, seeded, shard, square
 from ranks import run_ranks
 from wrapped import step, wrap
 
@@ -130,3 +130,34 @@ def test_a_state_of_another_model_or_step_is_an_error_on_every_rank():
         model.close()
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("closed_after", [2, 8])
+@pytest.mark.parametrize(
+    ("algorithm", "make"),
+    [
+        (gs.QAdam, lambda params: gs.QAdamOptimizer(params, lr=0.01, warmup_steps=5)),
+        (
+            gs.ZeroOneAdam,
+            lambda params: gs.ZeroOneAdamOptimizer(params, lr=0.01, freeze_steps=9, variance_scaler=2),
+        ),
+    ],
+)
+def test_an_optimizer_goes_on_alone_when_its_wrapper_is_closed(algorithm, make, closed_after):
+    """As if there had been no wrapper: one rank's averages are its own."""
+
+    def body(comm):
+        trained = []
+        for wrapped in (True, False):
+            model = seeded(mlp)
+            optimizer = make(model.parameters())
+            if wrapped:
+                wrapper = gs.DataParallel(model, optimizer, algorithm=algorithm(), process_group=comm)
+            for number, batch in enumerate(batches(14)):
+                if wrapped and number == closed_after:
+                    wrapper.close()
+                step(wrapper if wrapped and number < closed_after else model, optimizer, batch)
+            trained.append(flat_weights(model))
+        return torch.allclose(*trained, rtol=1e-5, atol=1e-6)  # 0/1 Adam sums its updates apart
+
+    assert run_ranks(1, body) == [True]

@@ -44,17 +44,17 @@ class Slow(gs.Codec):
         return self.codec.decode(wire, out)
 
 
-def tune(comm, algorithm, *, build=deep, features=64, more=0, **options):
+def tune(comm, algorithm, *, build=deep, dtype=torch.float32, more=0, **options):
     """Steps until tuning is over, and `more`; the wrapper, its optimizer and the steps."""
     options = {"autotune": True, "bucket_bytes": 64 * KIB, "first_bucket_bytes": 64 * KIB, **options}
     model, optimizer = wrap(comm, algorithm, build=build, lr=0.01, **options)
     for count in itertools.count(1):
-        step(model, optimizer, batch_of(comm, count, features))
+        step(model, optimizer, batch_of(comm, count).to(dtype))
         assert count <= search.MAX_STEPS
         if model.tuned is not None:
             break
     for extra in range(more):
-        step(model, optimizer, batch_of(comm, count + 1 + extra, features))
+        step(model, optimizer, batch_of(comm, count + 1 + extra).to(dtype))
     return model, optimizer, count
 
 

@@ -44,16 +44,15 @@ class GradientAllReduce(Algorithm):
         self.deterministic, self.average = deterministic, average
         self.codec = codec if codec is not None or not deterministic else Identity()
         self._comm: Communicator | None = None
-        self._allowed: list[Codec | None] = []
         self._tuned: dict[str, Codec | None] = {}
 
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
-        self._allowed, self._tuned = [], {}
+        self._tuned = {}
 
     def block(self) -> int:
         """The codec's: no block holds two parameters, so the result does not depend on the bucket plan."""
-        codecs = [codec for codec in [self.codec, *self._allowed] if codec is not None]
+        codecs = [codec for codec in [self.codec, *self._tuned.values()] if codec is not None]
         return math.lcm(*(codec.block for codec in codecs))
 
     def alignment(self, comm: Communicator) -> int:
@@ -82,27 +81,19 @@ class GradientAllReduce(Algorithm):
         )
 
     def codec_choices(self, extra: Sequence[Codec | None]) -> list[Codec | None]:
-        """Exactly, and `extra`; nothing where the bits must not depend on what was measured.
-
-        Where the own codec feeds its errors back, all do: so none is left behind when another codec takes over.
-        """
+        """Exactly, and `extra`; nothing where the bits must not depend on what was measured."""
         if self.deterministic:
             return super().codec_choices(extra)
-        own = self.codec.codecs if isinstance(self.codec, Adaptive) else [self.codec]
-        feedback = any(isinstance(codec, ErrorFeedback) for codec in own)
-        choices: list[Codec | None] = []
-        for codec in [None, *extra]:
-            if isinstance(codec, ErrorFeedback) and not feedback:
+        for codec in extra:
+            if isinstance(codec, ErrorFeedback):
                 raise ConfigError(
-                    f"autotune: {codec!r} feeds errors back, and {self!r} does not, which would lose the last ones; "
-                    f"give both of them error feedback, or none"
+                    f"autotune: codecs must be given without error feedback, got {codec!r}; with every codec "
+                    f"errors are fed back where the algorithm's own does so"
                 )
-            wrap = feedback and not isinstance(codec, ErrorFeedback)
-            choices.append(ErrorFeedback(codec or Identity()) if wrap else codec)
-        everywhere = [repr(own[0])] if len({repr(codec) for codec in own}) == 1 else []
-        choices = [choice for choice in choices if repr(choice) not in everywhere]
-        self._allowed = choices
-        return choices
+        own = self.codec.codecs if isinstance(self.codec, Adaptive) else [self.codec]
+        used = {repr(codec.codec if isinstance(codec, ErrorFeedback) else codec) for codec in own}
+        choices = {repr(codec): codec for codec in [None, *extra]}
+        return [codec for name, codec in choices.items() if {name} != used]
 
     def use_codecs(self, codecs: Mapping[str, Codec | None]) -> None:
         self._tuned = dict(codecs)
@@ -114,6 +105,14 @@ class GradientAllReduce(Algorithm):
         return self.codec.choose(name, param) or exact
 
     def _codec_of(self, bucket: Any) -> Codec | None:
-        if all(name in self._tuned for name in bucket.names):
-            return self._tuned[bucket.names[0]]
-        return self._choose(bucket.names[0], bucket.params[0])
+        own = self._choose(bucket.names[0], bucket.params[0])
+        if any(name not in self._tuned for name in bucket.names):
+            return own
+        codec = self._tuned[bucket.names[0]]
+        if isinstance(own, ErrorFeedback):  # so that what the codec before has left out is sent
+            return ErrorFeedback(codec or Identity())
+        if codec is None and own is not None and bucket.dtype.itemsize == 2:
+            return (
+                Identity()
+            )  # sums in float32, as codecs do; the backend's own all-reduce may sum in 16 bits
+        return codec

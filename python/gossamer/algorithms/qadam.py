@@ -170,6 +170,9 @@ class QAdam(Algorithm):
             self.submit(bucket, self._average_momentum)
         self.wait()
 
+    def close(self, *, crashed: bool = False) -> None:
+        self._optimizer.frozen = None  # the optimizer goes on alone
+
     def _average_momentum(self, bucket: Any) -> None:
         for param, view in zip(bucket.params, bucket.views("momentum"), strict=True):
             state = self._optimizer.state_of(param)

@@ -175,6 +175,9 @@ class ZeroOneAdam(Algorithm):
     def before_step(self, step: int) -> None:
         self._optimizer.steps = step
 
+    def close(self, *, crashed: bool = False) -> None:
+        self._optimizer.steps = None  # the optimizer goes on alone
+
     def after_step(self, step: int) -> None:
         if self._optimizer.takes_variance(step - 1):
             self.after_consensus()  # the step was made of equal gradients, from equal weights

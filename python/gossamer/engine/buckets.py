@@ -75,6 +75,7 @@ class Buckets:
 
     def load(self, names: Sequence[Sequence[str]], *, rebuild: bool) -> None:
         """Takes the plan of another run; `rebuild`: even if it is this one's too."""
+        self._timed = False
         number = {name: index for index, name in enumerate(self._names)}
         plan = [[number[name] for name in bucket] for bucket in names]
         self._order = [index for bucket in plan for index in bucket]

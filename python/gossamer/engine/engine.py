@@ -231,7 +231,7 @@ class Engine:
         if problem:
             raise ConfigError(f"load_state_dict: must be given what state_dict() returned, got {problem}")
         self._load_tuned(state["tuned"])
-        self._buckets.load(state["plan"], rebuild=self._tuner is not None or state["tuned"] is not None)
+        self._buckets.load(state["plan"], rebuild=bool(self._choices) or self._tuner is not None)
         restore_fields(self.buckets, state["fields"])
         self._steps.count = state["optimizer_steps"]
         self._native.resume(state["backward_count"], state["optimizer_steps"])
@@ -245,7 +245,9 @@ class Engine:
         if tuned:
             self._buckets.bucket_bytes = tuned["bucket_bytes"]
             self._end_tuning(Tuned(tuned["bucket_bytes"], dict(tuned["codecs"])))
-        elif self._tuner is not None:
+            return
+        self.tuned = None
+        if self._tuner is not None:
             self._begin_tuning()
 
     # --- wiring ---
@@ -262,7 +264,6 @@ class Engine:
 
     def _begin_tuning(self) -> None:
         assert self._tuner is not None
-        self.tuned = None
         self._tuner.restart()
         self._native.set_on_end(weak_call(weakref.WeakMethod(self._tuner.backward_ended)))
 

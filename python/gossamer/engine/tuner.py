@@ -30,7 +30,8 @@ class Autotune:
         bucket_bytes: sizes to try beside the wrapper's own. None: powers of two from 256 KiB, and all in one, as far
             as they make other plans; ten sizes at most.
         codecs: what a bucket may travel by beside the algorithm's codec, and beside exactly. By default a bucket is
-            never sent with less precision than the algorithm has. None in it means exactly.
+            never sent with less precision than the algorithm has. Errors are fed back where the algorithm's own codec
+            does so, with every codec.
 
     Raises:
         ConfigError: sizes that are not positive, a codec that is none, or so many that 200 steps are not enough.
@@ -41,15 +42,18 @@ class Autotune:
 
     def __post_init__(self) -> None:
         sizes = self.bucket_bytes if self.bucket_bytes is not None else ()
-        if not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise ConfigError(f"Autotune: bucket_bytes must be positive integers, got {self.bucket_bytes!r}")
-        if not all(codec is None or isinstance(codec, Codec) for codec in self.codecs):
-            raise ConfigError(f"Autotune: codecs must be Codecs or None, got {self.codecs!r}")
-        needed = search.steps_needed(1 + len(sizes), 2 + len(self.codecs))
+        if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ConfigError(f"Autotune: bucket_bytes must be a list of positive integers, got {sizes!r}")
+        codecs = self.codecs
+        listed = isinstance(codecs, Sequence)
+        if not listed or not all(codec is None or isinstance(codec, Codec) for codec in codecs):
+            raise ConfigError(f"Autotune: codecs must be a list of Codecs or None, got {codecs!r}")
+        tried = 1 + len(sizes) if self.bucket_bytes is not None else search.MOST_SIZES
+        needed = search.steps_needed(tried, 2 + len(codecs))
         if needed > search.MAX_STEPS:
             raise ConfigError(
-                f"Autotune: must converge within {search.MAX_STEPS} steps, but {len(sizes)} sizes and "
-                f"{len(self.codecs)} codecs take up to {needed}; give fewer"
+                f"Autotune: must converge within {search.MAX_STEPS} steps, but {tried} sizes and "
+                f"{len(codecs)} codecs take up to {needed}; give fewer"
             )
 
 
@@ -129,6 +133,8 @@ class Tuner:
 
     def backward_ended(self) -> None:
         """Takes the time. When a trial is over: agrees on its outcome, and puts the next one into effect."""
+        if self._search is not None and self._buckets.all is not self._planned:
+            self.restart()  # parameters were thawed, or the order of arrival came late: it is another plan
         if self._search is None:
             self._steps, self._tried = 0, []
             sizes = self._sizes()
@@ -136,11 +142,6 @@ class Tuner:
             self._advance(lambda begun: next(begun))
             return
         self._steps += 1
-        if (
-            len(self._buckets.all) != self._count
-        ):  # parameters were thawed: what was measured is another model's
-            self._apply(self._trial)
-            return
         self._marks.append(_mark(self._buckets.all[0].device))
         if len(self._marks) == self._trial.steps + 1:
             outcome = self._outcome()
@@ -164,7 +165,7 @@ class Tuner:
         self._trial = trial
         self._marks: list[Any] = []
         self._install(trial, timed=True)
-        self._count = len(self._buckets.all)
+        self._planned = self._buckets.all  # another list whenever the plan changes
 
     def _finish(self, best: Trial) -> None:
         codecs = self._install(best, timed=False)
