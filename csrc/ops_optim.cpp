@@ -3,6 +3,7 @@
 // tensors that lie in a row; the arithmetic is in optim/.
 #include <ATen/DeviceGuard.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -30,6 +31,7 @@ struct Batch {
   at::Device device;
   Dtype dtype;
   double step;
+  const DeviceKernels* kernels;
   std::vector<optim::Segment> segments;
 };
 
@@ -54,14 +56,13 @@ class Step {
     check_like(param, grad, "gradient", type);
     for (const auto& state : states) check_like(param, state, "state", state_type);
 
-    bool in_order = param.is_non_overlapping_and_dense() && has_order_of(param, grad);
-    for (const auto& state : states) in_order = in_order && has_order_of(param, state);
-    optim::Segment segment{changed(param, in_order), nullptr, {}, param.numel()};
-    copies_.push_back(in_order ? grad : grad.contiguous());
-    segment.grad = copies_.back().const_data_ptr();
+    Batch& batch = batch_of(param.device(), dtype, step);
+    // What decides is the order in which the parameter's elements lie in memory; the others follow it.
+    const at::Tensor base = param.is_non_overlapping_and_dense() ? param : param.contiguous();
+    optim::Segment segment{changed(param, base), in_order_of(base, grad).const_data_ptr(), {}, param.numel()};
     int k = 0;
-    for (const auto& state : states) segment.states[k++] = changed(state, in_order);
-    if (segment.numel > 0) batch_of(param.device(), dtype, step).segments.push_back(segment);
+    for (const auto& state : states) segment.states[k++] = changed(state, in_order_of(base, state));
+    if (segment.numel > 0) batch.segments.push_back(segment);
   }
 
   // kernel(table, batch) for every batch, on its device.
@@ -70,7 +71,7 @@ class Step {
     for (Batch& batch : batches_) {
       join(batch);
       const c10::OptionalDeviceGuard guard(batch.device);
-      kernel(device_kernels(batch.device.type()), batch);
+      kernel(*batch.kernels, batch);
     }
     for (const auto& [tensor, copy] : put_back_) tensor.copy_(copy);
     for (const at::Tensor& tensor : changed_)
@@ -87,14 +88,16 @@ class Step {
           other.scalar_type(), " ", other.sizes(), " on ", other.device());
   }
 
-  static bool has_order_of(const at::Tensor& param, const at::Tensor& other) {
-    return (param.is_contiguous() && other.is_contiguous()) || other.strides() == param.strides();
+  const at::Tensor& in_order_of(const at::Tensor& base, const at::Tensor& tensor) {
+    const bool alike = (base.is_contiguous() && tensor.is_contiguous()) || tensor.strides() == base.strides();
+    kept_.push_back(alike ? tensor
+                          : at::empty_strided(base.sizes(), base.strides(), tensor.options()).copy_(tensor));
+    return kept_.back();
   }
 
-  void* changed(const at::Tensor& tensor, bool in_order) {
+  // `memory` is the tensor or a copy of it.
+  void* changed(const at::Tensor& tensor, const at::Tensor& memory) {
     changed_.push_back(tensor);
-    const at::Tensor memory = in_order ? tensor : tensor.contiguous();
-    copies_.push_back(memory);
     if (!memory.is_same(tensor)) put_back_.emplace_back(tensor, memory);
     return memory.data_ptr();
   }
@@ -102,7 +105,7 @@ class Step {
   Batch& batch_of(at::Device device, Dtype dtype, double step) {
     for (Batch& batch : batches_)
       if (batch.device == device && batch.dtype == dtype && batch.step == step) return batch;
-    return batches_.emplace_back(Batch{device, dtype, step, {}});
+    return batches_.emplace_back(Batch{device, dtype, step, &device_kernels(device.type()), {}});
   }
 
   // Buckets hold parameters in the order of backward, optimizers in that of the model: hence the sort.
@@ -130,7 +133,7 @@ class Step {
   const char* where_;
   std::vector<Batch> batches_;
   std::vector<at::Tensor> changed_;
-  std::vector<at::Tensor> copies_;  // keeps alive what the segments point at
+  std::vector<at::Tensor> kept_;  // until the kernels have their memory
   std::vector<std::pair<at::Tensor, at::Tensor>> put_back_;
 };
 
