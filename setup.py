@@ -21,8 +21,8 @@ TORCH_FREE_FOLDERS = ("base", "codec", "flat", "optim", "shm")
 TORCH_FOLDERS = ("backend", "comm", "collectives", "engine")
 CXX_FLAGS = ["-O3", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-fvisibility=hidden"]
 NVCC_FLAGS = ["-O3", "--fmad=false", "-Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-ffp-contract=off"]
-INSTRUCTION_SETS = {  # file of csrc/codec: the flags it alone gets
-    "cpu_avx2.cpp": ["-mavx2", "-mf16c"],
+INSTRUCTION_SETS = {  # file of csrc/codec, csrc/optim or csrc/shm: the flags it alone gets
+    "cpu_avx2.cpp": ["-mavx2", "-mf16c", "-mfma"],
     "cpu_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c"],
 }
 CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")  # those nvcc knows; PTX for the last
@@ -155,7 +155,8 @@ class BuildGossamer(BuildExtension):
 def extension():
     # Named again as system directories, torch's headers raise no warnings of ours.
     system = include_paths("cuda" if WITH_CUDA else "cpu")
-    cxx = [*CXX_FLAGS, *(f"-isystem{path}" for path in system)]
+    # For at::parallel_for. Not given to the linker: the threads are those of torch's own OpenMP library.
+    cxx = [*CXX_FLAGS, "-fopenmp", *(f"-isystem{path}" for path in system)]
     arguments = {
         "name": "gossamer._C",
         "sources": sources(),

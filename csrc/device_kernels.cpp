@@ -2,6 +2,8 @@
 // which is only part of CUDA builds.
 #include "device_kernels.h"
 
+#include <ATen/Parallel.h>
+
 #include <array>
 #include <optional>
 #include <sstream>
@@ -16,6 +18,19 @@ constexpr size_t kDeviceTypes = static_cast<size_t>(c10::COMPILE_TIME_MAX_DEVICE
 std::array<std::optional<DeviceKernels>, kDeviceTypes>& tables() {
   static std::array<std::optional<DeviceKernels>, kDeviceTypes> instance;
   return instance;
+}
+
+constexpr int64_t kThreadNumel = 32768;  // fewer elements are not worth a thread; torch's own measure
+
+// body(begin, end) on torch's threads, for parts of the elements of all segments. An update takes the caller's
+// time, unlike the codecs, which run beside it on the engine's thread.
+template <class Body>
+void on_threads(const optim::Segment* segments, int64_t count, const Body& body) {
+  int64_t numel = 0;
+  for (const optim::Segment* s = segments; s != segments + count; ++s) numel += s->numel;
+  // at::parallel_for also sets up the calling thread's share of threads, which MKL goes by from then on.
+  if (numel <= kThreadNumel) return body(0, numel);
+  at::parallel_for(0, numel, kThreadNumel, body);
 }
 
 // The instruction set can be changed by tests, so the CPU table looks it up at each call.
@@ -35,6 +50,14 @@ const DeviceKernels kCpu{
     flat::gather,
     flat::scatter,
     flat::scale,
+    [](Dtype dtype, const optim::Adam& adam, const optim::Segment* segments, int64_t count) {
+      on_threads(segments, count,
+                 [&](int64_t begin, int64_t end) { optim::adam(dtype, adam, segments, count, begin, end); });
+    },
+    [](Dtype dtype, const optim::Sgd& sgd, const optim::Segment* segments, int64_t count) {
+      on_threads(segments, count,
+                 [&](int64_t begin, int64_t end) { optim::sgd(dtype, sgd, segments, count, begin, end); });
+    },
 };
 
 const bool kCpuRegistered = register_device_kernels(c10::DeviceType::CPU, kCpu);

@@ -1,5 +1,5 @@
-// One table of codec and flat kernels per device type, with the signatures of codec.h and flat.h. The CUDA
-// table adds the current stream. Used by ops.cpp, collectives/ and engine/, so that none of them asks which
+// One table of codec, flat and optimizer kernels per device type, with the signatures of codec.h, flat.h and
+// optim.h. The CUDA table adds the current stream, the CPU table torch's threads where they pay. Used by ops.cpp, collectives/ and engine/, so that none of them asks which
 // device it is on.
 #pragma once
 
@@ -7,6 +7,7 @@
 
 #include "codec/codec.h"
 #include "flat/flat.h"
+#include "optim/optim.h"
 
 namespace gossamer {
 
@@ -20,6 +21,8 @@ struct DeviceKernels {
   void (*gather)(Dtype, const flat::Segment*, int64_t count, void* flat, double scale);
   void (*scatter)(Dtype, const flat::Segment*, int64_t count, const void* flat, double scale);
   void (*scale)(Dtype, void* flat, int64_t numel, double scale);
+  void (*adam)(Dtype, const optim::Adam&, const optim::Segment*, int64_t count);
+  void (*sgd)(Dtype, const optim::Sgd&, const optim::Segment*, int64_t count);
 };
 
 // Throws PythonError(config) for a device type that this build has no kernels for.

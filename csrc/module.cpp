@@ -10,6 +10,7 @@
 #include "comm/c10d.h"
 #include "engine/engine.h"
 #include "errors.h"
+#include "optim/optim.h"
 
 namespace py = pybind11;
 using namespace gossamer;
@@ -103,8 +104,9 @@ void bind_collectives(py::module_& module) {
       },
       py::arg("comm"), py::arg("codec"), py::arg("out"), py::arg("x"), py::arg("nonce") = 0, Release());
   module.def("instruction_set", [] { return std::string(codec::kernels().name); });
-  module.def("select_instruction_set",
-             [](const std::string& name) { return codec::select_kernels(name.c_str()); });
+  module.def("select_instruction_set", [](const std::string& name) {
+    return codec::select_kernels(name.c_str()) && optim::select_kernels(name.c_str());
+  });
 }
 
 void bind_engine(py::module_& module) {

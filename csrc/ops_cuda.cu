@@ -5,6 +5,7 @@
 #include "codec/cuda.h"
 #include "device_kernels.h"
 #include "flat/cuda.h"
+#include "optim/cuda.h"
 
 namespace gossamer {
 namespace {
@@ -32,6 +33,12 @@ const DeviceKernels kCuda{
     },
     [](Dtype dtype, void* flat, int64_t numel, double scale) {
       flat::cuda::scale(dtype, flat, numel, scale, current_stream());
+    },
+    [](Dtype dtype, const optim::Adam& adam, const optim::Segment* segments, int64_t count) {
+      optim::cuda::adam(dtype, adam, segments, count, current_stream());
+    },
+    [](Dtype dtype, const optim::Sgd& sgd, const optim::Segment* segments, int64_t count) {
+      optim::cuda::sgd(dtype, sgd, segments, count, current_stream());
     },
 };
 

@@ -22,7 +22,7 @@ def give_gradients(params, step, *, holes=True) -> None:
     """New gradient tensors; with holes, every ninth parameter has none, other ones each step."""
     generator = torch.Generator().manual_seed(step)
     for index, param in enumerate(params):
-        gradient = torch.randn(param.shape, generator=generator, dtype=F64).to(param.dtype)
+        gradient = torch.randn(param.shape, generator=generator, dtype=F64).to(param.device, param.dtype)
         param.grad = None if holes and (step + index) % 9 == 0 else gradient
 
 

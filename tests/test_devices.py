@@ -12,8 +12,9 @@ import torch
 from torch import nn
 import gossamer as gs
 
-device, name = sys.argv[1:]
+device, name, optimizers = sys.argv[1:]
 algorithm = gs.GradientAllReduce(deterministic=True) if name == "deterministic" else name
+optim = gs.optim if optimizers == "gs.optim" else torch.optim
 gs.init(backend="gloo")
 
 def build():
@@ -25,7 +26,7 @@ def weights(model):
 
 def train(network, rows):
     model = network
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    optimizer = optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     if rows is not None:
         model = gs.DataParallel(network, optimizer, algorithm=algorithm, bucket_bytes=20000, first_bucket_bytes=2000)
     generator = torch.Generator().manual_seed(1)
@@ -58,10 +59,18 @@ ON_A_GPU = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "deterministic", "bytegrad"])
+@pytest.mark.parametrize(
+    ("algorithm", "optimizers"),
+    [
+        ("gradient_allreduce", "torch.optim"),
+        ("gradient_allreduce", "gs.optim"),
+        ("deterministic", "torch.optim"),
+        ("bytegrad", "torch.optim"),
+    ],
+)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=ON_A_GPU)])
-def test_two_processes_train_as_one_and_can_join_again(device, algorithm, tmp_path):
-    error, equal, joined = run_job(JOB, 2, tmp_path, device, algorithm).split()
+def test_two_processes_train_as_one_and_can_join_again(device, algorithm, optimizers, tmp_path):
+    error, equal, joined = run_job(JOB, 2, tmp_path, device, algorithm, optimizers).split()
     assert float(error) < (0.05 if algorithm == "bytegrad" else 1e-4)
     assert equal == "True"
     assert joined == "2.0"

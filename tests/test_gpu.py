@@ -1,4 +1,6 @@
-"""What only a GPU can show: equal bytes on CPU and CUDA, and collectives on CUDA tensors. Run by `make gpu-check`.
+"""What only a GPU can show: equal bytes on CPU and CUDA, of codecs and optimizers, and collectives on CUDA tensors.
+
+Run by `make gpu-check`.
 
 Training on a GPU is in test_devices.py, with processes: autograd has one thread for each device.
 
@@ -15,6 +17,7 @@ import gossamer as gs
 from codec_cases import CODECS, DTYPES
 from gossamer import _C, _ops, comm
 from models import relative_error
+from optimizers import assert_same, give_gradients
 from ranks import keep_alive, run_threads
 
 pytestmark = [
@@ -77,3 +80,72 @@ def test_all_reduce_of_cuda_tensors_is_what_it_is_on_the_cpu(codec):
     first, second = run_cuda_ranks(2, body)
     assert torch.equal(first, second)
     assert relative_error(first.double(), reference.double()) < 0.02
+
+
+OPTIMIZERS = [
+    ("SGD", {"lr": 0.1, "weight_decay": 0.01, "maximize": True}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
+    ("Adam", {"weight_decay": 0.1, "betas": (0.4, 0.99)}),
+    ("AdamW", {"maximize": True}),
+]
+
+
+def stepped(name, options, sizes, dtype, device, *, in_a_row, steps=4):
+    """Parameters and optimizer after some steps, all on the CPU. in_a_row: also at places no vector load may start."""
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.randn(sum(sizes), generator=generator, dtype=torch.float64).to(device, dtype).split(sizes)
+    params = [torch.nn.Parameter(part if in_a_row else part.clone()) for part in parts]
+    optimizer = getattr(gs.optim, name)(params, **options)
+    for index in range(steps):
+        give_gradients(params, index, holes=index == 2)
+        optimizer.step()
+    for state in optimizer.state.values():
+        state.update({key: value.cpu() for key, value in state.items()})
+    return [param.detach().cpu() for param in params], optimizer
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("in_a_row", [False, True], ids=["apart", "in a row"])
+def test_optimizers_leave_equal_bits_on_cuda_and_cpu(name, options, dtype, in_a_row):
+    sizes = [0, 1, 3, 4, 5, 255, 256, 257, 1021, 4095, 4096, 4097, 100_003]
+    here = stepped(name, options, sizes, dtype, "cpu", in_a_row=in_a_row)
+    there = stepped(name, options, sizes, dtype, "cuda", in_a_row=in_a_row)
+    assert_same(there, here)
+
+
+def test_more_parameters_than_one_launch_takes_are_all_stepped():
+    sizes = [index % 7 * 3 + 1 for index in range(300)]
+    here = stepped("Adam", {}, sizes, torch.float32, "cpu", in_a_row=False)
+    there = stepped("Adam", {}, sizes, torch.float32, "cuda", in_a_row=False)
+    assert_same(there, here)
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+def test_a_step_on_cuda_is_near_torchs(name, options):
+    """torch's own CUDA kernels divide and fuse otherwise than its CPU kernels, so bits are not compared."""
+    start = torch.randn(10_007, generator=torch.Generator().manual_seed(0))
+    ends = []
+    for kind in (gs.optim, torch.optim):
+        param = torch.nn.Parameter(start.cuda())
+        optimizer = getattr(kind, name)([param], **options)
+        for index in range(4):
+            give_gradients([param], index, holes=False)
+            optimizer.step()
+        ends.append(param.detach() - start.cuda())
+    assert relative_error(ends[0], ends[1]) < 1e-5
+
+
+def test_a_step_on_another_stream_waits_for_that_stream_alone():
+    param = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda"))
+    optimizer = gs.optim.SGD([param], lr=1.0)
+    stream = torch.cuda.Stream()
+    param.grad = torch.zeros_like(param)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        param.grad.fill_(1.0)
+        optimizer.step()
+    stream.synchronize()
+    assert torch.equal(param.detach().cpu(), torch.full((1 << 20,), -1.0))

@@ -16,7 +16,7 @@ LAYERS = (
     {"errors", "_C"},
     {"config"},
     {"_ops", "work", "observe", "runtime"},
-    {"comm", "codec"},
+    {"comm", "codec", "optim"},
     {"collectives", "topology"},
     {"engine"},
     {"algorithms"},

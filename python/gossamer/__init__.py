@@ -7,6 +7,7 @@
 
 import torch as _torch  # noqa: F401  (loads the libraries that gossamer._C links against)
 
+from gossamer import optim
 from gossamer.algorithms import (
     Algorithm,
     AsyncModelAverage,
@@ -85,6 +86,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "optim",
     "rank",
     "reduce_scatter",
     "shutdown",

@@ -1,6 +1,7 @@
-"""Typed wrappers of the native codec operations, and their shapes for torch.compile.
+"""Typed wrappers of the native operations of codecs and optimizers, and the codecs' shapes for torch.compile.
 
-Nothing is computed here: `torch.ops.gossamer.*` lives in csrc/ops.cpp. Called by the codec classes.
+Nothing is computed here: `torch.ops.gossamer.*` lives in csrc/ops.cpp and csrc/ops_optim.cpp. Called by the codec
+classes and by optim.py.
 """
 
 import torch
@@ -68,3 +69,70 @@ def _reduce_encode_shape(
     wire: Tensor, kind: int, block: int, dtype: torch.dtype, row_numel: int, scale: float, key: int = 0
 ) -> Tensor:
     return wire.new_empty((1, wire.size(1)))
+
+
+def adam_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled_weight_decay: bool,
+    maximize: bool,
+) -> None:
+    """One step of Adam on all parameters, which may differ in dtype and device: changes all but the gradients.
+
+    Args:
+        exp_avgs, exp_avg_sqs: float32, or float64 for float64 parameters.
+        steps: one number each, on the CPU; counts on by one.
+
+    Raises:
+        ConfigError: tensors that do not fit together.
+    """
+    _ops.adam_step_.default(
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        steps,
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay,
+        decoupled_weight_decay,
+        maximize,
+    )
+
+
+def sgd_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    momentum_buffers: list[Tensor],
+    *,
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    maximize: bool,
+    first: bool,
+) -> None:
+    """One step of SGD on all parameters, which may differ in dtype and device: changes all but the gradients.
+
+    Args:
+        momentum_buffers: float32, or float64 for float64 parameters; an empty list where momentum is 0.
+        first: they hold nothing yet, and become the gradients.
+
+    Raises:
+        ConfigError: tensors that do not fit together.
+    """
+    _ops.sgd_step_.default(
+        params, grads, momentum_buffers, lr, momentum, dampening, weight_decay, nesterov, maximize, first
+    )

@@ -3,6 +3,7 @@
 #include "codec/cuda.h"
 #include "codec_support.h"
 #include "flat/cuda.h"
+#include "optim/cuda.h"
 
 namespace gossamer::test {
 namespace {
@@ -140,6 +141,52 @@ TEST_F(Cuda, GatherAndScatterMoveTheBitsOfMoreSegmentsThanOneTableHolds) {
       flat::scale(dtype, expected.data(), numel, scale);
       flat::cuda::scale(dtype, device_flat.data(), numel, scale, nullptr);
       ASSERT_EQ(device_flat.get(), expected);
+    }
+}
+
+// More segments than one table holds, cut from four long memories, so that most of them start at no vector's place.
+TEST_F(Cuda, OptimizersLeaveTheBitsOfTheCpu) {
+  std::vector<int64_t> sizes = {0, 4095, 4096, 4097, 20001};
+  for (int i = 0; i < 200; ++i) sizes.push_back(i % 7 * 3 + 1);
+  int64_t numel = 0;
+  for (int64_t n : sizes) numel += n;
+  for (Dtype dtype : kDtypes)
+    for (int variant = 0; variant < 4; ++variant) {
+      const Dtype wide = accumulate_dtype(dtype);
+      auto squares = make_values(numel, Temper::ordinary, 89);
+      for (float& x : squares) x = std::fabs(x);
+      Bytes host[] = {as_bytes(dtype, make_values(numel, Temper::ordinary, 83)),
+                      as_bytes(dtype, make_values(numel, Temper::with_inf, 85)),
+                      as_bytes(wide, make_values(numel, Temper::ordinary, 87)), as_bytes(wide, squares)};
+      const DeviceBytes device[] = {DeviceBytes(host[0]), DeviceBytes(host[1]), DeviceBytes(host[2]),
+                                    DeviceBytes(host[3])};
+      std::vector<optim::Segment> here, there;
+      int64_t offset = 0;
+      for (int64_t n : sizes) {
+        const int64_t at = offset * element_size(dtype), state_at = offset * element_size(wide);
+        here.push_back({host[0].data() + at,
+                        host[1].data() + at,
+                        {host[2].data() + state_at, host[3].data() + state_at},
+                        n});
+        there.push_back({device[0].data() + at,
+                         device[1].data() + at,
+                         {device[2].data() + state_at, device[3].data() + state_at},
+                         n});
+        offset += n;
+      }
+      const auto count = static_cast<int64_t>(sizes.size());
+      if (variant < 2) {
+        const optim::Adam adam{variant == 0 ? 0.9 : 0.3, 0.999, 1e-8, 0.01, 0.3, 0.1 * variant, 0.999, false};
+        optim::adam(dtype, adam, here.data(), count, 0, numel);
+        optim::cuda::adam(dtype, adam, there.data(), count, nullptr);
+      } else {
+        const optim::Sgd sgd{0.1, variant == 2 ? 0.9 : 0.0, 0.2, 0.01, true, false, false};
+        optim::sgd(dtype, sgd, here.data(), count, 0, numel);
+        optim::cuda::sgd(dtype, sgd, there.data(), count, nullptr);
+      }
+      const std::string where = "variant " + std::to_string(variant);
+      expect_same_values(dtype, host[0], device[0].get(), where);
+      for (int k : {2, 3}) expect_same_values(wide, host[k], device[k].get(), where + " state");
     }
 }
 

@@ -1,0 +1,87 @@
+// The lanes of the updates: one number (host, CUDA thread) or one vector register of numbers. Narrower than
+// those of base/lanes.h, which hold 32 floats: an update keeps four streams and nine constants in registers. And
+// for float64 as well. V has the operators + - * / and unary -, by the compiler's own vectors. Included by rules.h.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "base/lanes.h"
+
+namespace gossamer::GOSSAMER_ISA {
+
+// a * b + c, rounded once. Without the instruction it is a library call: right, and slow.
+HD float multiply_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+HD double multiply_add(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+  return __fma_rn(a, b, c);
+#else
+  return __builtin_fma(a, b, c);
+#endif
+}
+
+HD float square_root(float x) { return Scalar::sqrt(x); }
+HD double square_root(double x) {
+#if defined(__CUDA_ARCH__)
+  return __dsqrt_rn(x);
+#else
+  return __builtin_sqrt(x);
+#endif
+}
+
+template <class Number>
+struct One {
+  using N = Number;
+  using V = Number;
+  static constexpr int width = 1;
+
+  static HD V set(N x) { return x; }
+  // Tensors may start at any byte on the host; on a device the caller has seen to their alignment.
+  template <class T>
+  static HD V load(const T* p) {
+#if defined(__CUDA_ARCH__)
+    return widened(*p);
+#else
+    T element;
+    memcpy(&element, p, sizeof(T));
+    return widened(element);
+#endif
+  }
+  template <class T>
+  static HD void store(T* p, V x) {
+    T element;
+    narrow(x, element);
+#if defined(__CUDA_ARCH__)
+    *p = element;
+#else
+    memcpy(p, &element, sizeof(T));
+#endif
+  }
+
+ private:
+  static HD V widened(N x) { return x; }
+  static HD V widened(Half x) { return Scalar::load(&x); }
+  static HD V widened(Bfloat x) { return Scalar::load(&x); }
+  static HD void narrow(V x, N& element) { element = x; }
+  static HD void narrow(V x, Half& element) { Scalar::store(&element, x); }
+  static HD void narrow(V x, Bfloat& element) { Scalar::store(&element, x); }
+};
+
+}  // namespace gossamer::GOSSAMER_ISA
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#include "optim/lane_avx512.h"
+#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+#include "optim/lane_avx2.h"
+#else
+namespace gossamer::GOSSAMER_ISA {
+template <class Number>
+using Lane = One<Number>;
+}
+#endif
