@@ -129,6 +129,8 @@ def main() -> None:
         return
     job = {"quick": options.quick}
     show("one host, Gloo", run_processes(2, job))
+    if options.quick:
+        return
     if why := missing():
         print(f"not measured over a slow link: {why}", file=sys.stderr)
     else:

@@ -69,7 +69,8 @@ const Kernels* if_supported(const Kernels* table, bool supported) { return suppo
 
 #if defined(__x86_64__) || defined(__i386__)
 const Kernels* usable_avx2() {
-  return if_supported(avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"));
+  return if_supported(avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+                                        __builtin_cpu_supports("fma"));
 }
 const Kernels* usable_avx512() {
   return if_supported(avx512_kernels,
