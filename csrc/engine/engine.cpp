@@ -224,6 +224,7 @@ void Engine::finish(bool abandoned) {
   size_t first_bucket = 0;
   while (true) {
     const Agreement agreement = complete();
+    if (roll_ && roll_->over()) end_join();
     if (!in_lockstep_) return finish_alone(abandoned);
     if (first_bucket == 0) ++step_;
     if (!agreement.same_steps || agreement.failed) return raise_disagreement(agreement, abandoned);

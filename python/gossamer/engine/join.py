@@ -6,6 +6,7 @@ hook by which torch's own Join does the same for several objects. Every engine h
 
 import contextlib
 import io
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,12 +73,13 @@ class UnevenInputs:
         *,
         divide_by_initial_world_size: bool,
         throw_on_early_termination: bool = False,
-        on_begin: Callable[[], None] | None = None,
+        on_begin: Callable[[], bool] | None = None,
     ) -> None:
         """From now on backwards reckon with ranks that shadow them. Collective.
 
         Args:
-            on_begin: called at the beginning of each synchronised backward of this rank's own.
+            on_begin: called at the beginning of each synchronised backward of this rank's own. False: it has left the
+                context, and all ranks leave with this backward.
 
         Raises:
             ConfigError: on every rank, if the arguments differ between ranks, or the algorithm needs every rank's part.
@@ -123,7 +125,7 @@ class UnevenInputs:
             yield
         except BaseException as error:
             if not self._native.ended_early:
-                self._native.give_up(f"join was left by {error!r}")
+                self._native.give_up(f"join was left by {error!r}", announce=True)
             self._native.end_join()
             raise
 
@@ -176,13 +178,34 @@ def _copy_state(control: Communicator, optimizer: torch.optim.Optimizer, source:
 
 
 class ShadowHook(JoinHook):
-    """What torch.distributed.algorithms.Join calls when this rank is out of batches."""
+    """What torch.distributed.algorithms.Join calls when this rank is out of batches; alive as long as that Join.
+
+    Args:
+        notify: called at the beginning of each synchronised backward of this rank's own, until all have left the Join.
+    """
 
     def __init__(
-        self, uneven: UnevenInputs, *, divide_by_initial_world_size: bool, on_begin: Callable[[], None]
+        self, uneven: UnevenInputs, *, divide_by_initial_world_size: bool, notify: Callable[[], None]
     ) -> None:
-        uneven.begin(divide_by_initial_world_size=divide_by_initial_world_size, on_begin=on_begin)
-        self._uneven = uneven
+        self._uneven, self._notify, self._divide = uneven, notify, divide_by_initial_world_size
+        self._raised = False
+
+    def begin(self) -> None:
+        """When the Join begins. Collective. ConfigError as UnevenInputs.begin()."""
+        this, notify = weakref.ref(self), self._notify
+
+        def on_begin() -> bool:
+            # An exception leaves a Join with no word to its hooks, and an early termination on one rank through here.
+            hook = this()
+            try:
+                notify()
+            except BaseException:
+                if hook is not None:
+                    hook._raised = True
+                raise
+            return hook is not None and not hook._raised
+
+        self._uneven.begin(divide_by_initial_world_size=self._divide, on_begin=on_begin)
 
     def main_hook(self) -> None:
         """In place of one backward of the others."""
