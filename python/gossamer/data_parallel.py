@@ -140,7 +140,7 @@ class DataParallel(nn.Module, Joinable):
 
         Raises:
             ConfigError: on every rank, when it is entered: the algorithm sends more than gradients, or the arguments
-                differ between ranks.
+                differ between ranks. When it ends: an optimizer's state cannot be copied.
             RuntimeError: early termination, if it was asked for.
             CommError: another rank has failed. Any other exception that leaves the context on one rank is such a
                 failure: it stops the engines of all.

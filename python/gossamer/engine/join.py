@@ -5,7 +5,6 @@ hook by which torch's own Join does the same for several objects. Every engine h
 """
 
 import contextlib
-import io
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,8 @@ from torch.distributed.algorithms import Joinable, JoinHook
 
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members
-from gossamer.engine.agree import broadcast_bytes, broadcast_tensors, by_communicator, require_equal
+from gossamer.engine.agree import broadcast_tensors, by_communicator, require_equal
+from gossamer.engine.optimizer_state import CannotCopyError, copy_state
 from gossamer.engine.steps import StepCounter
 from gossamer.engine.worker import Moments
 from gossamer.errors import ConfigError
@@ -53,7 +53,7 @@ class UnevenInputs:
         """Around one training loop, on every rank. See the face's join().
 
         Raises:
-            ConfigError: as begin().
+            ConfigError: as begin(). Also, with the engine stopped, if an optimizer's state cannot be copied.
             CommError: another rank has failed. The engine has stopped then, as after any other exception but the next.
             RuntimeError: on every rank, if one is out of batches before another and early termination was asked for.
         """
@@ -125,7 +125,8 @@ class UnevenInputs:
             yield
         except BaseException as error:
             if not self._native.ended_early:
-                self._native.give_up(f"join was left by {error!r}", announce=True)
+                on_this_rank = not isinstance(error, CannotCopyError)
+                self._native.give_up(f"join was left by {error!r}", announce=on_this_rank)
             self._native.end_join()
             raise
 
@@ -144,8 +145,10 @@ class UnevenInputs:
         with torch.no_grad():
             for comm, on_device in by_communicator(self._comm, self._control, [*params, *buffers]):
                 broadcast_tensors(comm, on_device, source)
-            for optimizer in [] if even else self._steps.optimizers:
-                _copy_state(self._control, optimizer, source)
+        for optimizer in [] if even else self._steps.optimizers:
+            if not isinstance(optimizer, Joinable):  # sharded over the ranks; joins by itself
+                ignored = {id(param) for param in self._members.ignored_parameters()}
+                copy_state(self._control, optimizer, source, ignored=ignored)
         self._steps.count = steps
         self._native.set_optimizer_steps(steps)
         if not is_last:
@@ -163,18 +166,6 @@ class UnevenInputs:
         ranks = [(*each, rank) for rank, each in enumerate(every.view(-1, 2).tolist())]
         _last, steps, rank = max(ranks)
         return rank, steps, all(last for last, *_ in ranks)
-
-
-def _copy_state(control: Communicator, optimizer: torch.optim.Optimizer, source: int) -> None:
-    """One rank's state and hyper-parameters, on all. Whole: a rank that never stepped has none to copy into."""
-    if isinstance(optimizer, Joinable):
-        return  # sharded over the ranks; joins by itself
-    file = io.BytesIO()
-    if control.rank == source:
-        torch.save(optimizer.state_dict(), file)
-    data = broadcast_bytes(control, file.getvalue(), source)
-    if control.rank != source:
-        optimizer.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
 
 
 class ShadowHook(JoinHook):
