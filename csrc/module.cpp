@@ -210,8 +210,8 @@ void bind_engine(py::module_& module) {
       .def(
           "start_join",
           [](Engine& engine, bool mean_of_active, bool raise_early, py::object on_begin) {
-            std::function<void()> begin;
-            if (!on_begin.is_none()) begin = [call = PythonCallable(std::move(on_begin))] { call(); };
+            std::function<bool()> begin;
+            if (!on_begin.is_none()) begin = PythonCallable(std::move(on_begin));
             const py::gil_scoped_release release;
             engine.start_join(mean_of_active, raise_early, std::move(begin));
           },
@@ -219,7 +219,7 @@ void bind_engine(py::module_& module) {
       .def("end_join", &Engine::end_join, Release())
       .def("shadow", &Engine::shadow, Release())
       .def_property_readonly("ended_early", &Engine::ended_early)
-      .def("give_up", &Engine::give_up, py::arg("why"), Release())
+      .def("give_up", &Engine::give_up, py::arg("why"), py::arg("announce"), Release())
       .def("check_alive", &Engine::check_alive)
       .def("close", &Engine::close);
 }

@@ -12,6 +12,13 @@ from gossamer.bagua.torch_api.tensor import (
 )
 
 
+def wait_for(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "never"
+        time.sleep(0.002)
+
+
 class Of(Algorithm):
     """Declares an AlgorithmImpl, with arguments."""
 

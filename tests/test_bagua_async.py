@@ -12,7 +12,7 @@ from torch import nn
 
 import gossamer as gs
 import gossamer.bagua.torch_api as bagua
-from bagua_algorithms import Asynchronous, MeanWeights, Of, Weights
+from bagua_algorithms import Asynchronous, MeanWeights, Of, Weights, wait_for
 from gossamer.bagua.torch_api import tensor as functions
 from models import batches, flat_weights, mlp, relative_error, seeded, shard, square
 from ranks import run_ranks
@@ -37,13 +37,6 @@ def moved(model, comm):
     with torch.no_grad():
         for param in model.parameters():
             param.add_(4 * comm.rank)
-
-
-def wait_for(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "never"
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

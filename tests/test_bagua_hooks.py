@@ -1,12 +1,14 @@
 """gossamer.bagua: algorithms written in Bagua's hooks, as a user's own are. Ranks are threads."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
 
 import gossamer as gs
 import gossamer.bagua.torch_api as bagua
-from bagua_algorithms import LowPrecision, MeanGradients, MeanWeights, Of, PaddedBytes
+from bagua_algorithms import Asynchronous, LowPrecision, MeanGradients, MeanWeights, Of, PaddedBytes, wait_for
 from gossamer.bagua.torch_api.algorithms.decentralized import LowPrecisionDecentralizedAlgorithm
 from gossamer.bagua.torch_api.tensor import bagua_getter_closure, is_bagua_tensor
 from models import batches, flat_grads, flat_weights, mlp, relative_error, seeded, shard, square, train
@@ -212,3 +214,56 @@ def test_bucket_that_never_begins_is_an_error_of_backward():
         gs.ConfigError, match=r"end of the backward bucket '0'.*no hook has marked \['2.bias'\]"
     ):
         run_ranks(1, lambda comm: trained(comm, Of(Forgets)))
+
+
+class RaisingSGD(torch.optim.SGD):
+    def step(self, closure=None):
+        raise ZeroDivisionError("of the optimizer")
+
+
+@pytest.mark.parametrize("next_call", ["forward", "backward"])
+def test_step_that_raises_holds_the_weights_no_longer_than_to_the_next_forward_or_backward(next_call):
+    def body(comm):
+        model = mlp()
+        optimizer = RaisingSGD(model.parameters(), lr=1.0)
+        bagua.with_bagua(model, [optimizer], Of(Asynchronous), process_group=comm)
+        algorithm = model.bagua_algorithm
+        batch = batches(1)[0]
+        later = square(model(batch))
+        square(model(batch)).backward()
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+        if next_call == "backward":
+            later.backward()
+        else:
+            with torch.no_grad():
+                model(batch)
+        seen = algorithm.rounds
+        wait_for(lambda: algorithm.rounds >= seen + 2)
+        algorithm.abort(model)
+        model.bagua_ddp.close()
+
+    run_ranks(2, body)
+
+
+def test_step_with_a_closure_holds_the_weights_while_that_runs_forwards_and_backwards():
+    def body(comm):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        bagua.with_bagua(model, [optimizer], Of(Asynchronous), process_group=comm)
+        algorithm = model.bagua_algorithm
+
+        def closure():
+            square(model(batches(1)[0])).backward()
+            seen = algorithm.rounds
+            time.sleep(0.05)
+            assert algorithm.rounds <= seen + 1  # one may have been about to end
+            return 0.0
+
+        optimizer.step(closure)
+        seen = algorithm.rounds
+        wait_for(lambda: algorithm.rounds >= seen + 2)
+        algorithm.abort(model)
+        model.bagua_ddp.close()
+
+    run_ranks(2, body)

@@ -11,6 +11,7 @@ import gossamer.bagua
 import gossamer.bagua.torch_api as bagua
 from bagua_algorithms import MeanGradients, Of
 from gossamer.bagua.torch_api.algorithms import bytegrad, decentralized, gradient_allreduce
+from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel
 from models import batches, flat_weights, mlp, seeded, shard, square
 from ranks import run_ranks
 
@@ -166,6 +167,18 @@ def test_algorithms_in_hooks_are_not_tuned(monkeypatch):
             bagua.with_bagua(model, [optimizer], Of(MeanGradients), process_group=comm)
         bagua.with_bagua(model, [optimizer], Of(MeanGradients), process_group=comm, autotune=False)
         model.bagua_ddp.close()
+
+    run_ranks(2, body)
+
+
+def test_communication_hooks_are_not_tuned(monkeypatch):
+    monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
+
+    def body(comm):
+        model = DistributedDataParallel(seeded(mlp), process_group=comm)
+        with pytest.raises(gs.ConfigError, match="got CommHook; unset BAGUA_AUTOTUNE"):
+            model.register_comm_hook(None, lambda state, bucket: None)
+        model.inner.close()
 
     run_ranks(2, body)
 

@@ -1,4 +1,7 @@
-"""Training on each kind of device with two processes equals one process. On a GPU both share it, over Gloo."""
+"""Training on each kind of device with two processes equals one process, also tuned and with uneven inputs.
+
+On a GPU both share it, over Gloo.
+"""
 
 import pytest
 import torch
@@ -13,8 +16,11 @@ from torch import nn
 import gossamer as gs
 
 device, name, optimizers = sys.argv[1:]
-algorithm = gs.GradientAllReduce(deterministic=True) if name == "deterministic" else name
+def algorithm():
+    return gs.GradientAllReduce(deterministic=True) if name == "deterministic" else name
+
 optim = gs.optim if optimizers == "gs.optim" else torch.optim
+SIZES = {"bucket_bytes": 20000, "first_bucket_bytes": 2000}
 gs.init(backend="gloo")
 
 def build():
@@ -28,7 +34,7 @@ def train(network, rows):
     model = network
     optimizer = optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     if rows is not None:
-        model = gs.DataParallel(network, optimizer, algorithm=algorithm, bucket_bytes=20000, first_bucket_bytes=2000)
+        model = gs.DataParallel(network, optimizer, algorithm=algorithm(), **SIZES)
     generator = torch.Generator().manual_seed(1)
     for _ in range(30):
         batch = torch.randn(8, 16, generator=generator).to(device)
@@ -37,16 +43,61 @@ def train(network, rows):
         optimizer.step()
     return weights(network)
 
-alone = train(build(), None)
+def batch_of(rank, step):
+    return torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * step + rank)).to(device)
+
+def tune(network):
+    optimizer = optim.SGD(network.parameters(), lr=0.01)
+    sizes = gs.Autotune(bucket_bytes=[5000, 200000])
+    model = gs.DataParallel(network, optimizer, algorithm=algorithm(), autotune=sizes, **SIZES)
+    steps = 0
+    while model.tuned is None:
+        optimizer.zero_grad()
+        model(batch_of(gs.rank(), steps)).square().mean().backward()
+        optimizer.step()
+        steps += 1
+        assert steps <= 200
+    return weights(network)
+
+def join(network):
+    # This rank's batches are 2 or 4; momentum is part of the result.
+    optimizer = optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    model = gs.DataParallel(network, optimizer, algorithm=algorithm(), **SIZES)
+    with model.join():
+        for step in range(2 + 2 * gs.rank()):
+            optimizer.zero_grad()
+            model(batch_of(gs.rank(), step)).square().mean().backward()
+            optimizer.step()
+    momentum = [optimizer.state[param]["momentum_buffer"].flatten().cpu() for param in network.parameters()]
+    return torch.cat([weights(network), *momentum])
+
+def join_alone(network):
+    optimizer = optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        optimizer.zero_grad()
+        for rank in range(2) if step < 2 else [1]:
+            (network(batch_of(rank, step)).square().mean() / 2).backward()
+        optimizer.step()
+    return weights(network)
+
+def moved(result, reference):
+    return ((result - reference).norm() / (reference - weights(build())).norm()).item()
+
+def same_on_both(tensor):
+    both = gs.all_gather(tensor[None])
+    return torch.equal(both[0], both[1])
+
 mine = train(build(), slice(4 * gs.rank(), 4 * gs.rank() + 4))
-error = ((mine - alone).norm() / (alone - weights(build())).norm()).item()
-both = gs.all_gather(mine[None])
-equal = torch.equal(both[0], both[1])
+error = moved(mine, train(build(), None))
+tuned, uneven = tune(build()), join(build())
+reference = join_alone(build())
+uneven_error = moved(uneven[:reference.numel()], reference)
+equal = same_on_both(mine) and same_on_both(tuned) and same_on_both(uneven)
 gs.shutdown()
 gs.init(backend="gloo")
 joined = gs.all_reduce(torch.ones(1)).item()
 if gs.rank() == 0:
-    print(error, equal, joined)
+    print(error, uneven_error, equal, joined)
 gs.shutdown()
 """
 
@@ -69,8 +120,11 @@ ON_A_GPU = [
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=ON_A_GPU)])
-def test_two_processes_train_as_one_and_can_join_again(device, algorithm, optimizers, tmp_path):
-    error, equal, joined = run_job(JOB, 2, tmp_path, device, algorithm, optimizers).split()
-    assert float(error) < (0.05 if algorithm == "bytegrad" else 1e-4)
+def test_two_processes_train_as_one_also_tuned_and_unevenly_and_can_join_again(
+    device, algorithm, optimizers, tmp_path
+):
+    *errors, equal, joined = run_job(JOB, 2, tmp_path, device, algorithm, optimizers).split()
+    assert len(errors) == 2
+    assert max(map(float, errors)) < (0.05 if algorithm == "bytegrad" else 1e-4)
     assert equal == "True"
     assert joined == "2.0"

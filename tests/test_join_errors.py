@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from torch import nn
 
 import gossamer as gs
 from models import flat_weights, relative_error, square
@@ -95,6 +96,40 @@ def test_an_exception_on_one_rank_is_an_error_on_all_soon(where):
     assert isinstance(first, gs.CommError if where == "next" else ZeroDivisionError)
     for error in others:
         assert isinstance(error, gs.CommError), error
+
+
+class Fragile(nn.Module):
+    """Its backward raises, if asked to, when some gradients have arrived."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.fails = nn.Linear(10, 6), nn.Linear(6, 4), False
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(Fails.apply(x) if self.fails else x)
+
+
+@pytest.mark.parametrize("counts", [[5, 5], [5, 2]], ids=str)
+def test_a_loop_may_catch_the_error_of_a_lost_step_and_go_on(counts):
+    def body(comm):
+        model, optimizer = wrap(comm, build=Fragile)
+        caught = []
+        with model.join():
+            for number, batch in enumerate(inputs(comm.rank, counts[comm.rank])):
+                model.module.fails = comm.rank == 0 and number == 2
+                try:
+                    step(model, optimizer, batch)
+                except (ZeroDivisionError, gs.CommError) as error:
+                    caught.append(type(error))
+        step(model, optimizer, batch)
+        return caught, model.engine.optimizer_steps, flat_weights(model)
+
+    (first, steps, weights), (second, other_steps, others) = run_ranks(2, body)
+    assert first == [ZeroDivisionError]
+    assert second == [gs.CommError] * (counts[1] == 5)
+    assert steps == other_steps == 5
+    assert torch.equal(weights, others)
 
 
 def test_different_arguments_are_an_error_on_every_rank():

@@ -67,6 +67,44 @@ with model.join():
     one_epoch(model, optimizer, 3, 1)
 model.close()
 
+# a Join that was left, also one that an exception keeps alive on one rank, is over with the next backward
+inner, model, optimizer = build(ours)
+def sent():
+    before = model.engine.bytes_sent
+    one_epoch(model, optimizer, 4, 1)
+    return model.engine.bytes_sent - before
+
+one_epoch(model, optimizer, 0, 2)
+usual = sent()
+with Join([model]):
+    assert sent() > usual  # the roll call
+with Join([model], enable=False):
+    assert sent() == usual
+kept = []
+for early in (True, False):
+    try:
+        with Join([model], throw_on_early_termination=early):
+            one_epoch(model, optimizer, 1, 2 + rank * early)
+            if not early:
+                raise KeyError("of the loop")
+    except (RuntimeError, KeyError) as error:
+        kept += [error] * (rank == 0)
+    one_epoch(model, optimizer, 2, 1)
+    assert sent() == usual, (early, usual)
+model.close()
+
+# where nothing is to be done, no algorithm is refused
+inner, model, optimizer = build(lambda inner, optimizer: gs.DataParallel(inner, optimizer, algorithm="powersgd"))
+with Join([model], enable=False):
+    one_epoch(model, optimizer, 0, 2)
+try:
+    Join([model])
+except gs.ConfigError as error:
+    assert "needs every rank in every step" in str(error), error
+else:
+    raise AssertionError("not refused")
+model.close()
+
 # two models side by side
 first, other = build(ours), build(ours)
 with Join([first[1], other[1]]):

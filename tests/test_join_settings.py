@@ -1,10 +1,15 @@
 """model.join() with other algorithms, codecs, groups and optimizers than the plain ones. Ranks are threads."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import gossamer as gs
-from models import flat_weights, relative_error, square
+from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel
+from models import flat_weights, relative_error, seeded, square
 from ranks import run_ranks
 from uneven import DETERMINISTIC, all_equal, alone, inputs, step, wrap
 
@@ -66,6 +71,58 @@ def test_optimizer_state_is_that_of_the_rank_with_most_steps_also_where_a_rank_h
     assert torch.equal(first[-1], second[-1])
     assert torch.equal(first[-2], second[-2])  # within the last loop too, where nothing is copied
     assert relative_error(first[-1], alone(epochs, make=make, lr=0.01)) < 1e-5
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_learning_rate_of_numpy_reaches_the_ranks_that_shadowed_as_a_number(last):
+    def body(comm):
+        model, optimizer = wrap(comm, make=torch.optim.Adam, lr=0.01)
+        with model.join():
+            for batch in inputs(comm.rank, 3 if comm.rank == last else 1):
+                step(model, optimizer, batch)
+                optimizer.param_groups[0]["lr"] = np.float64(optimizer.param_groups[0]["lr"]) * 0.5
+                optimizer.param_groups[0]["capturable"] = np.bool_(False)
+        return optimizer.param_groups[0]["lr"], type(optimizer.param_groups[0]["capturable"])
+
+    results = run_ranks(2, body)
+    assert [rate for rate, _ in results] == [0.01 / 8] * 2
+    assert results[1 - last][1] is bool
+
+
+def test_optimizer_state_that_cannot_be_sent_is_an_error_on_every_rank():
+    def body(comm):
+        model, optimizer = wrap(comm)
+        with model.join():
+            for batch in inputs(comm.rank, comm.rank):
+                step(model, optimizer, batch)
+            optimizer.param_groups[0]["schedule"] = [1.0, Fraction(comm.rank)]
+
+    for error in run_ranks(3, body, errors=True):
+        assert isinstance(error, gs.ConfigError), error
+        assert "the state of SGD must consist of tensors, numbers and strings" in str(error)
+        assert "got a Fraction at ['param_groups'][0]['schedule'][1]; keep it elsewhere" in str(error)
+
+
+def test_optimizer_state_of_ignored_parameters_stays_each_ranks_own():
+    def body(comm):
+        module = nn.Sequential(seeded(lambda: nn.Linear(10, 5)), nn.Linear(5, 3 + comm.rank))
+        module._bagua_params_and_buffers_to_ignore = ["1.weight", "1.bias"]
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+        model = DistributedDataParallel(module, process_group=comm, optimizers=[optimizer])
+        with model.join():
+            for batch in inputs(comm.rank, [1, 3][comm.rank]):
+                step(model, optimizer, batch)
+            before = {key: value.clone() for key, value in optimizer.state[module[1].weight].items()}
+        after = optimizer.state[module[1].weight]
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+        step(model, optimizer, inputs(comm.rank, 1)[0])
+        shared = optimizer.state[module[0].weight]
+        return shared["exp_avg"], int(shared["step"]), int(after["step"])
+
+    (first, *steps), (second, *others) = run_ranks(2, body)
+    assert torch.equal(first, second)
+    assert (steps, others) == ([4, 2], [4, 4])
 
 
 def test_a_step_that_a_grad_scaler_skips_is_skipped_by_all_that_have_batches():

@@ -10,6 +10,8 @@
 namespace gossamer {
 namespace {
 
+enum Presence : uint8_t { kAbsent, kPresent, kOver };
+
 // MAX over (steps mod m) and over (m - 1 - steps mod m) adds up to m - 1 only if all ranks sent the same.
 constexpr int64_t kStepModulus = 251;
 enum Field : int64_t { kStep, kStepComplement, kFailed, kLate, kUsed };
@@ -46,9 +48,9 @@ Agreement AgreementRound::wait() {
   return result;
 }
 
-RollCall::RollCall(Communicator& control, bool present)
+RollCall::RollCall(Communicator& control, bool present, bool over)
     : control_(control), message_(at::zeros({control.size()}, at::kByte)) {
-  message_.data_ptr<uint8_t>()[control.rank()] = present;
+  message_.data_ptr<uint8_t>()[control.rank()] = over ? kOver : present ? kPresent : kAbsent;
 }
 
 void RollCall::run() {
@@ -58,9 +60,14 @@ void RollCall::run() {
 std::vector<int> RollCall::absent() const {
   std::vector<int> ranks;
   for (int rank = 0; rank < control_.size(); ++rank) {
-    if (message_.data_ptr<uint8_t>()[rank] == 0) ranks.push_back(rank);
+    if (message_.data_ptr<uint8_t>()[rank] == kAbsent) ranks.push_back(rank);
   }
   return ranks;
+}
+
+bool RollCall::over() const {
+  const auto* bytes = message_.data_ptr<uint8_t>();
+  return std::count(bytes, bytes + message_.numel(), kOver) > 0;
 }
 
 int RollCall::active() const { return control_.size() - static_cast<int>(absent().size()); }

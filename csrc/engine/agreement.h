@@ -35,13 +35,14 @@ class AgreementRound {
   PendingPtr pending_;
 };
 
-// Which ranks have input left: a byte for each.
+// Which ranks have input left: a byte for each. `over`: this rank has, but has left the join that the call is of.
 class RollCall {
  public:
-  RollCall(Communicator& control, bool present);
+  RollCall(Communicator& control, bool present, bool over);
   void run();                       // the all-reduce
   std::vector<int> absent() const;  // after run(), in rank order
   int active() const;               // as many ranks as are not absent
+  bool over() const;                // some rank has left the join
 
  private:
   Communicator& control_;

@@ -224,6 +224,7 @@ void Engine::finish(bool abandoned) {
   size_t first_bucket = 0;
   while (true) {
     const Agreement agreement = complete();
+    if (roll_ && roll_->over()) end_join();
     if (!in_lockstep_) return finish_alone(abandoned);
     if (first_bucket == 0) ++step_;
     if (!agreement.same_steps || agreement.failed) return raise_disagreement(agreement, abandoned);
@@ -307,8 +308,10 @@ void Engine::raise_disagreement(const Agreement& agreement, bool abandoned) {
     if (!texts[rank].empty()) message << "; rank " << rank << ": " << texts[rank];
   }
   if (!agreement.same_steps) broken_ = message.str();
-  // The rank whose backward raised has had its error already, and its training may go on.
-  if (!abandoned || !agreement.same_steps) throw PythonError(kind, message.str());
+  // The rank whose backward raised has had its error already, and its training may go on. So may that of the others, if
+  // they catch theirs; a rank that shadows them has no loop that could.
+  if ((abandoned || shadowing_) && agreement.same_steps) return;
+  throw PythonError(kind, message.str());
 }
 
 void Engine::share_arrival_order() {

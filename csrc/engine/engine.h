@@ -77,8 +77,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Uneven inputs (join.cpp), between backwards, the same on every rank: from now on each synchronised backward begins
   // with a roll call. `mean_of_active`: averages are over the ranks that have input; over all otherwise. `raise_early`: the
-  // backward raises where a rank has none. `on_begin`, if any, is called before each roll call but those of shadow().
-  void start_join(bool mean_of_active, bool raise_early, std::function<void()> on_begin);
+  // backward raises where a rank has none. `on_begin`, if any, is called before each roll call but those of shadow();
+  // where it returns false on any rank, the join ends on all with that backward.
+  void start_join(bool mean_of_active, bool raise_early, std::function<bool()> on_begin);
   void end_join();
 
   // For a rank without input: takes part in one synchronised backward of the others, with zeros; gradients of before
@@ -88,8 +89,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     return ended_early_.has_value();
   }  // this join has raised on all ranks, as it was asked to
 
-  // Ends this engine for an error that it has no part in, and lets the other ranks know.
-  void give_up(const std::string& why);
+  // Ends this engine for an error that it has no part in. `announce`: lets the other ranks know, who have not had it.
+  void give_up(const std::string& why, bool announce);
 
   int64_t step() const { return step_; }  // synchronised backwards that have ended
   void check_alive() const;               // throws the error that ended this engine, if one did
@@ -173,7 +174,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Join {
     bool mean_of_active = false;
     bool raise_early = false;
-    std::function<void()> on_begin;
+    std::function<bool()> on_begin;
   };
   std::optional<Join> join_;
   std::shared_ptr<RollCall> roll_;  // of this backward, in a join

@@ -11,7 +11,7 @@
 
 namespace gossamer {
 
-void Engine::start_join(bool mean_of_active, bool raise_early, std::function<void()> on_begin) {
+void Engine::start_join(bool mean_of_active, bool raise_early, std::function<bool()> on_begin) {
   check_alive();
   const std::lock_guard<std::mutex> lock(mutex_);
   join_ = Join{mean_of_active, raise_early, std::move(on_begin)};
@@ -27,8 +27,8 @@ void Engine::end_join() {
 // An active rank goes on with its backward meanwhile: the worker sends no bucket before the roll call is over.
 void Engine::call_roll_locked(bool present) {
   if (ended_early_) throw std::runtime_error(*ended_early_);  // the other ranks have left
-  if (present && join_->on_begin) join_->on_begin();
-  roll_ = std::make_shared<RollCall>(*control_, present);
+  const bool over = present && join_->on_begin && !join_->on_begin();
+  roll_ = std::make_shared<RollCall>(*control_, present, over);
   executor_->submit([this, roll = roll_] { run_guarded("join", [&] { roll->run(); }); });
   // With the mutex, so that another device's thread of this backward sends nothing meanwhile.
   if (present && join_->raise_early) finish_roll(/*raise_early=*/true);
@@ -93,10 +93,10 @@ void Engine::scale_to_active() {
   }
 }
 
-void Engine::give_up(const std::string& why) {
+void Engine::give_up(const std::string& why, bool announce) {
   if (closed_ || broken_) return;
   broken_ = place() + ": " + why;
-  announce_failure();
+  if (announce) announce_failure();
 }
 
 }  // namespace gossamer

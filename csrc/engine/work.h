@@ -85,11 +85,13 @@ class PythonCallable {
  public:
   explicit PythonCallable(pybind11::object callable);
 
+  // Whether it returned True itself.
   template <class... Arguments>
-  void operator()(Arguments&&... arguments) const {
+  bool operator()(Arguments&&... arguments) const {
     pybind11::gil_scoped_acquire gil;
     try {
-      (*callable_)(std::forward<Arguments>(arguments)...);
+      const pybind11::object result = (*callable_)(std::forward<Arguments>(arguments)...);
+      return result.ptr() == Py_True;
     } catch (pybind11::error_already_set& error) {
       error.restore();
       python_error carried;

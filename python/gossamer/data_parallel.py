@@ -63,6 +63,7 @@ class DataParallel(nn.Module, Joinable):
         autotune: bool | Autotune = False,
     ) -> None:
         super().__init__()
+        self._hook_to_begin: ShadowHook | None = None
         Joinable.__init__(self)
         if not isinstance(module, nn.Module):
             raise ConfigError(f"DataParallel: module must be a torch.nn.Module, got {type(module).__name__}")
@@ -139,7 +140,7 @@ class DataParallel(nn.Module, Joinable):
 
         Raises:
             ConfigError: on every rank, when it is entered: the algorithm sends more than gradients, or the arguments
-                differ between ranks.
+                differ between ranks. When it ends: an optimizer's state cannot be copied.
             RuntimeError: early termination, if it was asked for.
             CommError: another rank has failed. Any other exception that leaves the context on one rank is such a
                 failure: it stops the engines of all.
@@ -154,11 +155,23 @@ class DataParallel(nn.Module, Joinable):
     def join_hook(self, **kwargs: Any) -> ShadowHook:
         """For torch.distributed.algorithms.Join([model, ...], divide_by_initial_world_size=True)."""
         self._require_group()
-        return ShadowHook(
+        self._hook_to_begin = hook = ShadowHook(
             self.engine.uneven,
             divide_by_initial_world_size=kwargs.get("divide_by_initial_world_size", True),
-            on_begin=weak_call(weakref.WeakMethod(self._notify_join)),
+            notify=weak_call(weakref.WeakMethod(self._notify_join)),
         )
+        return hook
+
+    @property
+    def _join_config(self) -> Any:
+        # Torch's private name. Set when a Join is made, after join_hook(): nothing else says whether it is enabled.
+        return self._join_settings
+
+    @_join_config.setter
+    def _join_config(self, settings: Any) -> None:
+        self._join_settings, hook, self._hook_to_begin = settings, self._hook_to_begin, None
+        if hook is not None and settings.enable:
+            hook.begin()
 
     @property
     def join_device(self) -> torch.device:

@@ -39,6 +39,10 @@ class Members:
         named = (module or self._alive()).named_parameters()
         return [(name, param) for name, param in named if name not in self.ignore]
 
+    def ignored_parameters(self) -> list[nn.Parameter]:
+        """Those that are left out, each once."""
+        return [param for name, param in self._alive().named_parameters() if name in self.ignore]
+
     def buffers(self) -> list[tuple[str, Tensor]]:
         """(name, buffer), each once."""
         return [(name, buffer) for name, buffer in self._alive().named_buffers() if name not in self.ignore]

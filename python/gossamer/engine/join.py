@@ -5,7 +5,7 @@ hook by which torch's own Join does the same for several objects. Every engine h
 """
 
 import contextlib
-import io
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch.distributed.algorithms import Joinable, JoinHook
 
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members
-from gossamer.engine.agree import broadcast_bytes, broadcast_tensors, by_communicator, require_equal
+from gossamer.engine.agree import broadcast_tensors, by_communicator, require_equal
+from gossamer.engine.optimizer_state import CannotCopyError, copy_state
 from gossamer.engine.steps import StepCounter
 from gossamer.engine.worker import Moments
 from gossamer.errors import ConfigError
@@ -52,7 +53,7 @@ class UnevenInputs:
         """Around one training loop, on every rank. See the face's join().
 
         Raises:
-            ConfigError: as begin().
+            ConfigError: as begin(). Also, with the engine stopped, if an optimizer's state cannot be copied.
             CommError: another rank has failed. The engine has stopped then, as after any other exception but the next.
             RuntimeError: on every rank, if one is out of batches before another and early termination was asked for.
         """
@@ -72,12 +73,13 @@ class UnevenInputs:
         *,
         divide_by_initial_world_size: bool,
         throw_on_early_termination: bool = False,
-        on_begin: Callable[[], None] | None = None,
+        on_begin: Callable[[], bool] | None = None,
     ) -> None:
         """From now on backwards reckon with ranks that shadow them. Collective.
 
         Args:
-            on_begin: called at the beginning of each synchronised backward of this rank's own.
+            on_begin: called at the beginning of each synchronised backward of this rank's own. False: it has left the
+                context, and all ranks leave with this backward.
 
         Raises:
             ConfigError: on every rank, if the arguments differ between ranks, or the algorithm needs every rank's part.
@@ -123,7 +125,8 @@ class UnevenInputs:
             yield
         except BaseException as error:
             if not self._native.ended_early:
-                self._native.give_up(f"join was left by {error!r}")
+                on_this_rank = not isinstance(error, CannotCopyError)
+                self._native.give_up(f"join was left by {error!r}", announce=on_this_rank)
             self._native.end_join()
             raise
 
@@ -142,8 +145,10 @@ class UnevenInputs:
         with torch.no_grad():
             for comm, on_device in by_communicator(self._comm, self._control, [*params, *buffers]):
                 broadcast_tensors(comm, on_device, source)
-            for optimizer in [] if even else self._steps.optimizers:
-                _copy_state(self._control, optimizer, source)
+        for optimizer in [] if even else self._steps.optimizers:
+            if not isinstance(optimizer, Joinable):  # sharded over the ranks; joins by itself
+                ignored = {id(param) for param in self._members.ignored_parameters()}
+                copy_state(self._control, optimizer, source, ignored=ignored)
         self._steps.count = steps
         self._native.set_optimizer_steps(steps)
         if not is_last:
@@ -163,26 +168,35 @@ class UnevenInputs:
         return rank, steps, all(last for last, *_ in ranks)
 
 
-def _copy_state(control: Communicator, optimizer: torch.optim.Optimizer, source: int) -> None:
-    """One rank's state and hyper-parameters, on all. Whole: a rank that never stepped has none to copy into."""
-    if isinstance(optimizer, Joinable):
-        return  # sharded over the ranks; joins by itself
-    file = io.BytesIO()
-    if control.rank == source:
-        torch.save(optimizer.state_dict(), file)
-    data = broadcast_bytes(control, file.getvalue(), source)
-    if control.rank != source:
-        optimizer.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
-
-
 class ShadowHook(JoinHook):
-    """What torch.distributed.algorithms.Join calls when this rank is out of batches."""
+    """What torch.distributed.algorithms.Join calls when this rank is out of batches; alive as long as that Join.
+
+    Args:
+        notify: called at the beginning of each synchronised backward of this rank's own, until all have left the Join.
+    """
 
     def __init__(
-        self, uneven: UnevenInputs, *, divide_by_initial_world_size: bool, on_begin: Callable[[], None]
+        self, uneven: UnevenInputs, *, divide_by_initial_world_size: bool, notify: Callable[[], None]
     ) -> None:
-        uneven.begin(divide_by_initial_world_size=divide_by_initial_world_size, on_begin=on_begin)
-        self._uneven = uneven
+        self._uneven, self._notify, self._divide = uneven, notify, divide_by_initial_world_size
+        self._raised = False
+
+    def begin(self) -> None:
+        """When the Join begins. Collective. ConfigError as UnevenInputs.begin()."""
+        this, notify = weakref.ref(self), self._notify
+
+        def on_begin() -> bool:
+            # An exception leaves a Join with no word to its hooks, and an early termination on one rank through here.
+            hook = this()
+            try:
+                notify()
+            except BaseException:
+                if hook is not None:
+                    hook._raised = True
+                raise
+            return hook is not None and not hook._raised
+
+        self._uneven.begin(divide_by_initial_world_size=self._divide, on_begin=on_begin)
 
     def main_hook(self) -> None:
         """In place of one backward of the others."""

@@ -18,6 +18,8 @@ class NativeImpl:
         by_hosts: sums go inside hosts first and then across, where the codec is.
     """
 
+    tunable = True  # by BAGUA_AUTOTUNE; gossamer's algorithm may refuse it still
+
     def __init__(self, process_group: Any, native: algorithms.Algorithm, *, by_hosts: bool = False) -> None:
         self.process_group, self.native, self.by_hosts = process_group, native, by_hosts
 

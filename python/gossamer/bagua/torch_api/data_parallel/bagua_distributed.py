@@ -64,7 +64,9 @@ class BaguaDistributedDataParallel:
         self._paused = contextlib.ExitStack()
         self._sync = True
         tuning = autotune_of(env.get_autotune() if autotune is None else autotune)
-        if tuning is not None and not isinstance(self.bagua_algorithm, NativeImpl):
+        if tuning is not None and not (
+            isinstance(self.bagua_algorithm, NativeImpl) and self.bagua_algorithm.tunable
+        ):
             raise ConfigError(
                 f"autotune: needs one of the algorithms of gossamer.bagua, got {type(self.bagua_algorithm).__name__}; "
                 f"unset BAGUA_AUTOTUNE, or give autotune=False"

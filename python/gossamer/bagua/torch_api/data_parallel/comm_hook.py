@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer import algorithms
-from gossamer.bagua.torch_api.algorithms.native import NativeAlgorithm
+from gossamer.bagua.torch_api.algorithms.native import NativeAlgorithm, NativeImpl
 
 
 class HookBucket:
@@ -60,6 +60,12 @@ class _CommHook(algorithms.Algorithm):
         bucket.flat().copy_(result.view(-1))
 
 
+class CommHook(NativeImpl):
+    """A hook at work in one model."""
+
+    tunable = False  # hooks such as PowerSGD's keep state by a bucket's index
+
+
 class CommHookAlgorithm(NativeAlgorithm):
     """Declares it."""
 
@@ -68,3 +74,6 @@ class CommHookAlgorithm(NativeAlgorithm):
 
     def native(self) -> algorithms.Algorithm:
         return _CommHook(self._state, self._hook)
+
+    def reify(self, process_group: Any) -> CommHook:
+        return CommHook(process_group, self.native())

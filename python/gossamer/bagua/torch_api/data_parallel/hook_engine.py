@@ -85,7 +85,7 @@ class HookEngine:
         self._groups: dict[Any, Communicator] = {}
         self._rounds = Rounds([], self._submit)
         self._hooks: list[Any] = []
-        self._sync, self._inside = True, False
+        self._sync, self._inside, self._left_by_forward = True, False, False
         self._seen: set[int] = set()
         self._steps = 0
         _open_engines.add(self)
@@ -119,6 +119,7 @@ class HookEngine:
 
     def before_forward(self, training: bool, inputs: Any = ()) -> None:
         """Before each forward: those of training, with gradients, count."""
+        self._leave_step()
         if not training or not torch.is_grad_enabled():
             return
         if self._inside:  # a backward that raised: the other ranks wait for the rest of it
@@ -165,6 +166,7 @@ class HookEngine:
         _open_engines.discard(self)
 
     def _begin_backward(self, *_: Any) -> None:
+        self._leave_step()
         if self._sync and not self._inside:
             self._inside = True
             self._seen.clear()
@@ -192,11 +194,21 @@ class HookEngine:
             self._post_backward_hook()
         self._rounds.require_whole("backward")
 
-    def _step_begins(self, *_: Any) -> None:
+    def _step_begins(self, _optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        # A closure runs forwards and backwards of its own, in the middle of the step.
+        self._left_by_forward = next(iter(arguments[1:]), named.get("closure")) is None
         for operation in self._asynchronous():
             operation.hold("step")
 
+    def _leave_step(self) -> None:
+        """The step before has raised, if the weights are held for it still: torch calls no hook then."""
+        if self._left_by_forward:
+            self._left_by_forward = False
+            for operation in self._asynchronous():
+                operation.let_go("step")
+
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._left_by_forward = False
         for operation in self._asynchronous():  # before the hook, which may wait for a round
             operation.let_go("step")
         with self._rounds.hook():
