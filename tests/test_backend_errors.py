@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import (
 )
 
 import gossamer
-from backend_jobs import OPS, TESTED, backend_of, make_backend, options, run_group
+from backend_jobs import OPS, TESTED, backend_of, make_backend, named_ranks, options, run_group
 
 # Gloo is here only to check the tests: it finds fewer mistakes, and says less.
 ArgumentError = (ValueError, RuntimeError) if TESTED == "gloo" else gossamer.ConfigError
@@ -273,3 +273,21 @@ def test_a_group_of_no_ranks_is_refused(size):
 def test_a_rank_outside_its_group_is_refused(rank):
     with pytest.raises(gossamer.ConfigError, match=str(rank)):
         make_backend(TESTED, dist.HashStore(), rank, 2)
+
+
+@pytest.mark.skipif(TESTED == "gloo", reason="is Gloo itself")
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_gloo_does_not_reach_are_named(size, monkeypatch):
+    def unreachable(*_):
+        raise dist.DistStoreError("wait timeout after 6000ms, keys: gloo/0/0")
+
+    def body(group):
+        monkeypatch.setattr(dist, "ProcessGroupGloo", unreachable)
+        rows = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1, 3), (6, 3))
+        with pytest.raises(
+            gossamer.CommError, match="no connection through Gloo with rank .*wait timeout"
+        ) as raised:
+            group.allreduce([rows]).wait()
+        assert named_ranks(raised.value) == set(range(size))
+
+    run_group(size, body)

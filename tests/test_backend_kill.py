@@ -133,10 +133,9 @@ def run_rank(rank: int, size: int, port: int, round_name: str, timeout_s: float,
 
 
 def forbidden(folder: Path) -> set[str]:
-    """What a backend might leave: files in its temporary folder, shared memory, named sockets."""
+    """What a backend might leave: files in its temporary folder, and shared memory. Sockets go with their processes."""
     shared = {name for name in os.listdir("/dev/shm") if not name.startswith(("torch_", "sem."))}
-    sockets = {line for line in Path("/proc/net/unix").read_text().splitlines() if str(os.getpid()) in line}
-    return shared | sockets | {str(path) for path in folder.rglob("*")}
+    return shared | {str(path) for path in folder.rglob("*")}
 
 
 def others_in_session() -> list[str]:

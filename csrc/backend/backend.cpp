@@ -9,6 +9,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <sstream>
+#include <utility>
 
 #include "backend/gil.h"
 #include "backend/gloo.h"
@@ -231,9 +233,23 @@ std::shared_ptr<shm::Shared> GossamerBackend::share(const std::shared_ptr<shm::B
 
 c10::intrusive_ptr<c10d::Backend> GossamerBackend::gloo() {
   const std::lock_guard<std::mutex> lock(gloo_mutex_);
-  if (!gloo_)
-    gloo_ = make_gloo(c10::make_intrusive<c10d::PrefixStore>("gloo", own_store_), getRank(), getSize(),
-                      options_->timeout);
+  if (gloo_) return gloo_;
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("gloo", own_store_);
+  try {
+    gloo_ = make_gloo(store, getRank(), getSize(), options_->timeout);
+  } catch (const std::exception& error) {
+    // Perhaps there are no other hosts: a rank that ended before anybody met it looks like one of another.
+    std::ostringstream text;
+    text << "rank " << getRank() << "/" << getSize() << ": no connection through Gloo with rank";
+    const char* separator = " ";
+    for (const auto& host : hosts()) {
+      const bool own = std::find(host.begin(), host.end(), getRank()) != host.end();
+      for (const int rank : host) {
+        if (!own || hosts().size() == 1) text << std::exchange(separator, ", ") << rank;
+      }
+    }
+    throw PythonError(ErrorKind::comm, text.str() + ": " + first_line(error.what()));
+  }
   return gloo_;
 }
 
