@@ -6,8 +6,9 @@ with the variance, weight decay goes on, and every parameter group has its own b
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -112,33 +113,37 @@ class QAdamOptimizer(torch.optim.Optimizer):
         param.addcdiv_(state["exp_avg"], denominator, value=-group["lr"] / first)
 
 
-class QAdam(Algorithm):
-    """Exact averaging of gradients during the optimizer's warm-up; then of its momentum, through a codec.
-
-    The momentum takes the rank's own gradient when the optimizer is about to step, so that a GradScaler has unscaled it
-    and clipping has been done; sending it overlaps with nothing. After the warm-up, param.grad holds the rank's own
-    gradient. DataParallel's optimizer must be one QAdamOptimizer.
+class AdamAlgorithm(Algorithm):
+    """What QAdam and 0/1 Adam share: one optimizer of theirs, exact gradients in some steps, and one field by a codec.
 
     Args:
-        codec: what the momentum travels in; ErrorFeedback(Int8()) by default.
+        codec: what the field travels in.
     """
 
-    name = "qadam"
     state_fields = ("error",)
     needs_optimizer = True
 
-    def __init__(self, codec: Codec | None = None) -> None:
+    optimizer_class: ClassVar[type[torch.optim.Optimizer]]
+    #: The flat memory of what travels instead of gradients.
+    field: ClassVar[str]
+
+    _optimizer: Any
+
+    def __init__(self, codec: Codec) -> None:
         require_codec(type(self).__name__, codec)
-        self.codec = codec if codec is not None else ErrorFeedback(Int8())
+        self.codec = codec
+
+    @abstractmethod
+    def averages_gradients(self, step: int) -> bool:
+        """Whether the step that follows `step` others is made of the exact mean gradient."""
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        if len(optimizers) != 1 or not isinstance(optimizers[0], QAdamOptimizer):
+        if len(optimizers) != 1 or not isinstance(optimizers[0], self.optimizer_class):
             raise ConfigError(
-                f"{type(self).__name__}: the optimizer must be one QAdamOptimizer, got "
+                f"{type(self).__name__}: the optimizer must be one {self.optimizer_class.__name__}, got "
                 f"{[type(optimizer).__name__ for optimizer in optimizers]}"
             )
         self._optimizer = optimizers[0]
-        self.warmup_steps = self._optimizer.warmup_steps  # public: ranks compare it
 
     def block(self) -> int:
         return self.codec.block
@@ -153,22 +158,55 @@ class QAdam(Algorithm):
             for name, param in zip(bucket.names, bucket.params, strict=True):
                 if param not in self._groups:
                     raise ConfigError(f"{type(self).__name__}: parameter '{name}' is not in the optimizer")
-            bucket.add_field("momentum")
+            bucket.add_field(self.field)
             self.add_error_field(bucket, self.codec)
 
     def bucket_ready(self, bucket: Any) -> None:
-        if self.optimizer_steps < self.warmup_steps:
+        if self.averages_gradients(self.optimizer_steps):
             all_reduce(bucket.flat(), op="mean", group=self._comm)
         else:
             agree_on_finite(self._comm, bucket)
 
-    def before_step(self, step: int) -> None:
-        self._optimizer.frozen = step >= self.warmup_steps
-        if not self._optimizer.frozen:
-            return
+    def average_field(self, bucket: Any) -> None:
+        """On the engine's worker: the field's mean over the ranks, through the codec, in place."""
+        self.reduce_field(bucket, self.field, codec=self.codec, step=self.optimizer_steps, group=self._comm)
+
+    def on_all_buckets(self, task: Callable[[Any], None]) -> None:
+        """task(bucket) for each, on the engine's worker; returns when all are done."""
         for bucket in self._buckets:
-            self.submit(bucket, self._average_momentum)
+            self.submit(bucket, task)
         self.wait()
+
+
+class QAdam(AdamAlgorithm):
+    """Exact averaging of gradients during the optimizer's warm-up; then of its momentum, through a codec.
+
+    The momentum takes the rank's own gradient when the optimizer is about to step, so that a GradScaler has unscaled it
+    and clipping has been done; sending it overlaps with nothing. After the warm-up, param.grad holds the rank's own
+    gradient. DataParallel's optimizer must be one QAdamOptimizer.
+
+    Args:
+        codec: what the momentum travels in; ErrorFeedback(Int8()) by default.
+    """
+
+    name = "qadam"
+    optimizer_class = QAdamOptimizer
+    field = "momentum"
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        super().__init__(codec if codec is not None else ErrorFeedback(Int8()))
+
+    def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        super().use_optimizers(optimizers)
+        self.warmup_steps = self._optimizer.warmup_steps  # public: ranks compare it
+
+    def averages_gradients(self, step: int) -> bool:
+        return step < self.warmup_steps
+
+    def before_step(self, step: int) -> None:
+        self._optimizer.frozen = not self.averages_gradients(step)
+        if self._optimizer.frozen:
+            self.on_all_buckets(self._average_momentum)
 
     def close(self, *, crashed: bool = False) -> None:
         self._optimizer.frozen = None  # the optimizer goes on alone
@@ -181,7 +219,7 @@ class QAdam(Algorithm):
                 state["exp_avg"] = view
             if param.grad is not None:
                 self._optimizer.add_to_momentum(param, self._groups[param])
-        self.reduce_field(bucket, "momentum", codec=self.codec, step=self.optimizer_steps, group=self._comm)
+        self.average_field(bucket)
 
 
 class OneBitAdam(QAdam):

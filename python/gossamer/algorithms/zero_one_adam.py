@@ -11,12 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
-from gossamer.algorithms.qadam import QAdamOptimizer
+from gossamer.algorithms.qadam import AdamAlgorithm, QAdamOptimizer
 from gossamer.codec import Codec, ErrorFeedback, OneBit
-from gossamer.collectives import all_reduce
-from gossamer.comm import Communicator
-from gossamer.engine import agree_on_finite
 from gossamer.errors import ConfigError
 
 
@@ -109,7 +105,7 @@ class ZeroOneAdamOptimizer(QAdamOptimizer):
         param.addcdiv_(state["exp_avg"], self._denominator(state, group), value=-rate)
 
 
-class ZeroOneAdam(Algorithm):
+class ZeroOneAdam(AdamAlgorithm):
     """Exact gradients at steps that update v; else the updates since the last synchronisation in 1 bit, or nothing.
 
     Ranks synchronise at every step until v is frozen, and for `double_every` steps more; then at every second, every
@@ -122,55 +118,30 @@ class ZeroOneAdam(Algorithm):
     """
 
     name = "zero_one_adam"
-    state_fields = ("error",)
-    needs_optimizer = True
+    optimizer_class = ZeroOneAdamOptimizer
+    field = "update"
 
     def __init__(self, codec: Codec | None = None, *, double_every: int = 32768, longest: int = 16) -> None:
-        require_codec("ZeroOneAdam", codec)
+        super().__init__(codec if codec is not None else ErrorFeedback(OneBit()))
         _require_positive("ZeroOneAdam", double_every=double_every, longest=longest)
-        self.codec = codec if codec is not None else ErrorFeedback(OneBit())
         self.double_every, self.longest = double_every, longest
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        if len(optimizers) != 1 or not isinstance(optimizers[0], ZeroOneAdamOptimizer):
-            raise ConfigError(
-                f"ZeroOneAdam: the optimizer must be one ZeroOneAdamOptimizer, got "
-                f"{[type(optimizer).__name__ for optimizer in optimizers]}"
-            )
-        self._optimizer = optimizers[0]
+        super().use_optimizers(optimizers)
         # Public: ranks compare them.
         self.freeze_steps, self.variance_scaler = (
             self._optimizer.warmup_steps,
             self._optimizer.variance_scaler,
         )
 
+    def averages_gradients(self, step: int) -> bool:
+        return bool(self._optimizer.takes_variance(step))
+
     def synchronises(self, step: int) -> bool:
         """Whether ranks hold equal weights after the step that follows `step` others."""
         frozen_for = max(0, step - self.freeze_steps)
         doublings = min(frozen_for // self.double_every, self.longest.bit_length())
         return (frozen_for + 1) % min(2**doublings, self.longest) == 0
-
-    def block(self) -> int:
-        return self.codec.block
-
-    def alignment(self, comm: Communicator) -> int:
-        return whole_chunks(comm, self.block())
-
-    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
-        self._comm, self._buckets = comm, buckets
-        self._groups = {param: group for group in self._optimizer.param_groups for param in group["params"]}
-        for bucket in buckets:
-            for name, param in zip(bucket.names, bucket.params, strict=True):
-                if param not in self._groups:
-                    raise ConfigError(f"ZeroOneAdam: parameter '{name}' is not in the optimizer")
-            bucket.add_field("update")
-            self.add_error_field(bucket, self.codec)
-
-    def bucket_ready(self, bucket: Any) -> None:
-        if self._optimizer.takes_variance(self.optimizer_steps):
-            all_reduce(bucket.flat(), op="mean", group=self._comm)
-        else:
-            agree_on_finite(self._comm, bucket)
 
     def before_step(self, step: int) -> None:
         self._optimizer.steps = step
@@ -179,12 +150,10 @@ class ZeroOneAdam(Algorithm):
         self._optimizer.steps = None  # the optimizer goes on alone
 
     def after_step(self, step: int) -> None:
-        if self._optimizer.takes_variance(step - 1):
+        if self.averages_gradients(step - 1):
             self.after_consensus()  # the step was made of equal gradients, from equal weights
         elif self.synchronises(step - 1):
-            for bucket in self._buckets:
-                self.submit(bucket, self._synchronise)
-            self.wait()
+            self.on_all_buckets(self._synchronise)
 
     def after_consensus(self) -> None:
         for param in self._groups:
@@ -195,7 +164,7 @@ class ZeroOneAdam(Algorithm):
         views = list(zip(bucket.params, bucket.views("update"), strict=True))
         for param, view in views:
             view.copy_(self._optimizer.state_of(param)["update"])
-        self.reduce_field(bucket, "update", codec=self.codec, step=self.optimizer_steps, group=self._comm)
+        self.average_field(bucket)
         for param, view in views:
             self._optimizer.take_mean(param, self._groups[param], view)
 
