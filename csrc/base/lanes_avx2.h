@@ -131,7 +131,7 @@ struct Avx2 {
             fraction8(_mm256_srli_epi32(u, 16)), fraction8(_mm256_srli_epi32(v, 16))};
   }
 
- private:  // one register of eight
+  // One register of eight; 16-bit numbers so, for the lanes of optim/ as well.
   static HD __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   static HD __m128i load64(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
   static HD void store128(void* p, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }

@@ -111,7 +111,7 @@ struct Avx512 {
             fraction16(_mm512_srli_epi32(words, 16))};
   }
 
- private:  // one register of sixteen
+  // One register of sixteen; 16-bit numbers so, for the lanes of optim/ as well.
   static HD __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   static HD __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static HD void store128(void* p, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }

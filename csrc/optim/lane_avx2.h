@@ -22,27 +22,11 @@ struct Lane<float> {
 
   static HD V set(N x) { return _mm256_set1_ps(x); }
   static HD V load(const float* p) { return _mm256_loadu_ps(p); }
-  static HD V load(const Half* p) { return _mm256_cvtph_ps(load16bits(p)); }
-  static HD V load(const Bfloat* p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16bits(p)), 16));
-  }
+  static HD V load(const Half* p) { return Avx2::load8(p); }
+  static HD V load(const Bfloat* p) { return Avx2::load8(p); }
   static HD void store(float* p, V x) { _mm256_storeu_ps(p, x); }
-  static HD void store(Half* p, V x) { store16bits(p, _mm256_cvtps_ph(quiet(x), _MM_FROUND_TO_NEAREST_INT)); }
-  static HD void store(Bfloat* p, V x) {
-    const __m256i bits = _mm256_castps_si256(quiet(x));
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    const __m256i high = _mm256_srli_epi32(rounded, 16);
-    store16bits(p, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
-  }
-
- private:
-  static HD __m128i load16bits(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-  static HD void store16bits(void* p, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
-  static HD V quiet(V x) {  // the one NaN, as Scalar::store makes it
-    const V nan = _mm256_castsi256_ps(_mm256_set1_epi32(kNanBits));
-    return _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-  }
+  static HD void store(Half* p, V x) { Avx2::store8(p, x); }
+  static HD void store(Bfloat* p, V x) { Avx2::store8(p, x); }
 };
 
 template <>

@@ -22,26 +22,11 @@ struct Lane<float> {
 
   static HD V set(N x) { return _mm512_set1_ps(x); }
   static HD V load(const float* p) { return _mm512_loadu_ps(p); }
-  static HD V load(const Half* p) { return _mm512_cvtph_ps(load16bits(p)); }
-  static HD V load(const Bfloat* p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load16bits(p)), 16));
-  }
+  static HD V load(const Half* p) { return Avx512::load16(p); }
+  static HD V load(const Bfloat* p) { return Avx512::load16(p); }
   static HD void store(float* p, V x) { _mm512_storeu_ps(p, x); }
-  static HD void store(Half* p, V x) { store16bits(p, _mm512_cvtps_ph(quiet(x), _MM_FROUND_TO_NEAREST_INT)); }
-  static HD void store(Bfloat* p, V x) {
-    const __m512i bits = _mm512_castps_si512(quiet(x));
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    store16bits(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
-  }
-
- private:
-  static HD __m256i load16bits(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-  static HD void store16bits(void* p, __m256i x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
-  static HD V quiet(V x) {  // the one NaN, as Scalar::store makes it
-    const V nan = _mm512_castsi512_ps(_mm512_set1_epi32(kNanBits));
-    return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
-  }
+  static HD void store(Half* p, V x) { Avx512::store16(p, x); }
+  static HD void store(Bfloat* p, V x) { Avx512::store16(p, x); }
 };
 
 template <>

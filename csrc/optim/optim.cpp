@@ -2,9 +2,9 @@
 // list of segments that one thread takes.
 #include "optim/optim.h"
 
-#include <atomic>
-#include <cstring>
 #include <type_traits>
+
+#include "base/kernel_tables.h"
 
 namespace gossamer::optim {
 
@@ -14,32 +14,9 @@ extern const Kernels* const avx512_kernels;
 
 namespace {
 
-const Kernels* if_supported(const Kernels* table, bool supported) { return supported ? table : nullptr; }
-
-#if defined(__x86_64__) || defined(__i386__)
-const Kernels* usable_avx2() {
-  return if_supported(avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
-                                        __builtin_cpu_supports("fma"));
-}
-const Kernels* usable_avx512() {
-  return if_supported(avx512_kernels,
-                      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
-}
-#else
-const Kernels* usable_avx2() { return nullptr; }
-const Kernels* usable_avx512() { return nullptr; }
-#endif
-
-const Kernels* widest() {
-  if (const Kernels* table = usable_avx512()) return table;
-  if (const Kernels* table = usable_avx2()) return table;
-  return &scalar_kernels;
-}
-
-std::atomic<const Kernels*>& selected() {
-  static std::atomic<const Kernels*> table{widest()};
-  return table;
+KernelTables<Kernels>& tables() {
+  static KernelTables<Kernels> all(&scalar_kernels, avx2_kernels, avx512_kernels);
+  return all;
 }
 
 template <class Memory>
@@ -75,19 +52,10 @@ void sgd(Dtype dtype, const Sgd& sgd, const Segment* segments, int64_t count, in
   each_part(dtype, segments, count, begin, end, [&](const Segment& part) { table.sgd(dtype, sgd, part); });
 }
 
-const Kernels& kernels() { return *selected().load(std::memory_order_acquire); }
+const Kernels& kernels() { return tables().selected(); }
 
-const Kernels* kernels_by_name(const char* name) {
-  if (strcmp(name, "scalar") == 0) return &scalar_kernels;
-  if (strcmp(name, "avx2") == 0) return usable_avx2();
-  if (strcmp(name, "avx512") == 0) return usable_avx512();
-  return nullptr;
-}
+const Kernels* kernels_by_name(const char* name) { return tables().find(name); }
 
-bool select_kernels(const char* name) {
-  const Kernels* table = kernels_by_name(name);
-  if (table != nullptr) selected().store(table, std::memory_order_release);
-  return table != nullptr;
-}
+bool select_kernels(const char* name) { return tables().select(name); }
 
 }  // namespace gossamer::optim

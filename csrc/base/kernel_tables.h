@@ -1,0 +1,54 @@
+// Which table of kernels is used: one is compiled for each instruction set (the cpu_*.cpp of codec/, optim/ and shm/), and
+// the widest that the CPU has is taken, unless a test selects another by name.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <initializer_list>
+
+namespace gossamer {
+
+// Kernels is a table with a `name`. Those that a build lacks are null.
+template <class Kernels>
+class KernelTables {
+ public:
+  KernelTables(const Kernels* scalar, const Kernels* avx2, const Kernels* avx512)
+      : scalar_(scalar), avx2_(usable_avx2() ? avx2 : nullptr), avx512_(usable_avx512() ? avx512 : nullptr) {
+    selected_ = avx512_ ? avx512_ : avx2_ ? avx2_ : scalar_;
+  }
+
+  const Kernels& selected() const { return *selected_.load(std::memory_order_acquire); }
+
+  // Null for a name that is unknown, or that this CPU or build cannot run.
+  const Kernels* find(const char* name) const {
+    for (const Kernels* table : {scalar_, avx2_, avx512_}) {
+      if (table != nullptr && strcmp(name, table->name) == 0) return table;
+    }
+    return nullptr;
+  }
+
+  bool select(const char* name) {
+    const Kernels* table = find(name);
+    if (table != nullptr) selected_.store(table, std::memory_order_release);
+    return table != nullptr;
+  }
+
+ private:
+#if defined(__x86_64__) || defined(__i386__)
+  static bool usable_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
+  }
+  static bool usable_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  }
+#else
+  static bool usable_avx2() { return false; }
+  static bool usable_avx512() { return false; }
+#endif
+
+  const Kernels *scalar_, *avx2_, *avx512_;
+  std::atomic<const Kernels*> selected_;
+};
+
+}  // namespace gossamer
