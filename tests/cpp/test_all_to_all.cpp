@@ -23,7 +23,7 @@ TEST(AllToAll, EqualPartsOfAnySizeArrive) {
   }
 }
 
-void check_uneven(Group& group) {
+void check_uneven_all_to_all(Group& group) {
   const auto sizes = sizes_around(place_behind_table(group));
   for (unsigned seed = 1; seed <= 12; ++seed) {
     check_all_to_all(
@@ -38,11 +38,11 @@ void check_uneven(Group& group) {
 }
 
 TEST(AllToAll, UnevenAndEmptyPartsArrive) {
-  for (const auto setting : settings()) run_threads(setting, check_uneven);
+  for (const auto setting : settings()) run_threads(setting, check_uneven_all_to_all);
 }
 
 TEST(AllToAll, ProcessesExchangeUnevenPartsToo) {
-  for (const auto setting : {Setting{3, true}, Setting{4, false}}) run_processes(setting, check_uneven);
+  for (const auto setting : {Setting{3, true}, Setting{4, false}}) run_processes(setting, check_uneven_all_to_all);
 }
 
 TEST(AllToAll, OneRankMaySendEverythingAndTheOthersNothing) {

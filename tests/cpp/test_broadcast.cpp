@@ -6,7 +6,7 @@
 namespace gossamer::test {
 namespace {
 
-void check_sizes_and_roots(Group& group) {
+void check_broadcast_sizes(Group& group) {
   unsigned seed = 0;
   for (const int64_t bytes : sizes_around(group.round_bytes())) {
     const int root = static_cast<int>(++seed) % group.size();
@@ -17,12 +17,12 @@ void check_sizes_and_roots(Group& group) {
 }
 
 TEST(Broadcast, EveryRankHoldsTheRootsBytesWhateverTheSize) {
-  for (const auto setting : settings()) run_threads(setting, check_sizes_and_roots);
+  for (const auto setting : settings()) run_threads(setting, check_broadcast_sizes);
 }
 
 TEST(Broadcast, ProcessesBroadcastToo) {
   for (const auto setting : {Setting{2, true}, Setting{4, false}})
-    run_processes(setting, check_sizes_and_roots);
+    run_processes(setting, check_broadcast_sizes);
 }
 
 // The root waits for nobody's reading but of the round before the last: it must not overtake slow ranks.

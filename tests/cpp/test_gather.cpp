@@ -6,7 +6,7 @@
 namespace gossamer::test {
 namespace {
 
-void check_sizes_and_roots(Group& group) {
+void check_gather_sizes(Group& group) {
   unsigned seed = 0;
   for (const int64_t bytes : sizes_around(group.round_bytes())) {
     const int root = static_cast<int>(++seed) % group.size();
@@ -16,12 +16,12 @@ void check_sizes_and_roots(Group& group) {
 }
 
 TEST(Gather, TheRootHoldsEveryPartWhateverTheSize) {
-  for (const auto setting : settings()) run_threads(setting, check_sizes_and_roots);
+  for (const auto setting : settings()) run_threads(setting, check_gather_sizes);
 }
 
 TEST(Gather, ProcessesGatherToo) {
   for (const auto setting : {Setting{2, true}, Setting{3, false}})
-    run_processes(setting, check_sizes_and_roots);
+    run_processes(setting, check_gather_sizes);
 }
 
 }  // namespace

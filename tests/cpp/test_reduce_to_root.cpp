@@ -6,7 +6,7 @@
 namespace gossamer::test {
 namespace {
 
-void check_sizes_and_roots(Group& group, Type type, Op op) {
+void check_reduce_to_root_sizes(Group& group, Type type, Op op) {
   unsigned seed = 0;
   for (const int64_t count : sizes_around(group.round_bytes() / shm::element_size(type))) {
     const int root = static_cast<int>(++seed) % group.size();
@@ -17,12 +17,12 @@ void check_sizes_and_roots(Group& group, Type type, Op op) {
 
 TEST(ReduceToRoot, TheRootHoldsTheFoldWhateverTheSize) {
   for (const auto setting : settings())
-    run_threads(setting, [](Group& group) { check_sizes_and_roots(group, Type::f32, Op::sum); });
+    run_threads(setting, [](Group& group) { check_reduce_to_root_sizes(group, Type::f32, Op::sum); });
 }
 
 TEST(ReduceToRoot, ProcessesFoldToo) {
   for (const auto setting : {Setting{2, true}, Setting{4, false}})
-    run_processes(setting, [](Group& group) { check_sizes_and_roots(group, Type::bf16, Op::avg); });
+    run_processes(setting, [](Group& group) { check_reduce_to_root_sizes(group, Type::bf16, Op::avg); });
 }
 
 TEST(ReduceToRoot, EveryTypeAndOperationIsFoldedAlike) {

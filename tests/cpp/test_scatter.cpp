@@ -6,7 +6,7 @@
 namespace gossamer::test {
 namespace {
 
-void check_sizes_and_roots(Group& group) {
+void check_scatter_sizes(Group& group) {
   unsigned seed = 0;
   for (const int64_t bytes : sizes_around(place_of(group, 1))) {
     const int root = static_cast<int>(++seed) % group.size();
@@ -17,12 +17,12 @@ void check_sizes_and_roots(Group& group) {
 }
 
 TEST(Scatter, EveryRankHoldsItsPartWhateverTheSize) {
-  for (const auto setting : settings()) run_threads(setting, check_sizes_and_roots);
+  for (const auto setting : settings()) run_threads(setting, check_scatter_sizes);
 }
 
 TEST(Scatter, ProcessesScatterToo) {
   for (const auto setting : {Setting{2, true}, Setting{3, false}})
-    run_processes(setting, check_sizes_and_roots);
+    run_processes(setting, check_scatter_sizes);
 }
 
 }  // namespace
