@@ -36,7 +36,7 @@ def run_tests(folder: Path, *programs: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # compiles every Torch-free file with sanitizers: two minutes, many more on a busy machine
+@pytest.mark.timeout(1200)  # compiles every Torch-free file with sanitizers; a busy machine takes long
 def test_torch_free_core_passes_its_tests_under_sanitizers(tmp_path) -> None:
     configure(tmp_path, "address,undefined")
     run("cmake", "--build", tmp_path, "--parallel", "2", "--target", "gossamer_tests", "gossamer_shm_tests")
