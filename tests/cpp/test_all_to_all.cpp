@@ -42,7 +42,8 @@ TEST(AllToAll, UnevenAndEmptyPartsArrive) {
 }
 
 TEST(AllToAll, ProcessesExchangeUnevenPartsToo) {
-  for (const auto setting : {Setting{3, true}, Setting{4, false}}) run_processes(setting, check_uneven_all_to_all);
+  for (const auto setting : {Setting{3, true}, Setting{4, false}})
+    run_processes(setting, check_uneven_all_to_all);
 }
 
 TEST(AllToAll, OneRankMaySendEverythingAndTheOthersNothing) {

@@ -20,8 +20,7 @@ TEST(Gather, TheRootHoldsEveryPartWhateverTheSize) {
 }
 
 TEST(Gather, ProcessesGatherToo) {
-  for (const auto setting : {Setting{2, true}, Setting{3, false}})
-    run_processes(setting, check_gather_sizes);
+  for (const auto setting : {Setting{2, true}, Setting{3, false}}) run_processes(setting, check_gather_sizes);
 }
 
 }  // namespace
