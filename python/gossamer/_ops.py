@@ -1,4 +1,4 @@
-"""Typed wrappers of the native operations of codecs and optimizers, and the codecs' shapes for torch.compile.
+"""Typed wrappers of the native operations of codecs and optimizers, and their shapes for torch.compile.
 
 Nothing is computed here: `torch.ops.gossamer.*` lives in csrc/ops.cpp and csrc/ops_optim.cpp. Called by the codec
 classes and by optim.py.
@@ -136,3 +136,14 @@ def sgd_step(
     _ops.sgd_step_.default(
         params, grads, momentum_buffers, lr, momentum, dampening, weight_decay, nesterov, maximize, first
     )
+
+
+# Both change what they are given and return nothing: in memory without values there is nothing to do.
+@torch.library.register_fake("gossamer::adam_step_")
+def _adam_step_shape(*tensors_and_options: object) -> None:
+    return None
+
+
+@torch.library.register_fake("gossamer::sgd_step_")
+def _sgd_step_shape(*tensors_and_options: object) -> None:
+    return None
