@@ -2,7 +2,7 @@
 
 Run by `make gpu-check`.
 
-Training on a GPU is in test_devices.py, with processes: autograd has one thread for each device.
+Training on a GPU takes processes, here and in test_devices.py: autograd has one thread for each device.
 
 Several ranks share one GPU here, so their group is Gloo with CUDA tensors; NCCL refuses duplicate devices.
 """
@@ -18,7 +18,7 @@ from codec_cases import CODECS, DTYPES
 from gossamer import _C, _ops, comm
 from models import relative_error
 from optimizers import assert_same, give_gradients
-from ranks import keep_alive, run_threads
+from ranks import keep_alive, run_job, run_threads
 
 pytestmark = [
     pytest.mark.gpu,
@@ -149,3 +149,67 @@ def test_a_step_on_another_stream_waits_for_that_stream_alone():
         optimizer.step()
     stream.synchronize()
     assert torch.equal(param.detach().cpu(), torch.full((1 << 20,), -1.0))
+
+
+STREAMS = """
+import torch
+from torch import nn
+
+import gossamer as gs
+
+class Late(torch.autograd.Function):
+    # Its backward keeps the stream of its forward busy before there is a gradient.
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        torch.cuda._sleep(20_000_000)
+        return grad * 1
+
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(64, 300) for _ in range(4))
+        self.streams = [torch.cuda.Stream() for _ in range(3)]
+
+    def forward(self, x):
+        main, outputs = torch.cuda.current_stream(), []
+        for index, part in enumerate(self.parts):
+            stream = self.streams[index % 3]
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                outputs.append(Late.apply(part(x)))
+        for stream in self.streams:
+            main.wait_stream(stream)
+        return sum(outputs)
+
+def build():
+    torch.manual_seed(0)
+    return Parts().cuda()
+
+gs.init(backend="gloo")
+mine, reference = build(), build()
+model = gs.DataParallel(mine, bucket_bytes=100_000, first_bucket_bytes=1000)
+worst = 0.0
+for step in range(6):
+    batches = torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(step)).cuda()
+    mine.zero_grad(set_to_none=step % 2 == 0)
+    model(batches[gs.rank()]).square().mean().backward()
+    got = [param.grad.clone() for param in mine.parameters()]
+    reference.zero_grad()
+    for batch in batches:
+        reference(batch).square().mean().backward()
+    for gradient, param in zip(got, reference.parameters(), strict=True):
+        wanted = param.grad / 2
+        worst = max(worst, ((gradient - wanted).norm() / wanted.norm()).item())
+print(worst, flush=True)
+gs.shutdown()
+"""
+
+
+def test_gradients_that_several_streams_produce_are_waited_for(tmp_path):
+    worst = [float(line) for line in run_job(STREAMS, 2, tmp_path).split()]
+    assert len(worst) == 2
+    assert max(worst) < 1e-5
