@@ -139,3 +139,42 @@ def test_a_compiled_optimizer_step_leaves_the_bits_of_the_plain_one(name, option
             step()
         ends.append((params, optimizer))
     assert_same(*ends)
+
+
+@pytest.mark.parametrize("operation", ["gather", "scatter"])
+def test_moves_to_and_from_flat_memory_pass_torchs_checks_and_leave_their_bits_in_compiled_code(operation):
+    def both():
+        parts = tensors(torch.float32, seed=0)
+        return parts, torch.cat(tensors(torch.float32, seed=1))
+
+    native = getattr(torch.ops.gossamer, f"{operation}_").default
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(native, (*both(), 0.5), test_utils=checks)
+    call = getattr(_ops, operation)
+    (parts, flat), (compiled_parts, compiled_flat) = both(), both()
+    call(parts, flat, scale=0.5)
+    torch.compile(call, backend="aot_eager", fullgraph=True)(compiled_parts, compiled_flat, scale=0.5)
+    assert torch.equal(compiled_flat, flat)
+    assert all(map(torch.equal, compiled_parts, parts))
+    start, values = both()
+    expected = (torch.cat(start), flat) if operation == "gather" else (values, torch.cat(parts))
+    assert torch.equal(expected[1], 0.5 * expected[0])
+
+
+@pytest.mark.parametrize(
+    ("parts", "flat", "message"),
+    [
+        (
+            [torch.ones(2, 3).t()],
+            torch.ones(6),
+            "gather: tensors must be contiguous Float on cpu, as flat is",
+        ),
+        ([torch.ones(3).double()], torch.ones(3), "got Double [3]"),
+        ([torch.ones(3)], torch.ones(6), "flat must hold as many elements as the tensors, 3, got 6"),
+        ([torch.ones(6)], torch.ones(2, 3), "flat must be a contiguous vector, got [2, 3]"),
+    ],
+)
+def test_tensors_that_do_not_fit_into_flat_memory_are_refused_with_their_values(parts, flat, message) -> None:
+    with pytest.raises(gs.ConfigError) as caught:
+        _ops.gather(parts, flat)
+    assert message in str(caught.value)

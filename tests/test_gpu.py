@@ -151,6 +151,27 @@ def test_a_step_on_another_stream_waits_for_that_stream_alone():
     assert torch.equal(param.detach().cpu(), torch.full((1 << 20,), -1.0))
 
 
+@pytest.mark.parametrize("count", [3, 128, 129, 1024, 1500])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_flat_memory_has_equal_bits_on_cuda_and_cpu_however_many_tensors(dtype, count):
+    sizes = [index * 37 % 300 for index in range(count - 2)] + [
+        8192,
+        20_001,
+    ]  # most begin at no vector's place
+    flat = sample(1, sum(sizes), dtype)[0]
+    parts = [part.clone() for part in flat.split(sizes)]
+    there = [part.cuda() for part in parts]
+    for scale in (1.0, 1 / 3):
+        here, on_device = torch.full_like(flat, 7), torch.full_like(flat, 7).cuda()
+        _ops.gather(parts, here, scale=scale)
+        _ops.gather(there, on_device, scale=scale)
+        assert torch.equal(on_device.cpu(), here)
+        back, back_there = [torch.zeros_like(part) for part in parts], [torch.zeros_like(x) for x in there]
+        _ops.scatter(back, here, scale=scale)
+        _ops.scatter(back_there, on_device, scale=scale)
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(back_there, back, strict=True))
+
+
 STREAMS = """
 import torch
 from torch import nn
