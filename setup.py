@@ -25,7 +25,8 @@ INSTRUCTION_SETS = {  # file of csrc/codec, csrc/optim or csrc/shm: the flags it
     "cpu_avx2.cpp": ["-mavx2", "-mf16c", "-mfma"],
     "cpu_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c"],
 }
-CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0+PTX", "10.0", "12.0")  # those nvcc knows; PTX for the last too
+# Those that nvcc knows; PTX for the last too.
+CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0+PTX", "10.0", "12.0")
 
 
 def find_nvcc() -> str | None:
