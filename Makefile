@@ -39,7 +39,7 @@ help:
 	@echo "make bench       the benchmarks; one JSON line per result"
 	@echo "make build       only .venv and the extension"
 	@echo "make cuda-build  build and import the CUDA extension; needs nvcc, no GPU"
-	@echo "make gpu-check   GPU tests and kernel benchmarks, with this machine's own python3 and torch"
+	@echo "make gpu-check   GPU tests, sanitizers and kernel benchmarks, with this machine's own python3 and torch"
 	@echo "make clean       remove what was built (.venv too)"
 
 demo: build
@@ -118,20 +118,16 @@ cuda-build: $(CUDA_STAMP)
 # ---- A machine with a GPU, torch and nvcc; no network, nothing installed
 
 GPU_TREE := build/gpu-check
+COMMIT ?= $(shell git rev-parse --short HEAD 2>/dev/null)
 gpu-check:
 	@command -v nvcc >/dev/null || { echo "make: gpu-check needs nvcc on PATH" >&2; exit 1; }
 	@$(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' || \
 	  { echo "make: gpu-check needs a CUDA GPU and a torch that sees it ($(PYTHON))" >&2; exit 1; }
-	@mkdir -p $(GPU_TREE) && rm -rf $(GPU_TREE)/{csrc,python,tests,benchmarks}
+	@test -n "$(COMMIT)" || { echo "make: gpu-check needs COMMIT=..., for this copy is no git checkout" >&2; exit 1; }
+	@mkdir -p $(GPU_TREE) && rm -rf $(GPU_TREE)/{csrc,python,tests,benchmarks,logs,gpu_tests}
 	@cp -a csrc python tests benchmarks setup.py pyproject.toml $(GPU_TREE)/ && touch $(GPU_TREE)/README.md
 	@rm -f $(GPU_TREE)/python/gossamer/_C*.so
-	@cd $(GPU_TREE) && \
-	  arch=$$($(PYTHON) -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())') && \
-	  echo "gpu-check: building for sm_$${arch/./}" && \
-	  GOSSAMER_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="$$arch" \
-	  $(PYTHON) setup.py --quiet build_ext --inplace 2>&1 | $(SHORTEN)
-	cd $(GPU_TREE) && PYTHONPATH=python $(PYTHON) -m pytest -m gpu tests
-	cd $(GPU_TREE) && PYTHONPATH=python $(PYTHON) benchmarks/run_all.py --gpu
+	@cd $(GPU_TREE) && $(PYTHON) benchmarks/gpu_check.py --commit "$(COMMIT)"
 
 clean:
 	rm -rf $(VENV) build dist python/*.egg-info python/gossamer/_C*.so demo-output \

@@ -25,7 +25,8 @@ INSTRUCTION_SETS = {  # file of csrc/codec, csrc/optim or csrc/shm: the flags it
     "cpu_avx2.cpp": ["-mavx2", "-mf16c", "-mfma"],
     "cpu_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c"],
 }
-CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")  # those nvcc knows; PTX for the last
+# Those that nvcc knows; PTX for the last too.
+CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0+PTX", "10.0", "12.0")
 
 
 def find_nvcc() -> str | None:
@@ -43,8 +44,9 @@ def toolkit_root(nvcc: str) -> str:
 
 def default_architectures(nvcc: str) -> str:
     listing = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
-    known = [arch for arch in CUDA_ARCHITECTURES if f"compute_{arch.replace('.', '')}" in listing.split()]
-    return ";".join(known) + "+PTX"
+    codes = {arch: f"compute_{arch.removesuffix('+PTX').replace('.', '')}" for arch in CUDA_ARCHITECTURES}
+    known = [arch for arch in CUDA_ARCHITECTURES if codes[arch] in listing.split()]
+    return ";".join(known).removesuffix("+PTX") + "+PTX"
 
 
 def architecture_flags() -> list[str]:

@@ -1,46 +1,69 @@
-"""How fast the codecs are on one core: GB/s of float32 for 1 MiB in cache, against torch's quantisation.
+"""The codecs' ladder: the scalar code, AVX2, AVX-512 or CUDA, torch's own operations, and a copy of as many bytes.
 
-Called from Python through torch.ops.gossamer.*, so the dispatch and the allocation of a call count, as they
-do for torch, which always uses the widest instruction set that the processor has. torch.quantize_per_tensor
-is told its one scale; Int8 finds one per block, so "with aminmax" is the like work. The kernels alone:
-bench_codec_native.cpp. With --gpu: 256 MiB on the current CUDA device, against a plain copy.
+On the CPU: GB/s of float32 on one core for 1 MiB in cache, and for 64 MiB, which no cache holds; against torch's
+quantisation, which is told its one scale (Int8 finds one per block, so "with aminmax" is the like work). Called from
+Python through torch.ops.gossamer.*, so the dispatch and the allocation of a call count, as they do for torch. The
+kernels alone: bench_codec_native.cpp. With --gpu: 64 MiB and 1 GiB on the current CUDA device, kernels alone (CUDA
+graphs), as a share of a copy's speed. `roofline` is that share everywhere: both move equally many bytes, read and
+written together, in the same run.
 """
 
 import statistics
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from harness import arguments, interleaved, paired, report
+from harness import arguments, as_one, copy_of, interleaved, paired, report
 
 import gossamer as gs
 from gossamer import _ops
 from gossamer.codec import NativeCodec
 
-NUMEL = 1 << 18
-GPU_NUMEL = 1 << 26
-INT8_TARGETS = {"encode": 15.0, "decode_add": 10.0}  # GB/s with AVX2
+MIB = 1 << 20
+ROWS = 4  # that the fused reduce sums
+INT8_TARGETS = {"encode": 15.0, "decode_add": 10.0}  # GB/s with AVX2, in cache
+SHARE = 0.85  # of a copy's speed, on a GPU
+OPERATIONS = ("encode", "decode", "decode_add", "reduce_encode")
 TORCH_QUANTIZE, TORCH_FULL = "torch.quantize_per_tensor", "torch.aminmax and quantize_per_tensor"
 PAIRS = (  # ours and torch's
     ("encode", TORCH_QUANTIZE),
     ("encode", TORCH_FULL),
     ("decode_add", "torch dequantize and add_"),
     ("decode", "torch dequantize"),
+    ("reduce_encode", None),
 )
 
+Bodies = dict[str, Callable[[], object]]
 
-def bodies_of(codec: NativeCodec, x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Our operations and torch's, by the names in PAIRS. x: [1, numel]."""
+
+def ours(codec: NativeCodec, x: torch.Tensor) -> tuple[Bodies, dict[str, int]]:
+    """Our operations on x [1, numel], and the bytes that each must move: what it reads and what it writes."""
     kind, block, key = _ops.KINDS[codec.kind], codec.block, codec.native.key
-    wire = _ops.encode(x, kind, block, key)
+    part = x.numel() // ROWS
+    wire, rows = _ops.encode(x, kind, block, key), _ops.encode(x.view(ROWS, part), kind, block, key)
     acc, out = torch.zeros_like(x[0]), torch.empty_like(x)
-    ours: dict[str, Callable[[], object]] = {
+    bodies: Bodies = {
         "encode": lambda: _ops.encode(x, kind, block, key),
-        "decode_add": lambda: _ops.decode_add(wire, kind, block, x.dtype, acc),
         "decode": lambda: _ops.decode(wire, kind, block, out),
+        "decode_add": lambda: _ops.decode_add(wire, kind, block, x.dtype, acc),
+        "reduce_encode": lambda: _ops.reduce_encode(
+            rows, kind, block, dtype=x.dtype, row_numel=part, scale=1 / ROWS, key=key
+        ),
     }
-    if x.is_cuda:
-        return ours | {"torch copy_": lambda: out.copy_(x)}
+    moved = {
+        "encode": x.nbytes + wire.nbytes,
+        "decode": wire.nbytes + out.nbytes,
+        "decode_add": wire.nbytes + 2 * acc.nbytes,
+        "reduce_encode": rows.nbytes + rows.nbytes // ROWS,
+    }
+    return bodies, moved
+
+
+def torchs(x: torch.Tensor) -> Bodies:
+    """By the names in PAIRS."""
+    largest = x.abs().max().item()
+    acc = torch.zeros_like(x[0])
 
     def quantize(largest: float) -> torch.Tensor:
         return torch.quantize_per_tensor(x, largest / 127, 0, torch.qint8)
@@ -49,51 +72,121 @@ def bodies_of(codec: NativeCodec, x: torch.Tensor) -> dict[str, Callable[[], obj
         low, high = torch.aminmax(x)
         return quantize(max(-low.item(), high.item()))
 
-    largest = x.abs().max().item()
     quantised = quantize(largest)
-    theirs: dict[str, Callable[[], object]] = {
+    return {
         TORCH_QUANTIZE: lambda: quantize(largest),
         TORCH_FULL: full,
         "torch dequantize and add_": lambda: acc.add_(quantised.dequantize()[0]),
         "torch dequantize": lambda: quantised.dequantize(),
     }
-    return ours | theirs
 
 
-def repeated(body: Callable[[], object], calls: int, done: Callable[[], object]) -> Callable[[], object]:
-    """`calls` calls of body, then done: long enough to time."""
+def naive(x: torch.Tensor, block: int) -> Bodies:
+    """Int8's arithmetic as a user of torch would write it: an operation for each term, on the same blocks."""
+    blocks = x.view(-1, block)
+    acc, out = torch.zeros_like(blocks), torch.empty_like(blocks)
 
-    def run() -> None:
-        for _ in range(calls):
-            body()
-        done()
+    def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scales = values.abs().amax(1, keepdim=True).div_(127)
+        return values.div(scales).round_().to(torch.int8), scales
 
-    return run
+    codes, scales = encode(blocks)
+    by_row = [part.view(ROWS, -1, part.size(1)) for part in (codes, scales)]
+    return {
+        "encode": lambda: encode(blocks),
+        "decode": lambda: torch.mul(codes, scales, out=out),
+        "decode_add": lambda: acc.addcmul_(codes.float(), scales),
+        "reduce_encode": lambda: encode(by_row[0].mul(by_row[1]).sum(0).div_(ROWS)),
+    }
 
 
-def bench(codec: NativeCodec, where: str, *, gpu: bool, quick: bool) -> None:
-    numel = GPU_NUMEL if gpu else NUMEL
-    x = torch.randn(1, numel, device="cuda" if gpu else "cpu")
-    calls = 2 if quick else 40
-    done = torch.cuda.synchronize if gpu else lambda: None
-    bodies = {name: repeated(body, calls, done) for name, body in bodies_of(codec, x).items()}
-    turns = interleaved(bodies, rounds=3 if quick else 21, repeats=1)
-    speeds = {name: [numel * 4e-9 * calls / s for s in each.seconds] for name, each in turns.items()}
-    for name, torch_name in PAIRS:
-        if gpu and torch_name == TORCH_FULL:
-            continue
-        peer = "torch copy_" if gpu else torch_name
-        judged = codec == gs.Int8() and where == "avx2"
-        rounding = ", stochastic" if codec.stochastic else ""
+def speeds_of(bodies: Bodies, device: str, *, calls: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a call, a figure for each turn."""
+    timed = {name: as_one(body, calls, device) for name, body in bodies.items()}
+    turns = interleaved(timed, rounds=rounds, repeats=1)
+    return {name: [s / calls for s in each.seconds] for name, each in turns.items()}
+
+
+def title(codec: NativeCodec, operation: str, where: str, numel: int) -> str:
+    rounding = ", stochastic" if codec.stochastic else ""
+    return f"{type(codec).__name__} {operation}{rounding}, {where}, {numel * 4 // MIB} MiB of float32"
+
+
+def bench_cpu(codec: NativeCodec, where: str, mib: int, *, quick: bool) -> None:
+    numel = mib * MIB // 4
+    x = torch.randn(1, numel)
+    bodies, moved = ours(codec, x)
+    peers = torchs(x)
+    copies = {f"copy for {name}": copy_of(count, "cpu") for name, count in moved.items()}
+    # A turn in cache is shorter than what a scheduler gives at once, so other work takes few turns instead of all.
+    calls, rounds = (2, 3) if quick else (4, 81) if mib == 1 else (1, 15)
+    seconds = speeds_of(bodies | peers | copies, "cpu", calls=calls, rounds=rounds)
+    for name, peer in PAIRS:
+        mine, copy = seconds[name], seconds[f"copy for {name}"]
+        rates = [numel * 4e-9 / s for s in mine]
+        judged = codec == gs.Int8() and where == "avx2" and mib == 1
         report(
-            f"{type(codec).__name__} {name}{rounding}, {where}, {numel * 4 >> 20} MiB of float32",
-            statistics.median(speeds[name]),
+            title(codec, name, where, numel),
+            statistics.median(rates),
             "GB/s",
-            baseline=(peer, statistics.median(speeds[peer])),
-            ratio=statistics.median(paired(speeds[name], speeds[peer])),
+            baseline=(peer, numel * 4e-9 / statistics.median(seconds[peer])) if peer else None,
+            ratio=statistics.median(paired(seconds[peer], mine)) if peer else None,
             at_least=INT8_TARGETS.get(name) if judged else None,
-            samples=speeds[name],
+            samples=rates,
+            **roofline(moved[name], mine, copy),
         )
+
+
+def roofline(moved: int, mine: list[float], copy: list[float]) -> dict[str, Any]:
+    return {
+        "bytes_moved": moved,
+        "copy_gb_per_s": round(moved * 1e-9 / statistics.median(copy), 2),
+        "roofline": round(statistics.median(paired(copy, mine)), 3),
+    }
+
+
+def bench_gpu(codec: NativeCodec, mib: int, *, quick: bool) -> None:
+    numel = mib * MIB // 4
+    x = torch.randn(1, numel, device="cuda")
+    bodies, moved = ours(codec, x)
+    rungs = naive(x, codec.block) if codec == gs.Int8() else {}
+    others = {f"naive {name}": body for name, body in rungs.items()}
+    copies = {f"copy for {name}": copy_of(count, "cuda") for name, count in moved.items()}
+    calls, rounds = (
+        (2, 3) if quick else (max(10, 6400 // mib), 21)
+    )  # milliseconds, beside which waiting is nothing
+    seconds = speeds_of(bodies | others | copies, "cuda", calls=calls, rounds=rounds)
+    reference = cpu_reference(codec, quick=quick) if rungs else {}
+    for name in OPERATIONS:
+        mine, copy = seconds[name], seconds[f"copy for {name}"]
+        rates = [moved[name] * 1e-9 / s for s in mine]
+        more: dict[str, Any] = roofline(moved[name], mine, copy)
+        if rungs:
+            more["naive_times_as_long"] = round(statistics.median(paired(seconds[f"naive {name}"], mine)), 2)
+            more["scalar_cpu_gb_per_s"] = reference[name]  # of the same bytes moved
+        report(
+            title(codec, name, torch.cuda.get_device_name(), numel),
+            statistics.median(rates),
+            "GB/s moved",
+            baseline=("a copy of as many bytes", more["copy_gb_per_s"]),
+            ratio=statistics.median(paired(copy, mine)),
+            at_least=SHARE if rungs and name != "decode_add" else None,
+            target_of="ratio",
+            samples=rates,
+            **more,
+        )
+
+
+def cpu_reference(codec: NativeCodec, *, quick: bool) -> dict[str, float]:
+    """GB/s moved of the scalar CPU code, one thread, 16 MiB."""
+    fastest = gs._C.instruction_set()
+    gs._C.select_instruction_set("scalar")
+    try:
+        bodies, moved = ours(codec, torch.randn(1, 4 * MIB))
+        seconds = speeds_of(bodies, "cpu", calls=1, rounds=1 if quick else 3)
+    finally:
+        gs._C.select_instruction_set(fastest)
+    return {name: round(moved[name] * 1e-9 / statistics.median(seconds[name]), 3) for name in bodies}
 
 
 def main() -> None:
@@ -102,14 +195,17 @@ def main() -> None:
     torch.manual_seed(0)
     warnings.filterwarnings("ignore", message="torch.quantize_per_tensor", category=UserWarning)
     if options.gpu:
-        for codec in (gs.Int8(), gs.Int4(), gs.OneBit(), gs.MinMaxUInt8(), gs.BF16(), gs.FP16()):
-            bench(codec, torch.cuda.get_device_name(), gpu=True, quick=options.quick)
+        for mib in (64, 1024):
+            bench_gpu(gs.Int8(), mib, quick=options.quick)
+        for codec in (gs.Int4(), gs.OneBit(), gs.MinMaxUInt8(), gs.BF16(), gs.FP16()):
+            bench_gpu(codec, 1024, quick=options.quick)
         return
     default = gs._C.instruction_set()
     for instruction_set in ("avx2", "avx512", "scalar"):
         if not gs._C.select_instruction_set(instruction_set):
             continue  # this processor lacks it
-        bench(gs.Int8(), instruction_set, gpu=False, quick=options.quick)
+        for mib in (1,) if options.quick else (1, 64):
+            bench_cpu(gs.Int8(), instruction_set, mib, quick=options.quick)
     gs._C.select_instruction_set(default)
     for codec in (
         gs.Int8(stochastic=True),
@@ -118,7 +214,7 @@ def main() -> None:
         gs.OneBit(),
         gs.MinMaxUInt8(),
     ):
-        bench(codec, default, gpu=False, quick=options.quick)
+        bench_cpu(codec, default, 1, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,40 @@ def interleaved(
     return turns
 
 
+def copy_of(moved: int, device: str) -> Callable[[], object]:
+    """A copy that moves `moved` bytes, read and written together: the roofline of whatever moves as many."""
+    source = torch.ones(moved // 2, dtype=torch.uint8, device=device)
+    out = torch.empty_like(source)
+    return lambda: out.copy_(source)
+
+
+def as_one(body: Callable[[], object], calls: int, device: str) -> Callable[[], object]:
+    """`calls` calls of body, waited for. On a GPU one CUDA graph: what launching costs the host is left out."""
+    if device == "cpu":
+
+        def run() -> None:
+            for _ in range(calls):
+                body()
+
+        return run
+
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):  # a graph begins with everything loaded and allocated
+        body()
+        body()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            body()
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    return replay
+
+
 def paired(seconds: Sequence[float], of: Sequence[float]) -> list[float]:
     """The ratio of each round; its median is steadier than the ratio of medians on a busy machine."""
     return [mine / other for mine, other in zip(seconds, of, strict=True)]
@@ -220,7 +254,8 @@ def _machine() -> dict[str, Any]:
     model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     processor = model[1] if model else platform.machine()
     command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
-    return {
+    device = {"device": torch.cuda.get_device_name()} if "--gpu" in sys.argv else {}
+    return device | {
         "command": shlex.join(command),
         "torch": torch.__version__,
         "commit": commit,

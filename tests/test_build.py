@@ -126,6 +126,43 @@ def test_impossible_cuda_choice_is_refused(project, choice, message) -> None:
     assert message in result.stderr
 
 
+NVCC = """#!/bin/sh
+case "$1" in
+  --list-gpu-arch) printf 'compute_75\\ncompute_80\\ncompute_86\\ncompute_89\\ncompute_90\\n%s' "$NEWER" ;;
+  --dryrun) echo "#$ TOP=$TOOLKIT" >&2 ;;
+esac
+"""
+CHOICES = """
+import os, runpy, sys, torch
+torch.version.cuda, torch.cuda._is_compiled = "13.0", lambda: True  # as in a torch with CUDA, without a GPU
+torch.cuda.is_available = lambda: False
+sys.argv = ["setup.py", "--version"]
+for choice, newer in (("auto", ""), ("auto", "compute_100\\ncompute_120\\n"), ("0", "")):
+    os.environ |= {"GOSSAMER_BUILD_CUDA": choice, "NEWER": newer}
+    os.environ.pop("TORCH_CUDA_ARCH_LIST", None)
+    names = runpy.run_path("setup.py")
+    built = [source for source in names["sources"]() if source.endswith(".cu")]
+    macros = names["extension"]().define_macros
+    print(choice, os.environ.get("TORCH_CUDA_ARCH_LIST"), built, [name for name, _ in macros])
+"""
+
+
+def test_a_torch_with_cuda_gets_code_for_all_cards_that_nvcc_knows_or_a_cpu_only_build(project) -> None:
+    (project / "csrc" / "codec" / "kernels.cu").write_text("")
+    nvcc = project / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(NVCC)
+    nvcc.chmod(0o755)
+    environment = {"PATH": f"{nvcc.parent}:{os.environ['PATH']}", "TOOLKIT": str(project)}
+    with_cuda = f"{['csrc/codec/kernels.cu']} {['GOSSAMER_WITH_CUDA']}"
+    output = run("-c", CHOICES, cwd=project, env=environment).splitlines()
+    assert [line for line in output if line.startswith(("0 ", "auto "))] == [
+        f"auto 8.0;8.6;8.9;9.0+PTX {with_cuda}",
+        f"auto 8.0;8.6;8.9;9.0+PTX;10.0;12.0+PTX {with_cuda}",
+        "0 None [] []",
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)  # compiles; a second core may be busy
 def test_editable_install_recompiles_only_what_changed(project) -> None:

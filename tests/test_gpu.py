@@ -2,7 +2,7 @@
 
 Run by `make gpu-check`.
 
-Training on a GPU is in test_devices.py, with processes: autograd has one thread for each device.
+Training on a GPU takes processes, here and in test_devices.py: autograd has one thread for each device.
 
 Several ranks share one GPU here, so their group is Gloo with CUDA tensors; NCCL refuses duplicate devices.
 """
@@ -18,7 +18,7 @@ from codec_cases import CODECS, DTYPES
 from gossamer import _C, _ops, comm
 from models import relative_error
 from optimizers import assert_same, give_gradients
-from ranks import keep_alive, run_threads
+from ranks import keep_alive, run_job, run_threads
 
 pytestmark = [
     pytest.mark.gpu,
@@ -149,3 +149,88 @@ def test_a_step_on_another_stream_waits_for_that_stream_alone():
         optimizer.step()
     stream.synchronize()
     assert torch.equal(param.detach().cpu(), torch.full((1 << 20,), -1.0))
+
+
+@pytest.mark.parametrize("count", [3, 128, 129, 1024, 1500])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_flat_memory_has_equal_bits_on_cuda_and_cpu_however_many_tensors(dtype, count):
+    sizes = [index * 37 % 300 for index in range(count - 2)] + [
+        8192,
+        20_001,
+    ]  # most begin at no vector's place
+    flat = sample(1, sum(sizes), dtype)[0]
+    parts = [part.clone() for part in flat.split(sizes)]
+    there = [part.cuda() for part in parts]
+    for scale in (1.0, 1 / 3):
+        here, on_device = torch.full_like(flat, 7), torch.full_like(flat, 7).cuda()
+        _ops.gather(parts, here, scale=scale)
+        _ops.gather(there, on_device, scale=scale)
+        assert torch.equal(on_device.cpu(), here)
+        back, back_there = [torch.zeros_like(part) for part in parts], [torch.zeros_like(x) for x in there]
+        _ops.scatter(back, here, scale=scale)
+        _ops.scatter(back_there, on_device, scale=scale)
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(back_there, back, strict=True))
+
+
+STREAMS = """
+import torch
+from torch import nn
+
+import gossamer as gs
+
+class Late(torch.autograd.Function):
+    # Its backward keeps the stream of its forward busy before there is a gradient.
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        torch.cuda._sleep(20_000_000)
+        return grad * 1
+
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(64, 300) for _ in range(4))
+        self.streams = [torch.cuda.Stream() for _ in range(3)]
+
+    def forward(self, x):
+        main, outputs = torch.cuda.current_stream(), []
+        for index, part in enumerate(self.parts):
+            stream = self.streams[index % 3]
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                outputs.append(Late.apply(part(x)))
+        for stream in self.streams:
+            main.wait_stream(stream)
+        return sum(outputs)
+
+def build():
+    torch.manual_seed(0)
+    return Parts().cuda()
+
+gs.init(backend="gloo")
+mine, reference = build(), build()
+model = gs.DataParallel(mine, bucket_bytes=100_000, first_bucket_bytes=1000)
+worst = 0.0
+for step in range(6):
+    batches = torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(step)).cuda()
+    mine.zero_grad(set_to_none=step % 2 == 0)
+    model(batches[gs.rank()]).square().mean().backward()
+    got = [param.grad.clone() for param in mine.parameters()]
+    reference.zero_grad()
+    for batch in batches:
+        reference(batch).square().mean().backward()
+    for gradient, param in zip(got, reference.parameters(), strict=True):
+        wanted = param.grad / 2
+        worst = max(worst, ((gradient - wanted).norm() / wanted.norm()).item())
+print(worst, flush=True)
+gs.shutdown()
+"""
+
+
+def test_gradients_that_several_streams_produce_are_waited_for(tmp_path):
+    worst = [float(line) for line in run_job(STREAMS, 2, tmp_path).split()]
+    assert len(worst) == 2
+    assert max(worst) < 1e-5

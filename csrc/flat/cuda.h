@@ -1,5 +1,5 @@
-// flat.h on a CUDA stream: one launch per call, whatever the number of segments up to the table's
-// size (then one launch per table). Nothing synchronises with the host.
+// flat.h on a CUDA stream: one launch per call for up to 1024 segments, then one for every 1024. Nothing
+// synchronises with the host.
 #pragma once
 
 #include <cuda_runtime.h>

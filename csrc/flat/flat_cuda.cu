@@ -13,25 +13,28 @@ using device::with_element_type;
 
 constexpr int kThreads = 256;
 constexpr int64_t kChunk = 8192;  // elements of one thread block
-constexpr int kTableSize = 128;   // segments of one launch: the table stays below the 4 KiB of arguments
+// Segments of one launch: few, whose arguments are copied sooner, or as many as fit into the 32764 bytes of arguments
+// that Volta and later take.
+constexpr int kFew = 128, kMany = 1024;
 
 // Segments move from[i] -> to[i]; from == nullptr writes zeros.
+template <int kSize>
 struct Table {
-  const void* from[kTableSize];
-  void* to[kTableSize];
-  int64_t numel[kTableSize];
-  int first_chunk[kTableSize + 1];
+  const void* from[kSize];
+  void* to[kSize];
+  int64_t numel[kSize];
+  int first_chunk[kSize + 1];
   int count;
 };
-static_assert(sizeof(Table) + 64 <= 4096, "kernel arguments are limited to 4 KiB");
+static_assert(sizeof(Table<kMany>) + 64 <= 32764, "kernel arguments are limited");
 
 template <class T>
 struct alignas(16) Vector {
   T v[16 / sizeof(T)];
 };
 
-template <class T>
-__global__ void move_segments(Table table, Scaled<T> scaled, bool plain) {
+template <class T, int kSize>
+__global__ void move_segments(const __grid_constant__ Table<kSize> table, Scaled<T> scaled, bool plain) {
   const int chunk = static_cast<int>(blockIdx.x);
   int segment = 0;  // the last one that starts at or before this chunk
   for (int high = table.count; high - segment > 1;) {
@@ -65,7 +68,7 @@ __global__ void move_segments(Table table, Scaled<T> scaled, bool plain) {
 }
 
 // Collects moves and launches them a table at a time.
-template <class T>
+template <class T, int kSize>
 class Mover {
  public:
   Mover(double scale, cudaStream_t stream)
@@ -81,13 +84,13 @@ class Mover {
     table_.numel[table_.count] = numel;
     const auto chunks = static_cast<int>((numel + kChunk - 1) / kChunk);
     table_.first_chunk[table_.count + 1] = table_.first_chunk[table_.count] + chunks;
-    if (++table_.count == kTableSize) launch();
+    if (++table_.count == kSize) launch();
   }
 
   void launch() {
     if (table_.count == 0) return;
     const auto chunks = static_cast<unsigned>(table_.first_chunk[table_.count]);
-    move_segments<T><<<chunks, kThreads, 0, stream_>>>(table_, scaled_, plain_);
+    move_segments<T, kSize><<<chunks, kThreads, 0, stream_>>>(table_, scaled_, plain_);
     table_.count = 0;
     const cudaError_t status = cudaGetLastError();
     GOSSAMER_CHECK(status == cudaSuccess, ErrorKind::config, "flat: the kernel must launch, got ",
@@ -98,30 +101,42 @@ class Mover {
   Scaled<T> scaled_;
   bool plain_;
   cudaStream_t stream_;
-  Table table_{};
+  Table<kSize> table_{};
 };
+
+// body(mover, T{}) for the element type that `dtype` names, and what has been added to the mover is launched.
+template <class Body>
+void move(Dtype dtype, int64_t count, double scale, cudaStream_t stream, const Body& body) {
+  with_element_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    const auto run = [&](auto mover) {
+      body(mover, element);
+      mover.launch();
+    };
+    if (count <= kFew)
+      run(Mover<T, kFew>(scale, stream));
+    else
+      run(Mover<T, kMany>(scale, stream));
+  });
+}
 
 }  // namespace
 
 void gather(Dtype dtype, const Segment* segments, int64_t count, void* flat, double scale,
             cudaStream_t stream) {
-  with_element_type(dtype, [&](auto element) {
-    using T = decltype(element);
-    Mover<T> mover(scale, stream);
+  move(dtype, count, scale, stream, [&](auto& mover, auto element) {
+    auto* to = static_cast<decltype(element)*>(flat);
     for (const Segment* s = segments; s != segments + count; ++s)
-      mover.add(s->tensor, s->numel, static_cast<T*>(flat) + s->offset);
-    mover.launch();
+      mover.add(s->tensor, s->numel, to + s->offset);
   });
 }
 
 void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* flat, double scale,
              cudaStream_t stream) {
-  with_element_type(dtype, [&](auto element) {
-    using T = decltype(element);
-    Mover<T> mover(scale, stream);
+  move(dtype, count, scale, stream, [&](auto& mover, auto element) {
+    const auto* from = static_cast<const decltype(element)*>(flat);
     for (const Segment* s = segments; s != segments + count; ++s)
-      if (s->tensor != nullptr) mover.add(static_cast<const T*>(flat) + s->offset, s->numel, s->tensor);
-    mover.launch();
+      if (s->tensor != nullptr) mover.add(from + s->offset, s->numel, s->tensor);
   });
 }
 

@@ -1,7 +1,7 @@
-"""Typed wrappers of the native operations of codecs and optimizers, and the codecs' shapes for torch.compile.
+"""Typed wrappers of the native operations of codecs, optimizers and flat memory, and their shapes for torch.compile.
 
-Nothing is computed here: `torch.ops.gossamer.*` lives in csrc/ops.cpp and csrc/ops_optim.cpp. Called by the codec
-classes and by optim.py.
+Nothing is computed here: `torch.ops.gossamer.*` lives in csrc/ops.cpp, ops_optim.cpp and ops_flat.cpp. Called by the
+codec classes and by optim.py.
 """
 
 import torch
@@ -136,3 +136,29 @@ def sgd_step(
     _ops.sgd_step_.default(
         params, grads, momentum_buffers, lr, momentum, dampening, weight_decay, nesterov, maximize, first
     )
+
+
+def gather(tensors: list[Tensor], flat: Tensor, *, scale: float = 1.0) -> None:
+    """flat [the tensors' elements] = the tensors, one behind another, times `scale`.
+
+    Args:
+        tensors: contiguous, of flat's dtype (float32, float64, float16 or bfloat16) and on its device.
+
+    Raises:
+        ConfigError: tensors that are not.
+    """
+    _ops.gather_(tensors, flat, scale)
+
+
+def scatter(tensors: list[Tensor], flat: Tensor, *, scale: float = 1.0) -> None:
+    """The reverse of gather: changes the tensors, which get `flat` times `scale`."""
+    _ops.scatter_(tensors, flat, scale)
+
+
+# They change what they are given and return nothing: in memory without values there is nothing to do.
+@torch.library.register_fake("gossamer::gather_")
+@torch.library.register_fake("gossamer::scatter_")
+@torch.library.register_fake("gossamer::adam_step_")
+@torch.library.register_fake("gossamer::sgd_step_")
+def _nothing(*tensors_and_options: object) -> None:
+    return None

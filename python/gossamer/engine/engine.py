@@ -20,6 +20,7 @@ from gossamer.comm import Communicator
 from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
 from gossamer.engine.agree import broadcast_tensors, by_communicator, mean_tensors, require_equal
 from gossamer.engine.buckets import Buckets
+from gossamer.engine.compiling import uncompiled
 from gossamer.engine.join import UnevenInputs
 from gossamer.engine.state import problem_of, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
@@ -111,6 +112,7 @@ class Engine:
 
     # --- the moments of a step ---
 
+    @uncompiled
     def before_forward(self) -> None:
         """Called before each forward. Completes a backward that raised; notices parameters that changed."""
         if not torch.is_grad_enabled() or self._native.inside_backward:
@@ -122,6 +124,7 @@ class Engine:
         self._native.set_lockstep(self.algorithm.lockstep)
         self.algorithm.before_forward(self.optimizer_steps)
 
+    @uncompiled
     def after_forward(self, output: Any) -> Any:
         """Called with each forward's output, which is returned: its backward tells the engine that it begins."""
         if torch.is_grad_enabled():

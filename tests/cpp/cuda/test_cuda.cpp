@@ -109,7 +109,7 @@ TEST_F(Cuda, GatherAndScatterMoveTheBitsOfMoreSegmentsThanOneTableHolds) {
     for (double scale : {1.0, 0.3}) {
       std::vector<flat::Segment> host, device;
       std::vector<int64_t> sizes = {0, 8192, 8193, 20001};
-      for (int i = 0; i < 300; ++i) sizes.push_back(i % 7 * 3 + 1);
+      for (int i = 0; i < 1100; ++i) sizes.push_back(i % 7 * 3 + 1);
       int64_t numel = 0;
       for (int64_t n : sizes) {
         host.push_back({nullptr, numel, n});
