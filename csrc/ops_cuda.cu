@@ -14,8 +14,10 @@ cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(
 
 bool is_capturing() {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(current_stream(), &status) == cudaSuccess) return status != cudaStreamCaptureStatusNone;
-  (void)cudaGetLastError();  // the legacy stream, while another one captures: asking was not allowed, and is forgotten
+  if (cudaStreamIsCapturing(current_stream(), &status) == cudaSuccess)
+    return status != cudaStreamCaptureStatusNone;
+  (void)
+      cudaGetLastError();  // the legacy stream, while another one captures: asking was not allowed, and is forgotten
   return false;
 }
 

@@ -43,6 +43,13 @@ PeerGroup::PeerGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int size, 
     : group_(c10::make_intrusive<c10d::ProcessGroup>(std::move(store), rank, size)),
       device_(device),
       timeout_ms_(timeout_ms) {
+  const auto allocator = symm::get_backend(device);
+  const std::string wanted = device.is_cpu() ? "gossamer" : "CUDA";
+  if (allocator != wanted) {
+    throw PythonError(ErrorKind::config, "symmetric memory: torch must use its allocator '" + wanted +
+                                             "' on " + device.str() + ", got '" + allocator.value_or("none") +
+                                             "'; unset TORCH_SYMMMEM, and call no set_backend()");
+  }
   // Of this process alone: what the ranks have in common is the store.
   static std::atomic<int64_t> count{0};
   name_ = "gossamer/peers" + std::to_string(count++);
@@ -63,7 +70,8 @@ at::Tensor PeerGroup::reserve(int64_t bytes) const {
 PeerBlock PeerGroup::join(const at::Tensor& memory) const {
   auto handle = symm::rendezvous(memory, name_);
   if (!handle) {
-    throw PythonError(ErrorKind::config, "symmetric memory: torch does not know the memory that it allocated");
+    throw PythonError(ErrorKind::config,
+                      "symmetric memory: torch does not know the memory that it allocated");
   }
   return {memory, std::move(handle), timeout_ms_};
 }

@@ -6,7 +6,8 @@
 
 namespace gossamer {
 
-Hops::Hops(Communicator& comm, Scratch& scratch, at::Device device, int64_t row_bytes, const at::Tensor& whole)
+Hops::Hops(Communicator& comm, Scratch& scratch, at::Device device, int64_t row_bytes,
+           const at::Tensor& whole)
     : comm_(comm), row_bytes_(row_bytes), peers_(comm.peer_rows(row_bytes)) {
   if (peers_.block != nullptr) {
     send_ = peers_.block->bases().at(static_cast<size_t>(comm.rank()));

@@ -236,7 +236,8 @@ at::Tensor C10dCommunicator::allocate(int64_t bytes) {
 std::string C10dCommunicator::capture_refusal() const {
   if (backend_->getBackendName() == "nccl") return "";
   return "its group uses '" + backend_->getBackendName() +
-         "' for CUDA tensors, which takes them through the host; use NCCL, or process_group=gs.Symmetric() on one host";
+         "' for CUDA tensors, which takes them through the host; use NCCL, or process_group=gs.Symmetric() "
+         "on one host";
 }
 
 void C10dCommunicator::announce_failure() noexcept {

@@ -76,8 +76,8 @@ void SymmetricCommunicator::agree(int64_t bytes, const std::string& problem) {
     if (*theirs != 0) text << "; rank " << peer << ": " << theirs;
   }
   if (text.str().empty()) return;
-  throw PythonError(ErrorKind::comm, "symmetric memory of " + readable_bytes(bytes) + " on " + device().str() +
-                                         " could not be shared" + text.str());
+  throw PythonError(ErrorKind::comm, "symmetric memory of " + readable_bytes(bytes) + " on " +
+                                         device().str() + " could not be shared" + text.str());
 }
 
 void SymmetricCommunicator::require_no_capture(int64_t bytes) const {

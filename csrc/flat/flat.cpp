@@ -103,8 +103,7 @@ void sum_rows(Dtype dtype, void* const* rows, int64_t count, int64_t numel, doub
   if (count == 0) return;
   with_element_type(dtype, [&](auto element) {
     using T = decltype(element);
-    sum_rows_of(reinterpret_cast<T* const*>(rows), count, numel,
-                static_cast<typename Summed<T>::Sum>(scale));
+    sum_rows_of(reinterpret_cast<T* const*>(rows), count, numel, static_cast<typename Summed<T>::Sum>(scale));
   });
 }
 

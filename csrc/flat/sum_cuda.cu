@@ -42,8 +42,7 @@ __global__ void sum_pieces(Table table, int count, int64_t pieces, typename Summ
     }
     Piece result;
 #pragma unroll
-    for (int k = 0; k < kWidth; ++k)
-      reinterpret_cast<T*>(&result)[k] = Summed<T>::finish(sums[k], scale);
+    for (int k = 0; k < kWidth; ++k) reinterpret_cast<T*>(&result)[k] = Summed<T>::finish(sums[k], scale);
 #pragma unroll 4
     for (int r = 0; r < count; ++r) static_cast<Piece*>(table.row[r])[i] = result;
   }
@@ -71,8 +70,7 @@ void sum_rows(Dtype dtype, void* const* rows, int64_t count, int64_t numel, doub
     using T = decltype(element);
     Table table{};
     uintptr_t address = 0;
-    for (int64_t r = 0; r < count; ++r)
-      address |= reinterpret_cast<uintptr_t>(table.row[r] = rows[r]);
+    for (int64_t r = 0; r < count; ++r) address |= reinterpret_cast<uintptr_t>(table.row[r] = rows[r]);
     GOSSAMER_CHECK(address % alignof(T) == 0, ErrorKind::config,
                    "sum_rows: device memory must be aligned to its element type, got rows from ", rows[0]);
     const int64_t packs = address % 16 == 0 ? numel / Pack<T>::kWidth : 0;
