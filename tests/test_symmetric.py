@@ -275,10 +275,12 @@ def test_a_rank_that_dies_ends_the_others_waits_with_its_name():
 def refusal(group, **options):
     """What a graph cannot hold of a model that has trained two steps; "" if it can hold all."""
     model = seeded(mlp)
-    wrapped = gs.DataParallel(model, process_group=group, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = gs.DataParallel(model, optimizer, process_group=group, **options)
     first = wrapped.engine._native.capture_refusal()
     for _ in range(2):
         wrapped(torch.ones(2, 10)).square().mean().backward()
+        optimizer.step()
     wrapped.engine._native.check_capture()  # nothing is captured
     second = wrapped.engine._native.capture_refusal()
     wrapped.close()
@@ -297,7 +299,7 @@ def refusal(group, **options):
         ),
         ({"algorithm": gs.GradientAllReduce(codec=gs.TopK(0.5))}, "decides on the host"),
         ({"algorithm": gs.PowerSGD(rank=1)}, "decides on the host"),
-        ({"autotune": True}, "autotune is still measuring"),
+        ({"autotune": gs.Autotune(bucket_bytes=[1000, 3000])}, "autotune is still measuring"),
     ],
     ids=str,
 )

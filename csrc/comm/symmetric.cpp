@@ -109,18 +109,21 @@ std::pair<at::Tensor, PeerBlock> SymmetricCommunicator::new_block(int64_t bytes)
   return {std::move(memory), std::move(*block)};
 }
 
+void SymmetricCommunicator::free_unused() {
+  std::map<const void*, PeerBlock> unused;  // freed after the mutex is: torch waits for the device
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = blocks_.begin(); it != blocks_.end();) {
+    const auto next = std::next(it);
+    if (!it->second.is_in_use() && !device_kernels(device().type()).is_capturing()) {
+      unused.insert(blocks_.extract(it));
+    }
+    it = next;
+  }
+}
+
 at::Tensor SymmetricCommunicator::allocate(int64_t bytes) {
   require_no_capture(bytes);
-  std::map<const void*, PeerBlock> unused;  // freed without the mutex: torch waits for the device
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto it = blocks_.begin(); it != blocks_.end();) {
-      const auto next = std::next(it);
-      if (!it->second.is_in_use()) unused.insert(blocks_.extract(it));
-      it = next;
-    }
-  }
-  unused.clear();
+  free_unused();
   auto [memory, block] = new_block(round_up(std::max<int64_t>(bytes, 1), kAlignmentBytes));
   const std::lock_guard<std::mutex> lock(mutex_);
   blocks_.insert_or_assign(memory.data_ptr(), std::move(block));
@@ -142,6 +145,7 @@ bool SymmetricCommunicator::sum_in_place(const at::Tensor& x, double scale) {
   PeerBlock* block = find(x);
   if (block == nullptr) return false;
   const c10::OptionalDeviceGuard guard(device());
+  free_unused();  // of an earlier plan of buckets, in the first step of a new one
   const int64_t n = size();
   const int64_t element_bytes = element_size(*dtype);
   const int64_t chunk = round_up((x.numel() + n - 1) / n, kAlignmentBytes / element_bytes);

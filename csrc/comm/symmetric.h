@@ -46,6 +46,7 @@ class SymmetricCommunicator : public Communicator {
   // The block that x lies in; the map's entries stay where they are while they live.
   PeerBlock* find(const at::Tensor& x);
   std::pair<at::Tensor, PeerBlock> new_block(int64_t bytes);
+  void free_unused();
   void require_no_capture(int64_t bytes) const;
   // Throws on every rank if any rank has something to tell.
   void agree(int64_t bytes, const std::string& problem);
