@@ -1,7 +1,7 @@
 // CUDA graphs: what a captured step may be. Events, kernels and collectives of a capturable group go into the graph from
 // whatever thread they are queued, the worker's too, because its side stream joins the capture by the first event. What
 // the host does is done at capture alone: hooks, counters, the agreement. The rest of Engine is in engine.cpp.
-#include <sstream>
+#include <torch/csrc/autograd/function.h>
 
 #include "device_kernels.h"
 #include "engine/engine.h"

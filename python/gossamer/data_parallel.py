@@ -94,8 +94,8 @@ class DataParallel(nn.Module, Joinable):
         self.algorithm.require_free()
         self.algorithm.use_optimizers(optimizers)
         hosts = process_group if isinstance(process_group, Hierarchical) else None
-        wrapped = isinstance(process_group, (Hierarchical, Symmetric))
-        self._group: Any = process_group.group if wrapped else process_group
+        ways = hosts if hosts else process_group if isinstance(process_group, Symmetric) else None
+        self._group: Any = ways.group if ways else process_group
         comm, control = _communicators(module, self._group)
         if isinstance(process_group, Symmetric):
             comm = symmetric(comm, control)
