@@ -95,8 +95,9 @@ class DataParallel(nn.Module, Joinable):
         self.algorithm.use_optimizers(optimizers)
         hosts = process_group if isinstance(process_group, Hierarchical) else None
         ways = hosts if hosts else process_group if isinstance(process_group, Symmetric) else None
-        self._group: Any = ways.group if ways else process_group
-        comm, control = _communicators(module, self._group)
+        group: Any = ways.group if ways else process_group
+        self._group = group
+        comm, control = _communicators(module, group)
         if isinstance(process_group, Symmetric):
             comm = symmetric(comm, control)
         self.engine = Engine(
