@@ -17,9 +17,9 @@ from rich.table import Table
 FOLDER = Path(__file__).resolve().parent
 NAMES = (
     *("codec", "error", "bytes", "determinism", "exactness", "memory", "step", "powersgd", "autotune"),
-    *("allreduce", "collectives", "ddp", "fuse_optimizer", "flat", "optim", "convergence"),
+    *("allreduce", "collectives", "symmetric", "ddp", "fuse_optimizer", "flat", "optim", "convergence"),
 )
-GPU_NAMES = ("codec", "flat", "optim")
+GPU_NAMES = ("codec", "flat", "optim", "symmetric")
 
 
 def run(name: str, flags: list[str]) -> tuple[list[dict[str, Any]], int]:

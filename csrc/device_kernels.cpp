@@ -38,18 +38,19 @@ const DeviceKernels kCpu{
     [](const codec::Spec& spec, Dtype source, const void* x, const codec::Rows& rows, uint8_t* wire) {
       codec::kernels().encode(spec, source, x, rows, wire);
     },
-    [](const codec::Spec& spec, const uint8_t* wire, const codec::Rows& rows, void* out) {
+    [](const codec::Spec& spec, const codec::WireRows& wire, const codec::Rows& rows, void* out) {
       codec::kernels().decode(spec, wire, rows, out);
     },
-    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+    [](const codec::Spec& spec, const codec::WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
        void* acc) { codec::kernels().decode_add(spec, wire, rows, row_numel, valid, acc); },
-    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+    [](const codec::Spec& spec, const codec::WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
        double scale, uint8_t* out, void* scratch) {
       codec::kernels().reduce_encode(spec, wire, rows, row_numel, valid, scale, out, scratch);
     },
     flat::gather,
     flat::scatter,
     flat::scale,
+    flat::sum_rows,
     [](Dtype dtype, const optim::Adam& adam, const optim::Segment* segments, int64_t count) {
       on_threads(segments, count,
                  [&](int64_t begin, int64_t end) { optim::adam(dtype, adam, segments, count, begin, end); });
@@ -58,6 +59,7 @@ const DeviceKernels kCpu{
       on_threads(segments, count,
                  [&](int64_t begin, int64_t end) { optim::sgd(dtype, sgd, segments, count, begin, end); });
     },
+    [] { return false; },
 };
 
 const bool kCpuRegistered = register_device_kernels(c10::DeviceType::CPU, kCpu);

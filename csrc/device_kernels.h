@@ -1,6 +1,6 @@
 // One table of codec, flat and optimizer kernels per device type, with the signatures of codec.h, flat.h and
-// optim.h. The CUDA table adds the current stream, the CPU table torch's threads where they pay. Used by ops.cpp, collectives/ and engine/, so that none of them asks which
-// device it is on.
+// optim.h. The CUDA table adds the current stream, the CPU table torch's threads where they pay. Used by ops.cpp, comm/,
+// collectives/ and engine/, so that none of them asks which device it is on.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -13,16 +13,18 @@ namespace gossamer {
 
 struct DeviceKernels {
   void (*encode)(const codec::Spec&, Dtype source, const void* x, const codec::Rows&, uint8_t* wire);
-  void (*decode)(const codec::Spec&, const uint8_t* wire, const codec::Rows&, void* out);
-  void (*decode_add)(const codec::Spec&, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
-                     void* acc);
-  void (*reduce_encode)(const codec::Spec&, const uint8_t* wire, int64_t rows, int64_t row_numel,
+  void (*decode)(const codec::Spec&, const codec::WireRows& wire, const codec::Rows&, void* out);
+  void (*decode_add)(const codec::Spec&, const codec::WireRows& wire, int64_t rows, int64_t row_numel,
+                     int64_t valid, void* acc);
+  void (*reduce_encode)(const codec::Spec&, const codec::WireRows& wire, int64_t rows, int64_t row_numel,
                         int64_t valid, double scale, uint8_t* out, void* scratch);
   void (*gather)(Dtype, const flat::Segment*, int64_t count, void* flat, double scale);
   void (*scatter)(Dtype, const flat::Segment*, int64_t count, const void* flat, double scale);
   void (*scale)(Dtype, void* flat, int64_t numel, double scale);
+  void (*sum_rows)(Dtype, void* const* rows, int64_t count, int64_t numel, double scale);
   void (*adam)(Dtype, const optim::Adam&, const optim::Segment*, int64_t count);
   void (*sgd)(Dtype, const optim::Sgd&, const optim::Segment*, int64_t count);
+  bool (*is_capturing)();  // what is launched now goes into a graph, and is run later
 };
 
 // Throws PythonError(config) for a device type that this build has no kernels for.

@@ -8,6 +8,7 @@
 #include "backend/bindings.h"
 #include "collectives/two_shot.h"
 #include "comm/c10d.h"
+#include "comm/symmetric.h"
 #include "engine/engine.h"
 #include "errors.h"
 #include "optim/optim.h"
@@ -52,6 +53,7 @@ void bind_communicator(py::module_& module) {
       .def("exchange", &Communicator::exchange, py::arg("out"), py::arg("x"), py::arg("to"),
            py::arg("source"), KeepComm(), Release())
       .def("announce_failure", &Communicator::announce_failure, Release())
+      .def("sum_in_place", &Communicator::sum_in_place, py::arg("x"), py::arg("scale") = 1.0, Release())
       .def("allocate", &Communicator::allocate, py::arg("bytes"), Release());
   module.def(
       "c10d_communicator",
@@ -61,6 +63,18 @@ void bind_communicator(py::module_& module) {
             std::move(backend), device, store ? *store : c10::intrusive_ptr<c10d::Store>(), std::move(name));
       },
       py::arg("backend"), py::arg("device"), py::arg("store"), py::arg("name"));
+  module.def(
+      "symmetric_communicator",
+      [](const CommunicatorPtr& other, CommunicatorPtr control, c10::intrusive_ptr<c10d::Store> store,
+         int64_t timeout_ms) -> CommunicatorPtr {
+        c10::intrusive_ptr<c10d::Backend> backend;  // ours, whose memory is symmetric on the CPU
+        const auto c10d = std::dynamic_pointer_cast<C10dCommunicator>(other);
+        if (c10d && other->device().is_cpu()) backend = c10d->backend();
+        auto group = std::make_unique<PeerGroup>(std::move(store), other->rank(), other->size(),
+                                                 other->device(), backend, timeout_ms);
+        return std::make_shared<SymmetricCommunicator>(other, std::move(control), std::move(group));
+      },
+      py::arg("other"), py::arg("control"), py::arg("store"), py::arg("timeout_ms"), Release());
 }
 
 void bind_collectives(py::module_& module) {
@@ -203,6 +217,8 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("step", &Engine::step)
       .def_property_readonly("inside_backward", &Engine::inside_backward)
       .def("output_gradient", &Engine::output_gradient, Release())
+      .def("capture_refusal", &Engine::capture_refusal, Release())
+      .def("check_capture", &Engine::check_capture, Release())
       .def("abandon", &Engine::abandon, Release())
       .def("survey", &Engine::survey, Release())
       .def_property_readonly("optimizer_steps", &Engine::optimizer_steps)

@@ -12,16 +12,25 @@ namespace {
 
 cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
+bool is_capturing() {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(current_stream(), &status) == cudaSuccess)
+    return status != cudaStreamCaptureStatusNone;
+  (void)
+      cudaGetLastError();  // the legacy stream, while another one captures: asking was not allowed, and is forgotten
+  return false;
+}
+
 const DeviceKernels kCuda{
     [](const codec::Spec& spec, Dtype source, const void* x, const codec::Rows& rows, uint8_t* wire) {
       codec::cuda::encode(spec, source, x, rows, wire, current_stream());
     },
-    [](const codec::Spec& spec, const uint8_t* wire, const codec::Rows& rows, void* out) {
+    [](const codec::Spec& spec, const codec::WireRows& wire, const codec::Rows& rows, void* out) {
       codec::cuda::decode(spec, wire, rows, out, current_stream());
     },
-    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+    [](const codec::Spec& spec, const codec::WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
        void* acc) { codec::cuda::decode_add(spec, wire, rows, row_numel, valid, acc, current_stream()); },
-    [](const codec::Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+    [](const codec::Spec& spec, const codec::WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
        double scale, uint8_t* out, void* scratch) {
       codec::cuda::reduce_encode(spec, wire, rows, row_numel, valid, scale, out, scratch, current_stream());
     },
@@ -34,12 +43,16 @@ const DeviceKernels kCuda{
     [](Dtype dtype, void* flat, int64_t numel, double scale) {
       flat::cuda::scale(dtype, flat, numel, scale, current_stream());
     },
+    [](Dtype dtype, void* const* rows, int64_t count, int64_t numel, double scale) {
+      flat::cuda::sum_rows(dtype, rows, count, numel, scale, current_stream());
+    },
     [](Dtype dtype, const optim::Adam& adam, const optim::Segment* segments, int64_t count) {
       optim::cuda::adam(dtype, adam, segments, count, current_stream());
     },
     [](Dtype dtype, const optim::Sgd& sgd, const optim::Segment* segments, int64_t count) {
       optim::cuda::sgd(dtype, sgd, segments, count, current_stream());
     },
+    is_capturing,
 };
 
 const bool kRegistered = register_device_kernels(c10::DeviceType::CUDA, kCuda);

@@ -34,6 +34,7 @@ VARIANTS = {
     ("algorithms.bytegrad", "algorithms.gradient_allreduce"),  # that algorithm with another default
     ("algorithms.zero_one_adam", "algorithms.qadam"),  # that algorithm with another schedule
     ("comm.hierarchical", "comm.c10d"),  # made of two of those
+    ("comm.symmetric", "comm.c10d"),  # made around one of those
 }
 
 TORCH_FREE = ("base", "codec", "flat", "optim", "shm")

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "base/host_device.h"
 
 namespace gossamer::codec {
 
@@ -34,6 +35,17 @@ struct Rows {
   int64_t numel;  // <= rows * row_numel
 };
 
+// Rows of wire memory that are read: one after the other, or each where `each` says, such as in other ranks' memory.
+struct WireRows {
+  HD WireRows(const uint8_t* first) : first(first), each(nullptr) {}
+  HD explicit WireRows(const uint8_t* const* each) : first(nullptr), each(each) {}
+  HD const uint8_t* row(int64_t r, int64_t row_bytes) const {
+    return each != nullptr ? each[r] : first + r * row_bytes;
+  }
+  const uint8_t* first;
+  const uint8_t* const* each;  // on the host, also for a CUDA call: which then copies it
+};
+
 // Wire bytes of one row. A multiple of 16, so that rows stay aligned; 0 for an empty row.
 int64_t row_bytes(const Spec& spec, int64_t row_numel);
 
@@ -48,20 +60,20 @@ struct Kernels {
   void (*encode)(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire);
 
   // wire -> out[numel] of spec.dtype.
-  void (*decode)(const Spec& spec, const uint8_t* wire, const Rows& rows, void* out);
+  void (*decode)(const Spec& spec, const WireRows& wire, const Rows& rows, void* out);
 
   // acc[row_numel] (accumulate_dtype) += the rows of `wire`, added in row order 0, 1, ...
   // Here the rows are the same chunk as seen by every rank: only the first `valid` elements of each row hold
   // data.
-  void (*decode_add)(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+  void (*decode_add)(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
                      void* acc);
 
   // The fused middle of the two-shot: sum the rows as decode_add does (starting from zero), multiply by
   // `scale`, encode as one row into out[row_bytes]. `scratch` holds row_numel elements of accumulate_dtype
   // for codecs whose statistics span the row, else it may be null. Its random numbers are not those of any row
   // that `encode` writes with the same key.
-  void (*reduce_encode)(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
-                        double scale, uint8_t* out, void* scratch);
+  void (*reduce_encode)(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel,
+                        int64_t valid, double scale, uint8_t* out, void* scratch);
 };
 
 // The kernels for this machine, chosen once; `select_kernels` picks by name (tests, benchmarks) and

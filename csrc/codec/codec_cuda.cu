@@ -48,6 +48,20 @@ void check_wire(const char* where, const void* wire) {
                  ": wire memory must be 16-byte aligned, got ", wire);
 }
 
+// body(rows as an argument of a kernel).
+template <class Body>
+void with_rows(const char* where, const WireRows& wire, int64_t rows, Body body) {
+  if (wire.each == nullptr) {
+    check_wire(where, wire.first);
+    return body(InARow{wire.first});
+  }
+  GOSSAMER_CHECK(rows <= kMaxEach, ErrorKind::config, where, ": at most ", kMaxEach,
+                 " rows may lie apart from each other, got ", rows);
+  Apart apart{};
+  for (int64_t r = 0; r < rows; ++r) check_wire(where, apart.each[r] = wire.each[r]);
+  body(apart);
+}
+
 void check_launch(const char* where) {
   const cudaError_t status = cudaGetLastError();
   GOSSAMER_CHECK(status == cudaSuccess, ErrorKind::codec, where, ": the kernel must launch, got ",
@@ -110,44 +124,48 @@ void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uin
   check_launch("encode");
 }
 
-void decode(const Spec& spec, const uint8_t* wire, const Rows& rows, void* out, cudaStream_t stream) {
-  check_wire("decode", wire);
+void decode(const Spec& spec, const WireRows& wire, const Rows& rows, void* out, cudaStream_t stream) {
   dispatch(spec, [&](auto codec) {
     using Codec = decltype(codec);
     const Layout layout = layout_of<Codec>(spec, rows.row_numel);
     if (layout.row_bytes == 0 || rows.rows == 0 || rows.numel == 0) return;
     const int64_t chunk = chunk_numel(layout, Codec::kStatistics);
     const int64_t chunks = ceil_div(rows.row_numel, chunk), items = rows.rows * chunks;
-    decode_chunks<Codec><<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(
-        layout, chunk, chunks, items, wire, rows.numel, static_cast<typename Codec::Tensor*>(out));
+    with_rows("decode", wire, rows.rows, [&](const auto& from) {
+      decode_chunks<Codec><<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(
+          layout, chunk, chunks, items, from, rows.numel, static_cast<typename Codec::Tensor*>(out));
+    });
   });
   check_launch("decode");
 }
 
-void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+void decode_add(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
                 void* acc, cudaStream_t stream) {
-  check_wire("decode_add", wire);
   dispatch(spec, [&](auto codec) {
     using Codec = decltype(codec);
     const Layout layout = layout_of<Codec>(spec, row_numel);
     if (valid <= 0 || rows == 0) return;
     const int64_t chunk = chunk_numel(layout, Codec::kStatistics), chunks = ceil_div(valid, chunk);
-    decode_add_chunks<Codec><<<grid_of(chunks, kThreads / kWarp), kThreads, 0, stream>>>(
-        layout, chunk, chunks, wire, rows, valid, static_cast<SumOf<Codec>*>(acc));
+    with_rows("decode_add", wire, rows, [&](const auto& from) {
+      decode_add_chunks<Codec><<<grid_of(chunks, kThreads / kWarp), kThreads, 0, stream>>>(
+          layout, chunk, chunks, from, rows, valid, static_cast<SumOf<Codec>*>(acc));
+    });
   });
   check_launch("decode_add");
 }
 
 // `scratch` is not needed here: the sum is computed twice, out of cache the second time.
-void reduce_encode(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+void reduce_encode(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
                    double scale, uint8_t* out, void*, cudaStream_t stream) {
-  check_wire("reduce_encode", wire);
   check_wire("reduce_encode", out);
   dispatch(spec, [&](auto codec) {
     using Codec = decltype(codec);
     const Layout layout = layout_of<Codec>(spec, row_numel);
-    const SumOfRows<Codec> source{layout, wire, rows, valid, static_cast<SumOf<Codec>>(scale)};
-    encode_rows(source, layout, 1, spec.key, kReducedRow, out, stream);
+    with_rows("reduce_encode", wire, rows, [&](const auto& from) {
+      using Wire = std::decay_t<decltype(from)>;
+      const SumOfRows<Codec, Wire> source{layout, from, rows, valid, static_cast<SumOf<Codec>>(scale)};
+      encode_rows(source, layout, 1, spec.key, kReducedRow, out, stream);
+    });
   });
   check_launch("reduce_encode");
 }

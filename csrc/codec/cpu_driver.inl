@@ -14,6 +14,7 @@ namespace {
 
 using codec::Rows;
 using codec::Spec;
+using codec::WireRows;
 
 constexpr int64_t kTile = 2048;  // elements that are summed at a time: 8 KiB of float32 stay in L1
 
@@ -197,12 +198,12 @@ void decode_range(const Layout<Codec>& layout, const uint8_t* row, int64_t begin
 
 // sums[0, count) += elements [begin, begin + count) of every row, in row order.
 template <class Codec>
-void add_rows(const Layout<Codec>& layout, const uint8_t* wire, int64_t rows, int64_t begin, int64_t count,
+void add_rows(const Layout<Codec>& layout, const WireRows& wire, int64_t rows, int64_t begin, int64_t count,
               Accumulate<typename Codec::Tensor>* sums) {
   for (int64_t done = 0; done < count; done += kTile) {
     const int64_t n = count - done < kTile ? count - done : kTile;
     for (int64_t r = 0; r < rows; ++r)
-      decode_range<Codec, true>(layout, wire + r * layout.row_bytes, begin + done, n, sums + done);
+      decode_range<Codec, true>(layout, wire.row(r, layout.row_bytes), begin + done, n, sums + done);
   }
 }
 
@@ -245,19 +246,19 @@ void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uin
   });
 }
 
-void decode(const Spec& spec, const uint8_t* wire, const Rows& rows, void* out) {
+void decode(const Spec& spec, const WireRows& wire, const Rows& rows, void* out) {
   dispatch(spec, [&](auto codec) {
     using Codec = decltype(codec);
     const Layout<Codec> layout(spec, rows.row_numel);
     for (int64_t r = 0; r < rows.rows; ++r) {
       const int64_t valid = elements_of_row(rows, r);
       auto* to = static_cast<typename Codec::Tensor*>(out) + r * rows.row_numel;
-      if (valid > 0) decode_range<Codec, false>(layout, wire + r * layout.row_bytes, 0, valid, to);
+      if (valid > 0) decode_range<Codec, false>(layout, wire.row(r, layout.row_bytes), 0, valid, to);
     }
   });
 }
 
-void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+void decode_add(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
                 void* acc) {
   dispatch(spec, [&](auto codec) {
     using Codec = decltype(codec);
@@ -268,7 +269,7 @@ void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row
 }
 
 template <class Codec>
-void reduce_encode_as(const Layout<Codec>& layout, const uint8_t* wire, int64_t rows, int64_t valid,
+void reduce_encode_as(const Layout<Codec>& layout, const WireRows& wire, int64_t rows, int64_t valid,
                       double scale, const Noise& noise, uint8_t* out, void* scratch) {
   using Sum = Accumulate<typename Codec::Tensor>;
   using Lane = std::conditional_t<std::is_same_v<Sum, double>, Double, VectorLane>;
@@ -293,7 +294,7 @@ void reduce_encode_as(const Layout<Codec>& layout, const uint8_t* wire, int64_t 
   free(heap);
 }
 
-void reduce_encode(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+void reduce_encode(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
                    double scale, uint8_t* out, void* scratch) {
   dispatch(spec, [&](auto codec) {
     const Layout<decltype(codec)> layout(spec, row_numel);

@@ -1,6 +1,7 @@
 // codec.h on a CUDA stream: the same functions, the same arithmetic headers, the same bytes.
 // Every call is one kernel launch, three where statistics span a row of more than 32768 elements (minmax_u8),
-// none for empty input. Wire memory is 16-byte aligned. Nothing synchronises with the host.
+// none for empty input. Wire memory is 16-byte aligned. Rows that lie each somewhere are kMaxEach at most: their
+// addresses travel as an argument of the kernel. Nothing synchronises with the host.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,12 +10,14 @@
 
 namespace gossamer::codec::cuda {
 
+constexpr int kMaxEach = 72;  // as many ranks as torch's symmetric memory takes
+
 void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire,
             cudaStream_t stream);
-void decode(const Spec& spec, const uint8_t* wire, const Rows& rows, void* out, cudaStream_t stream);
-void decode_add(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+void decode(const Spec& spec, const WireRows& wire, const Rows& rows, void* out, cudaStream_t stream);
+void decode_add(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
                 void* acc, cudaStream_t stream);
-void reduce_encode(const Spec& spec, const uint8_t* wire, int64_t rows, int64_t row_numel, int64_t valid,
+void reduce_encode(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
                    double scale, uint8_t* out, void* scratch, cudaStream_t stream);
 
 }  // namespace gossamer::codec::cuda

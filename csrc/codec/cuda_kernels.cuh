@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "codec/codec_list.h"
+#include "codec/cuda.h"
 #include "codec/cuda_pack.cuh"
 #include "codec/noise.h"
 
@@ -24,13 +25,23 @@ struct Layout {
   int64_t row_numel, group, groups, header_bytes, row_bytes;
 };
 
+// Wire rows that are read: one after the other, or each somewhere. Arguments of a kernel.
+struct InARow {
+  const uint8_t* first;
+  __device__ const uint8_t* row(int64_t r, int64_t row_bytes) const { return first + r * row_bytes; }
+};
+struct Apart {
+  const uint8_t* each[codec::cuda::kMaxEach];
+  __device__ const uint8_t* row(int64_t r, int64_t) const { return each[r]; }
+};
+
 // sums += elements i, i+1, ... of every row, in row order.
-template <class Codec>
-__device__ void add_rows(const Layout& layout, const uint8_t* wire, int64_t rows, int64_t group, int64_t i,
+template <class Codec, class Wire>
+__device__ void add_rows(const Layout& layout, const Wire& wire, int64_t rows, int64_t group, int64_t i,
                          int64_t left, Pack<SumOf<Codec>>& sums) {
   using Lane = LaneOf<Codec>;
   for (int64_t r = 0; r < rows; ++r) {
-    const uint8_t* row = wire + r * layout.row_bytes;
+    const uint8_t* row = wire.row(r, layout.row_bytes);
     const auto params = Codec::read(row, group);
     const auto codes = load_codes<Codec>(row + layout.header_bytes, i, left);
 #pragma unroll
@@ -58,12 +69,12 @@ struct TensorRows {
 };
 
 // ... or the scaled sum of wire rows, computed anew at each look: cheaper than storing it.
-template <class Codec_>
+template <class Codec_, class Wire>
 struct SumOfRows {
   using Codec = Codec_;
   using Element = SumOf<Codec>;
   Layout layout;
-  const uint8_t* wire;
+  Wire wire;
   int64_t rows, valid_numel;
   Element scale;
 
@@ -280,17 +291,17 @@ __global__ void quantise_chunks(Source source, Layout layout, int64_t chunks, in
 }
 
 // A chunk never straddles two groups.
-template <class Codec>
-__global__ void decode_chunks(Layout layout, int64_t chunk, int64_t chunks, int64_t items,
-                              const uint8_t* wire, int64_t numel, typename Codec::Tensor* out) {
+template <class Codec, class Wire>
+__global__ void decode_chunks(Layout layout, int64_t chunk, int64_t chunks, int64_t items, Wire wire,
+                              int64_t numel, typename Codec::Tensor* out) {
   using T = typename Codec::Tensor;
   using Lane = LaneOf<Codec>;
   const TensorRows<Codec, T> to{out, layout.row_numel, numel};
   const int64_t teams = blockDim.x / kWarp;
   for (int64_t item = blockIdx.x * teams + threadIdx.x / kWarp; item < items; item += gridDim.x * teams) {
     const Piece piece = piece_of(to, layout, item, chunks, chunk);
-    const uint8_t* row = wire + piece.row * layout.row_bytes;
     if (piece.begin >= piece.end) continue;
+    const uint8_t* row = wire.row(piece.row, layout.row_bytes);
     const auto params = Codec::read(row, piece.begin / layout.group);
     for (int64_t i = piece.begin + threadIdx.x % kWarp * kPack; i < piece.end; i += kWarp * kPack) {
       const auto codes = load_codes<Codec>(row + layout.header_bytes, i, piece.end - i);
@@ -308,9 +319,9 @@ __global__ void decode_chunks(Layout layout, int64_t chunk, int64_t chunks, int6
   }
 }
 
-template <class Codec>
-__global__ void decode_add_chunks(Layout layout, int64_t chunk, int64_t chunks, const uint8_t* wire,
-                                  int64_t rows, int64_t valid, SumOf<Codec>* acc) {
+template <class Codec, class Wire>
+__global__ void decode_add_chunks(Layout layout, int64_t chunk, int64_t chunks, Wire wire, int64_t rows,
+                                  int64_t valid, SumOf<Codec>* acc) {
   const int64_t teams = blockDim.x / kWarp;
   for (int64_t c = blockIdx.x * teams + threadIdx.x / kWarp; c < chunks; c += gridDim.x * teams) {
     const int64_t begin = c * chunk, end = begin + chunk < valid ? begin + chunk : valid;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "collectives/hops.h"
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
 
@@ -32,34 +33,31 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
   const int64_t begin = std::min(comm.rank() * chunk, numel);
   const int64_t valid = std::clamp<int64_t>(numel - begin, 0, chunk);
   const codec::Rows rows{n, chunk, numel};
-  const at::Tensor send = scratch.send(n * row_bytes, x.device());
-  const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
-  const at::Tensor own = send.narrow(0, comm.rank() * row_bytes, row_bytes);
+  Hops hops(comm, scratch, x.device(), row_bytes);
   const at::Tensor left_out = error.view({numel});
   const at::Tensor decoded = at::empty_like(left_out);
 
   left_out.add_(x.view({numel}));  // what this rank owes
   spec.key = codec.key(nonce, Phase::first, comm.rank());
-  kernels.encode(spec, spec.dtype, left_out.data_ptr(), rows, bytes_of(send));
-  kernels.decode(spec, bytes_of(send), rows, decoded.data_ptr());
+  kernels.encode(spec, spec.dtype, left_out.data_ptr(), rows, hops.send());
+  kernels.decode(spec, hops.send(), rows, decoded.data_ptr());
   left_out.sub_(decoded);
-  comm.all_to_all(receive, send)->wait();
+  const codec::WireRows received = hops.swap();
 
   const at::Tensor sum = at::zeros({chunk}, left_out.options());
-  kernels.decode_add(spec, bytes_of(receive), n, chunk, valid, sum.data_ptr());
+  kernels.decode_add(spec, received, n, chunk, valid, sum.data_ptr());
   kernels.scale(spec.dtype, sum.data_ptr(), valid, scale);
   spec.key = codec.key(nonce, Phase::reduced, comm.rank());
-  kernels.encode(spec, spec.dtype, sum.data_ptr(), {1, chunk, valid}, bytes_of(own));
+  kernels.encode(spec, spec.dtype, sum.data_ptr(), {1, chunk, valid}, hops.own());
   if (valid > 0) {
     // What the second encoding loses of the result joins what this rank has left out of its own part of the sum.
     const at::Tensor mine = left_out.narrow(0, begin, valid);
     const at::Tensor result = decoded.narrow(0, begin, valid);
-    kernels.decode(spec, bytes_of(own), {1, chunk, valid}, result.data_ptr());
+    kernels.decode(spec, hops.own(), {1, chunk, valid}, result.data_ptr());
     mine.add_(sum.narrow(0, 0, valid).sub_(result), 1.0 / scale);
   }
   forget_what_is_not_finite(left_out);
-  comm.all_gather(send, own)->wait();
-  kernels.decode(spec, bytes_of(send), rows, decoded.data_ptr());
+  kernels.decode(spec, hops.gather(), rows, decoded.data_ptr());
   x.view({numel}).copy_(decoded);
 }
 

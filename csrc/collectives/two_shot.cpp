@@ -1,4 +1,4 @@
-// See two_shot.h. One all-to-all and one all-gather of wire bytes, with the codec's fused middle between them.
+// See two_shot.h. Two hops of wire bytes, with the codec's fused middle between them.
 #include "collectives/two_shot.h"
 
 #include <ATen/DeviceGuard.h>
@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "collectives/hops.h"
 #include "device_kernels.h"
 #include "errors.h"
 
@@ -74,30 +75,27 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
   const int64_t numel = x.numel();
   if (numel == 0) return;
   if (n == 1) return kernels.scale(spec.dtype, x.data_ptr(), numel, scale);
+  if (spec.kind == codec::Kind::identity && comm.sum_in_place(x, scale)) return;
 
   const int64_t chunk = chunk_numel(numel, n, spec.block);
   const int64_t row_bytes = codec::row_bytes(spec, chunk);
   const int64_t valid = std::clamp<int64_t>(numel - comm.rank() * chunk, 0, chunk);
   const codec::Rows rows{n, chunk, numel};
   // Uncoded chunks that fill whole rows are sent from, and gathered into, the tensor itself.
-  const bool in_place =
+  const bool whole_rows =
       spec.kind == codec::Kind::identity && n * row_bytes == static_cast<int64_t>(x.nbytes());
-
-  const at::Tensor send = in_place ? as_bytes(x) : scratch.send(n * row_bytes, x.device());
-  const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
-  // After the all-to-all this rank's own row of `send` is free for the result.
-  const at::Tensor own = send.narrow(0, comm.rank() * row_bytes, row_bytes);
+  Hops hops(comm, scratch, x.device(), row_bytes, whole_rows ? as_bytes(x) : at::Tensor());
   void* sum = codec::has_row_statistics(spec)
                   ? scratch.sum(chunk * element_size(accumulate_dtype(spec.dtype)), x.device()).data_ptr()
                   : nullptr;
 
   spec.key = codec.key(nonce, Phase::first, comm.rank());
-  if (!in_place) kernels.encode(spec, spec.dtype, x.data_ptr(), rows, bytes_of(send));
-  comm.all_to_all(receive, send)->wait();
+  if (!hops.in_place()) kernels.encode(spec, spec.dtype, x.data_ptr(), rows, hops.send());
+  const codec::WireRows received = hops.swap();
   spec.key = codec.key(nonce, Phase::reduced, comm.rank());
-  kernels.reduce_encode(spec, bytes_of(receive), n, chunk, valid, scale, bytes_of(own), sum);
-  comm.all_gather(send, own)->wait();
-  if (!in_place) kernels.decode(spec, bytes_of(send), rows, x.data_ptr());
+  kernels.reduce_encode(spec, received, n, chunk, valid, scale, hops.own(), sum);
+  const codec::WireRows results = hops.gather();
+  if (!hops.in_place()) kernels.decode(spec, results, rows, x.data_ptr());
 }
 
 void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x, double scale,

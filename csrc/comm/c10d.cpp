@@ -233,6 +233,13 @@ at::Tensor C10dCommunicator::allocate(int64_t bytes) {
   return shared_memory_ ? shared_memory_->allocate(bytes) : Communicator::allocate(bytes);
 }
 
+std::string C10dCommunicator::capture_refusal() const {
+  if (backend_->getBackendName() == "nccl") return "";
+  return "its group uses '" + backend_->getBackendName() +
+         "' for CUDA tensors, which takes them through the host; use NCCL, or process_group=gs.Symmetric() "
+         "on one host";
+}
+
 void C10dCommunicator::announce_failure() noexcept {
   try {
     if (shared_memory_) return shared_memory_->abort_because("it gave up after an error of its own");

@@ -34,6 +34,8 @@ class C10dCommunicator : public Communicator {
   at::Tensor allocate(int64_t bytes) override;
 
   void announce_failure() noexcept override;
+  std::string capture_refusal() const override;
+  const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
 
   // Waits for a work, and gives up once another rank of the group has failed.
   void wait(c10d::Work& work);

@@ -1,5 +1,5 @@
 // The communicator: moves bytes between the ranks of one group, knows no codec and no bucket. Implemented by
-// c10d.h; used by collectives/ and engine/. There is no hidden default group.
+// c10d.h, and by symmetric.h around that; used by collectives/ and engine/. There is no hidden default group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +22,15 @@ class Pending {
 };
 using PendingPtr = std::unique_ptr<Pending>;
 
+class PeerBlock;  // backend/peers.h
+
+// Memory on every rank that all of them read in place: size() rows from its beginning, for what a rank sends to each, and
+// behind them one for what it has for all.
+struct PeerRows {
+  PeerBlock* block = nullptr;  // null: this group has no such memory
+  int64_t for_all = 0;         // where that one is, in bytes: the same in every call until the memory grows
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -41,11 +50,21 @@ class Communicator {
   // Zero-filled memory for a bucket that this group's wire can reach; 64-byte aligned.
   virtual at::Tensor allocate(int64_t bytes);
 
+  // x, contiguous and on device(), becomes scale * the sum over ranks in rank order from zero, by reading it where it is:
+  // in memory that allocate() made, the same part on every rank. False, and nothing has happened, where that is not so.
+  virtual bool sum_in_place(const at::Tensor&, double /*scale*/) { return false; }
+
+  // For a collective that sends and gets rows of row_bytes; collective where it has to grow. Until the next call.
+  virtual PeerRows peer_rows(int64_t /*row_bytes*/) { return {}; }
+
+  // Why a CUDA graph cannot hold what this group does; empty if it can.
+  virtual std::string capture_refusal() const { return "its group is not known to work in a graph"; }
+
   // Lets the ranks that wait for this one know, as far as the group can, that it has failed.
   virtual void announce_failure() noexcept {}
 
   // Payload bytes this rank has handed to other ranks since construction.
-  uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+  virtual uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
  protected:
   void count_sent(int64_t bytes) {

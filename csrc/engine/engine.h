@@ -94,7 +94,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   int64_t step() const { return step_; }  // synchronised backwards that have ended
   void check_alive() const;               // throws the error that ended this engine, if one did
-  void close();                           // idempotent
+
+  // Why a CUDA graph cannot hold a step of this engine as it is now; empty if it can. Then a captured backward queues the
+  // same as any other; what its end tells the host, the ranks' agreement among it, happens once, at capture (capture.cpp).
+  std::string capture_refusal() const;
+  void check_capture() const;  // throws that, where the current stream captures
+  void close();                // idempotent
 
  private:
   struct Slot {  // where a parameter lives in the plan, and its hook

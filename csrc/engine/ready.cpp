@@ -86,6 +86,7 @@ void Engine::begin_backward() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (in_backward_ || closed_) return;
   check_alive();
+  check_capture();
   if (join_ && !roll_) call_roll_locked(/*present=*/true);
   in_backward_ = true;
   in_lockstep_ = lockstep_;

@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,10 @@ class BucketWork {
   // The factor that gradients are multiplied by while they are gathered into the bucket.
   virtual double gather_scale(const Communicator&) const { return 1.0; }
   virtual void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) = 0;
+  // Why a CUDA graph cannot hold it; empty if it can: kernels and the communicator's operations alone, the same each time.
+  virtual std::string capture_refusal() const {
+    return "its algorithm decides on the host, in Python or by counting steps, what a step does";
+  }
 };
 
 // The group's own all-reduce. The mean is taken before the sum, as torch DDP does, so that float16 does not
@@ -32,6 +37,7 @@ class NativeAllReduce : public BucketWork {
   explicit NativeAllReduce(bool average) : average_(average) {}
   double gather_scale(const Communicator& comm) const override { return average_ ? 1.0 / comm.size() : 1.0; }
   void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
+  std::string capture_refusal() const override { return ""; }
 
  private:
   bool average_;
@@ -43,6 +49,9 @@ class CodecAllReduce : public BucketWork {
  public:
   CodecAllReduce(CodecChoice codec, bool average) : codec_(codec), average_(average) {}
   void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
+  std::string capture_refusal() const override {
+    return codec_.stochastic ? "its codec would round by the same random numbers in every replay" : "";
+  }
 
  private:
   CodecChoice codec_;
@@ -56,6 +65,7 @@ class TimedWork : public BucketWork {
   explicit TimedWork(std::shared_ptr<BucketWork> work) : work_(std::move(work)) {}
   double gather_scale(const Communicator& comm) const override { return work_->gather_scale(comm); }
   void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
+  std::string capture_refusal() const override { return "autotune is still measuring"; }
   // Seconds of each run since the last call, which waits for the device.
   std::vector<double> take_seconds();
 

@@ -1,5 +1,6 @@
-// Multi-tensor moves between dense tensors and one flat buffer: gather, scatter, scale. Torch-free.
-// Called by engine/ (gradients into their bucket) and by device_kernels.cpp; cuda.h is the twin.
+// Multi-tensor moves between dense tensors and one flat buffer: gather, scatter, scale; and the sum of the flat buffers
+// of several ranks. Torch-free. Called by engine/ (gradients into their bucket), comm/ and device_kernels.cpp; cuda.h is
+// the twin.
 #pragma once
 
 #include <cstdint>
@@ -23,5 +24,9 @@ void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* fl
 
 // flat[i] *= scale.
 void scale(Dtype dtype, void* flat, int64_t numel, double scale);
+
+// Every row becomes scale * the sum of `count` rows of `numel` elements: added in row order, from zero, in
+// accumulate_dtype, and rounded once. The bits of the identity codec's reduce_encode. Rows do not overlap.
+void sum_rows(Dtype dtype, void* const* rows, int64_t count, int64_t numel, double scale);
 
 }  // namespace gossamer::flat

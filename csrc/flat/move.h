@@ -1,5 +1,5 @@
-// The arithmetic of flat memory, shared by flat.cpp and flat_cuda.cu: one element times `scale`, computed in
-// the accumulate dtype. Not included elsewhere.
+// The arithmetic of flat memory, shared by flat.cpp, flat_cuda.cu and sum_cuda.cu: one element times `scale`, and the
+// sum of one element over rows, computed in the accumulate dtype. Not included elsewhere.
 #pragma once
 
 #include <type_traits>
@@ -16,6 +16,19 @@ struct Scaled {
   typename Lane::F factor;
   HD T operator()(T x) const {
     Lane::store(&x, Lane::mul(Lane::load(&x), factor));
+    return x;
+  }
+};
+
+// The sum of one element over rows, which begins at zero.
+template <class T>
+struct Summed {
+  using Lane = std::conditional_t<std::is_same_v<T, double>, Double, Scalar>;
+  using Sum = typename Lane::F;
+  static HD void add(Sum& sum, const T& x) { Lane::add_to(&sum, Lane::load(&x)); }
+  static HD T finish(Sum sum, Sum scale) {
+    T x;
+    Lane::store(&x, Lane::quiet(Lane::mul(sum, scale)));  // one NaN for all: devices keep different ones
     return x;
   }
 };

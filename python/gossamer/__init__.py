@@ -37,7 +37,7 @@ from gossamer.codec import (
     TopK,
 )
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
-from gossamer.comm import Hierarchical
+from gossamer.comm import Hierarchical, Symmetric
 from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
 from gossamer.engine import Autotune
@@ -77,6 +77,7 @@ __all__ = [
     "PowerSGD",
     "QAdam",
     "QAdamOptimizer",
+    "Symmetric",
     "TopK",
     "ZeroOneAdam",
     "ZeroOneAdamOptimizer",

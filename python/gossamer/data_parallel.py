@@ -15,7 +15,15 @@ from torch.distributed.algorithms import Join, Joinable
 
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
-from gossamer.comm import Communicator, Hierarchical, hierarchy, is_communicator, private
+from gossamer.comm import (
+    Communicator,
+    Hierarchical,
+    Symmetric,
+    hierarchy,
+    is_communicator,
+    private,
+    symmetric,
+)
 from gossamer.engine import Autotune, Engine, ShadowHook, Tuned, autotune_of, weak_call
 from gossamer.errors import ConfigError
 
@@ -36,7 +44,8 @@ class DataParallel(nn.Module, Joinable):
             algorithms that count steps or send weights.
         algorithm: an Algorithm, or its name.
         process_group: a process group, a communicator, or None for the default group; or Hierarchical(group), where
-            only the way between hosts is to be compressed. A process group lends its ranks, its kind of backend and
+            only the way between hosts is to be compressed; or Symmetric(group), where the ranks share one host and
+            are to read each other's buckets in place. A process group lends its ranks, its kind of backend and
             its timeout: the model gets connections of its own, so all must wrap.
         bucket_bytes: bytes of gradients that travel together; the first bucket holds `first_bucket_bytes`.
             Defaults come from gossamer.config.
@@ -56,7 +65,7 @@ class DataParallel(nn.Module, Joinable):
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         algorithm: str | Algorithm = "gradient_allreduce",
-        process_group: "ProcessGroup | Communicator | Hierarchical | None" = None,
+        process_group: "ProcessGroup | Communicator | Hierarchical | Symmetric | None" = None,
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = None,
         broadcast: bool = True,
@@ -85,9 +94,12 @@ class DataParallel(nn.Module, Joinable):
         self.algorithm.require_free()
         self.algorithm.use_optimizers(optimizers)
         hosts = process_group if isinstance(process_group, Hierarchical) else None
-        group: Any = hosts.group if hosts else process_group
+        ways = hosts if hosts else process_group if isinstance(process_group, Symmetric) else None
+        group: Any = ways.group if ways else process_group
         self._group = group
         comm, control = _communicators(module, group)
+        if isinstance(process_group, Symmetric):
+            comm = symmetric(comm, control)
         self.engine = Engine(
             module,
             self.algorithm,

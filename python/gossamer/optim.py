@@ -160,10 +160,17 @@ class Adam(_Native, torch.optim.Adam):
         amsgrad, foreach, capturable, differentiable, fused: accepted where they are off.
 
     Raises:
-        ConfigError: one of those is on; a parameter is sparse, or not float32, float64, float16 or bfloat16.
+        ConfigError: one of those is on; a parameter is sparse, or not float32, float64, float16 or bfloat16; a step
+            while a CUDA graph is captured.
     """
 
     def _update(self, group: Options, params: list[Tensor], grads: list[Tensor]) -> None:
+        if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            name = type(self).__name__
+            raise ConfigError(
+                f"{name}: a CUDA graph cannot capture a step, because the number of steps is counted on the CPU; "
+                f"torch.optim.{name}(capturable=True) can be captured"
+            )
         states = [self.state[param] for param in params]
         fresh = [index for index, state in enumerate(states) if not state]
         if fresh:

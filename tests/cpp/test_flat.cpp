@@ -104,5 +104,37 @@ TEST(Flat, TensorsMayStartAtAnyByte) {
     }
 }
 
+// The codec that sends the tensor's own bytes has the same contract.
+TEST(Flat, SummedRowsHaveTheBitsOfTheIdentityCodec) {
+  for (Dtype dtype : kDtypes)
+    for (Temper temper : kTempers)
+      for (int64_t n : {1, 7, 8, 2047, 2048, 2049, 5003})
+        for (int64_t count : {1, 2, 3, 5}) {
+          const Spec spec{Kind::identity, dtype, 1};
+          const int64_t stride = codec::row_bytes(spec, n);
+          std::vector<Bytes> rows;
+          Bytes wire(count * stride);
+          for (int64_t r = 0; r < count; ++r) {
+            rows.push_back(as_bytes(dtype, make_values(n, temper, 71 + static_cast<unsigned>(r))));
+            std::memcpy(wire.data() + r * stride, rows[r].data(), rows[r].size());
+          }
+          Bytes expected(stride);
+          codec::kernels().reduce_encode(spec, wire.data(), count, n, n, 1.0 / 3, expected.data(), nullptr);
+          expected.resize(n * element_size(dtype));
+          std::vector<void*> addresses;
+          for (Bytes& row : rows) addresses.push_back(row.data());
+          flat::sum_rows(dtype, addresses.data(), count, n, 1.0 / 3);
+          for (const Bytes& row : rows) ASSERT_EQ(row, expected) << "numel " << n << " rows " << count;
+        }
+}
+
+TEST(Flat, NoRowsAndEmptyRowsAreNothingToSum) {
+  float x = 5;
+  void* rows[] = {&x, &x};
+  flat::sum_rows(Dtype::f32, rows, 2, 0, 0.5);
+  flat::sum_rows(Dtype::f32, nullptr, 0, 7, 0.5);
+  EXPECT_EQ(x, 5);
+}
+
 }  // namespace
 }  // namespace gossamer::test

@@ -145,6 +145,40 @@ TEST(Kernels, DecodeAddAddsRowsInOrderToWhatIsThere) {
     });
 }
 
+TEST(Kernels, RowsThatLieApartGiveTheBytesOfRowsInARow) {
+  const auto body = [&](const Spec& spec, Dtype source) {
+    if (source != spec.dtype) return;
+    for (int64_t row_numel : {1, 97, 256, 2049}) {
+      const Rows rows{3, row_numel, 3 * row_numel - row_numel / 3};
+      const Bytes x = as_bytes(source, make_values(rows.numel, Temper::ordinary, 67));
+      for (const Kernels* kernels : all_kernels()) {
+        const Bytes wire = encode(*kernels, spec, source, x, rows);
+        const int64_t stride = codec::row_bytes(spec, row_numel);
+        std::vector<Bytes> apart;
+        for (int64_t r = 0; r < 3; ++r)
+          apart.emplace_back(wire.begin() + r * stride, wire.begin() + (r + 1) * stride);
+        const uint8_t* each[] = {apart[0].data(), apart[1].data(), apart[2].data()};
+        const codec::WireRows there(each);
+        const std::string where = describe(*kernels, spec, rows, Temper::ordinary);
+
+        Bytes out(x.size(), 0xab);
+        kernels->decode(spec, there, rows, out.data());
+        ASSERT_EQ(out, decode(*kernels, spec, wire, rows)) << where;
+
+        Bytes reduced(stride, 0xab);
+        std::vector<double> scratch(row_numel), sums(row_numel), expected(row_numel);
+        kernels->reduce_encode(spec, there, 3, row_numel, row_numel, 0.3, reduced.data(), scratch.data());
+        ASSERT_EQ(reduced, reduce(*kernels, spec, wire, 3, row_numel, row_numel, 0.3)) << where;
+
+        kernels->decode_add(spec, there, 3, row_numel, row_numel, sums.data());
+        kernels->decode_add(spec, wire.data(), 3, row_numel, row_numel, expected.data());
+        ASSERT_EQ(std::memcmp(sums.data(), expected.data(), row_numel * sizeof(double)), 0) << where;
+      }
+    }
+  };
+  for_each_spec(body, {0, 0x123456789abcdef0});
+}
+
 TEST(Kernels, AreSelectedByName) {
   const std::string widest = codec::kernels().name;
   EXPECT_TRUE(codec::select_kernels("scalar"));

@@ -11,11 +11,14 @@ from gossamer.comm.hierarchical import (
     is_communicator,
     world_of,
 )
+from gossamer.comm.symmetric import MAX_RANKS, Symmetric, symmetric
 
 __all__ = [
+    "MAX_RANKS",
     "Communicator",
     "Hierarchical",
     "Hierarchy",
+    "Symmetric",
     "Work",
     "duplicate",
     "from_backend",
@@ -25,6 +28,7 @@ __all__ = [
     "private",
     "register_backend",
     "split",
+    "symmetric",
     "timeout_of",
     "world_of",
 ]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Origin:
+class Origin:
     """What a communicator was made of, so that another can be made of the same."""
 
     kind: str
@@ -33,7 +33,7 @@ class _Origin:
     splits: int = 0
 
 
-_origins: "WeakKeyDictionary[Communicator, _Origin]" = WeakKeyDictionary()
+_origins: "WeakKeyDictionary[Communicator, Origin]" = WeakKeyDictionary()
 _private_counts: "WeakKeyDictionary[ProcessGroup, int]" = WeakKeyDictionary()
 _communicators: "WeakKeyDictionary[ProcessGroup, dict[str, Communicator]]" = WeakKeyDictionary()
 
@@ -52,7 +52,7 @@ def from_backend(
     comm = _C.c10d_communicator(backend, torch.device(device), store, name)
     if store is not None:
         kind = "gossamer" if isinstance(backend, _C.GossamerBackend) else backend.name()
-        _origins[comm] = _Origin(kind, store, name, _timeout_of(backend))
+        _origins[comm] = Origin(kind, store, name, _timeout_of(backend))
     return comm
 
 
@@ -69,7 +69,7 @@ def split(comm: Communicator, ranks: Sequence[int]) -> Communicator | None:
         raise ConfigError(
             f"comm.split: ranks must be different ones of 0 to {comm.size - 1}, got {list(ranks)}"
         )
-    origin = _origin_of(comm)
+    origin = origin_of(comm)
     origin.splits += 1
     if comm.rank not in ranks:
         return None
@@ -81,13 +81,19 @@ def split(comm: Communicator, ranks: Sequence[int]) -> Communicator | None:
 
 def hosts_of(comm: Communicator) -> list[list[int]]:
     """The ranks of each host: those that can map each other's memory, which they find out by trying. Collective."""
-    origin = _origin_of(comm)
+    origin = origin_of(comm)
     origin.splits += 1
     meeting = dist.PrefixStore(f"{origin.name}/hosts{origin.splits}", origin.store)
     return _C.GossamerBackend(meeting, comm.rank, comm.size, origin.timeout).hosts
 
 
-def _origin_of(comm: Communicator) -> _Origin:
+def remember_origin(comm: Communicator, origin: Origin) -> None:
+    """`comm` is made of what another one is made of."""
+    _origins[comm] = origin
+
+
+def origin_of(comm: Communicator) -> Origin:
+    """What it was made of. ConfigError if it was made without a store."""
     origin = _origins.get(comm)
     if origin is None:
         raise ConfigError(

@@ -120,6 +120,7 @@ class Engine:
         self._native.check_alive()
         self._native.abandon()
         self._native.survey()
+        self._native.check_capture()
         self._buckets.adopt_weights()
         self._native.set_lockstep(self.algorithm.lockstep)
         self.algorithm.before_forward(self.optimizer_steps)

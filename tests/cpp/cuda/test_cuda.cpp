@@ -1,5 +1,7 @@
 // The CUDA kernels against the scalar CPU kernels: equal bytes, equal values. Skips without a GPU.
 // Built by cmake -DGOSSAMER_CUDA=ON only.
+#include <memory>
+
 #include "codec/cuda.h"
 #include "codec_support.h"
 #include "flat/cuda.h"
@@ -77,6 +79,27 @@ void expect_device_equals_host(const Spec& spec, Dtype source, const Rows& rows,
   codec::cuda::reduce_encode(spec, device_wire.data(), rows.rows, rows.row_numel, valid, 0.3,
                              device_reduced.data(), nullptr, nullptr);
   ASSERT_EQ(device_reduced.get(), reduced) << where << " reduce_encode";
+
+  // The same rows, each in memory of its own.
+  const int64_t stride = codec::row_bytes(spec, rows.row_numel);
+  std::vector<std::unique_ptr<DeviceBytes>> apart;
+  std::vector<const uint8_t*> each;
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    const Bytes row(wire.begin() + r * stride, wire.begin() + (r + 1) * stride);
+    apart.push_back(std::make_unique<DeviceBytes>(row));
+    each.push_back(apart.back()->data());
+  }
+  const codec::WireRows there(each.data());
+  const DeviceBytes out_apart(Bytes(rows.numel * element_size(spec.dtype), 0xab));
+  codec::cuda::decode(spec, there, rows, out_apart.data(), nullptr);
+  ASSERT_EQ(out_apart.get(), out.get()) << where << " decode, rows apart";
+  const DeviceBytes reduced_apart(Bytes(reduced.size(), 0xcd));
+  codec::cuda::reduce_encode(spec, there, rows.rows, rows.row_numel, valid, 0.3, reduced_apart.data(),
+                             nullptr, nullptr);
+  ASSERT_EQ(reduced_apart.get(), reduced) << where << " reduce_encode, rows apart";
+  const DeviceBytes acc_apart(as_bytes(sum, make_values(rows.row_numel, Temper::ordinary, 73)));
+  codec::cuda::decode_add(spec, there, rows.rows, rows.row_numel, valid, acc_apart.data(), nullptr);
+  ASSERT_EQ(acc_apart.get(), device_acc.get()) << where << " decode_add, rows apart";
 }
 
 void expect_equality_over_specs(const std::vector<Rows>& shapes, const std::vector<Temper>& tempers) {
@@ -142,6 +165,27 @@ TEST_F(Cuda, GatherAndScatterMoveTheBitsOfMoreSegmentsThanOneTableHolds) {
       flat::cuda::scale(dtype, device_flat.data(), numel, scale, nullptr);
       ASSERT_EQ(device_flat.get(), expected);
     }
+}
+
+TEST_F(Cuda, SummedRowsHaveTheBitsOfTheCpuAtAnyAlignment) {
+  for (Dtype dtype : kDtypes)
+    for (Temper temper : kTempers)
+      for (int64_t numel : {0, 1, 7, 8, 4099, 100003})
+        for (int64_t skipped : {0, 1}) {  // elements, so that no vector load may be used
+          std::vector<Bytes> host;
+          std::vector<std::unique_ptr<DeviceBytes>> device;
+          std::vector<void*> here, there;
+          const int64_t at = skipped * element_size(dtype);
+          for (unsigned r = 0; r < 3; ++r) {
+            host.push_back(as_bytes(dtype, make_values(numel + skipped, temper, 101 + r)));
+            device.push_back(std::make_unique<DeviceBytes>(host.back()));
+            there.push_back(device.back()->data() + at);
+          }
+          for (Bytes& row : host) here.push_back(row.data() + at);
+          flat::sum_rows(dtype, here.data(), 3, numel, 1.0 / 3);
+          flat::cuda::sum_rows(dtype, there.data(), 3, numel, 1.0 / 3, nullptr);
+          for (int r = 0; r < 3; ++r) ASSERT_EQ(device[r]->get(), host[r]) << "numel " << numel;
+        }
 }
 
 // More segments than one table holds, cut from four long memories, so that most of them start at no vector's place.
