@@ -13,14 +13,14 @@ from torch import nn
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
 from gossamer.comm import Communicator, Hierarchical
-from gossamer.engine import Autotune, Engine, JoinableModel, Tuned, autotune_of, connect, optimizers_of
+from gossamer.engine import Autotune, Engine, Face, Tuned, autotune_of, connect, optimizers_of
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class DataParallel(nn.Module, JoinableModel):
+class DataParallel(nn.Module, Face):
     """Wraps a model so that loss.backward() leaves the averaged gradient in every param.grad.
 
     The training loop stays as it was: forward, backward, optimizer.step(). param.grad becomes a view of a
@@ -60,7 +60,7 @@ class DataParallel(nn.Module, JoinableModel):
         autotune: bool | Autotune = False,
     ) -> None:
         super().__init__()
-        JoinableModel.__init__(self)
+        Face.__init__(self)
         if not isinstance(module, nn.Module):
             raise ConfigError(f"DataParallel: module must be a torch.nn.Module, got {type(module).__name__}")
         optimizers = optimizers_of("DataParallel", optimizer)
@@ -82,7 +82,7 @@ class DataParallel(nn.Module, JoinableModel):
         self.algorithm.use_optimizers(optimizers)
         links = connect(module, process_group)
         self._given_group = links.given
-        self.engine = Engine(
+        self._engine = Engine(
             module,
             self.algorithm,
             comm=links.comm,
@@ -114,42 +114,11 @@ class DataParallel(nn.Module, JoinableModel):
         with self.engine.no_sync():
             yield
 
-    def consensus(self) -> None:
-        """Replaces parameters and floating-point buffers by their exact mean over the ranks, in place. Collective.
-
-        For algorithms whose ranks differ: call it before evaluation and before saving one model for all.
-        """
-        with torch.no_grad():
-            self.engine.consensus()
-
-    def algorithm_state_dict(self) -> dict[str, Any]:
-        """What this rank needs to go on bit for bit, beside model.state_dict() and optimizer.state_dict().
-
-        Counters, the bucket plan and the algorithm's own tensors, by parameter name. Every rank saves its own. Call
-        it between an optimizer step and the next forward.
-        """
-        return self.engine.state_dict()
-
-    def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what algorithm_state_dict() returned on this rank, in a run of as many ranks. Collective.
-
-        Load model and optimizer first. Where ranks hold weights of their own, wrap with broadcast=False.
-
-        Raises:
-            ConfigError: on every rank, if the ranks load different steps, or the state is not of this model.
-        """
-        with torch.no_grad():
-            self.engine.load_state_dict(state)
-
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigError(
             "DataParallel: it cannot be copied or pickled, because its engine belongs to this process; "
             "copy or pickle model.module"
         )
-
-    def close(self) -> None:
-        """Ends the engine; the wrapped model goes on alone, with the gradients it has. Idempotent."""
-        self.engine.close()
 
 
 def _refuse_assigned_parameters(wrapper: nn.Module, _incompatible: Any) -> None:

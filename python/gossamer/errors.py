@@ -26,4 +26,4 @@ class CommError(GossamerError, RuntimeError):
 
 
 class UsageError(ConfigError, RuntimeError):
-    """What torch's DistributedDataParallel reports as a RuntimeError: a call order or a graph that it does not allow."""
+    """What torch's DistributedDataParallel reports as a RuntimeError, such as parameters that a backward left out."""

@@ -12,8 +12,8 @@ from gossamer.engine.background import Background
 from gossamer.engine.connections import Connections, connect, device_of
 from gossamer.engine.end_of_backward import at_end_of_backward
 from gossamer.engine.engine import Engine
+from gossamer.engine.face import Face
 from gossamer.engine.join import ShadowHook, UnevenInputs
-from gossamer.engine.joinable import JoinableModel
 from gossamer.engine.plan import plan_buckets
 from gossamer.engine.steps import optimizers_of
 from gossamer.engine.tuner import Autotune, Tuned, autotune_of
@@ -24,7 +24,7 @@ __all__ = [
     "Background",
     "Connections",
     "Engine",
-    "JoinableModel",
+    "Face",
     "Members",
     "ShadowHook",
     "Tuned",

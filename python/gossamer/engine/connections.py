@@ -24,7 +24,7 @@ def connect(module: nn.Module, group: Any) -> Connections:
         group: a process group, a communicator, None for the default group, or Hierarchical(one of these).
     """
     hosts = group if isinstance(group, Hierarchical) else None
-    given = hosts.group if hosts else group
+    given: Any = hosts.group if hosts else group
     comm, control = (given, given) if is_communicator(given) else private(given, device_of(module))
     return Connections(comm, control, hierarchy(comm, hosts.hosts) if hosts else comm, given)
 

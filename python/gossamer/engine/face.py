@@ -1,4 +1,7 @@
-"""join() of the faces, and what torch.distributed.algorithms.Join asks of a model. The work is done in join.py."""
+"""What wrappers of one model have in common, whatever arguments they take: uneven inputs, state, the end.
+
+join() is here with what torch.distributed.algorithms.Join asks of a model; join.py does the work.
+"""
 
 import contextlib
 import weakref
@@ -15,12 +18,50 @@ from gossamer.engine.worker import weak_call
 from gossamer.errors import ConfigError
 
 
-class JoinableModel(Joinable):
-    """A wrapper whose ranks may have different numbers of batches."""
+class Face(Joinable):
+    """A wrapper around an engine."""
 
-    engine: Engine
+    _engine: Engine | None = None
     _given_group: Any  # what it was wrapped with
     _hook_to_begin: ShadowHook | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """What does the work."""
+        assert self._engine is not None
+        return self._engine
+
+    def consensus(self) -> None:
+        """Replaces parameters and floating-point buffers by their exact mean over the ranks, in place. Collective.
+
+        For algorithms whose ranks differ: call it before evaluation and before saving one model for all.
+        """
+        with torch.no_grad():
+            self.engine.consensus()
+
+    def algorithm_state_dict(self) -> dict[str, Any]:
+        """What this rank needs to go on bit for bit, beside model.state_dict() and optimizer.state_dict().
+
+        Counters, the bucket plan and the algorithm's own tensors, by parameter name. Every rank saves its own. Call
+        it between an optimizer step and the next forward.
+        """
+        return self.engine.state_dict()
+
+    def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what algorithm_state_dict() returned on this rank, in a run of as many ranks. Collective.
+
+        Load model and optimizer first. Where ranks hold weights of their own, wrap without copying rank 0's.
+
+        Raises:
+            ConfigError: on every rank, if the ranks load different steps, or the state is not of this model.
+        """
+        with torch.no_grad():
+            self.engine.load_state_dict(state)
+
+    def close(self) -> None:
+        """Ends the engine; the wrapped model goes on alone, with the gradients it has. Idempotent."""
+        if self._engine is not None:
+            self._engine.close()
 
     def join(
         self,
