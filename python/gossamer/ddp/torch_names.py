@@ -113,16 +113,19 @@ class TorchNames:
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """torch's hooks in C++, by ours: ALLREDUCE, and FP16_COMPRESS, which sums in float32. Collective."""
+        known = (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS)
+        if comm_hook_type not in known:
+            raise ConfigError(
+                f"_register_builtin_comm_hook: must be ALLREDUCE or FP16_COMPRESS, got {comm_hook_type!r}"
+            )
         self.register_comm_hook(None, comm_hook_type)  # type: ignore[attr-defined]
 
     @staticmethod
     def _algorithm_of_hook(state: Any, hook: Any) -> Algorithm:
         if not isinstance(hook, dist.BuiltinCommHookType):
             return CommHook(state, hook)
-        codecs = {dist.BuiltinCommHookType.ALLREDUCE: None, dist.BuiltinCommHookType.FP16_COMPRESS: FP16()}
-        if hook not in codecs:
-            raise ConfigError(f"_register_builtin_comm_hook: must be ALLREDUCE or FP16_COMPRESS, got {hook}")
-        return GradientAllReduce(codec=codecs[hook])
+        half = hook is dist.BuiltinCommHookType.FP16_COMPRESS
+        return GradientAllReduce(codec=FP16() if half else None)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """Facts under the names that torch gives them."""
