@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel beside ours in the same threads; `run_beside` makes a group for each. No test file."""
+"""torch's DistributedDataParallel beside ours in the same threads: `run_beside` makes a group for each. No test file"""
 
 from datetime import timedelta
 

@@ -21,7 +21,7 @@ from test_algorithm_contract import NAMES, TIMED, build, optimizer_of
 
 
 class Net(nn.Module):
-    """Batch normalisation, a tied weight, a frozen one, one in another memory format, one in float64, one of the root."""
+    """Batch normalisation; weights that are tied, frozen, in another memory format, in float64, of the root module."""
 
     def __init__(self):
         super().__init__()
