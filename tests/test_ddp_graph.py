@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import gossamer as gs
 from models import batches, flat_grads, mlp, seeded, shard, square
 from ranks import run_ranks
-from stock import run_beside
-from test_ddp import both, wrap
+from stock import both, run_beside, wrap
 
 
 class Branches(nn.Module):
@@ -255,69 +254,3 @@ def test_a_backward_that_keeps_its_graph_for_another_is_refused():
         model.close()
 
     run_ranks(2, body)
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "kind", "text"),
-    [
-        (nn.ReLU, {}, RuntimeError, "doesn't have any parameter that requires a gradient"),
-        (mlp, {"device_ids": [0, 1]}, ValueError, "device_ids can only be None or contain a single element"),
-        (mlp, {"device_ids": [0]}, ValueError, "arguments only work with single-device"),
-        (mlp, {"output_device": "cpu"}, ValueError, "got device_ids None, output_device cpu"),
-        (mlp, {"param_to_hook_all_reduce": 1}, ValueError, "need to be set at the same time"),
-    ],
-    ids=lambda value: "" if callable(value) else str(value)[:30],
-)
-def test_what_torch_refuses_is_refused_with_its_text(make, options, kind, text):
-    def body(comm, group):
-        for wrapper, error in ((Stock, kind), (gs.DistributedDataParallel, gs.ConfigError)):
-            with pytest.raises(error, match=text) as raised:
-                wrap(wrapper, make(), comm, group, options)
-            assert isinstance(raised.value, kind)
-
-    run_beside(1, body)
-
-
-class Mesh:
-    ndim = 2
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"bucket_cap_mb": 0}, "bucket_cap_mb must be positive, got"),
-        ({"bucket_cap_mb_list": [1, -1]}, "bucket_cap_mb must be positive, got"),
-        ({"device_mesh": Mesh()}, "Cannot specify both process_group and device_mesh"),
-        ({"device_mesh": Mesh(), "process_group": None}, "Only 1D device mesh is supported"),
-        ({"process_group": 3}, "process_group must be a ProcessGroup, a communicator, Hierarchical or None"),
-        (
-            {
-                "delay_all_reduce_named_params": [("x", nn.Parameter(torch.ones(1)))],
-                "param_to_hook_all_reduce": nn.Parameter(torch.ones(1)),
-            },
-            "must be parameters of the module",
-        ),
-        (
-            {"mixed_precision": torch.nn.parallel.distributed._MixedPrecision(torch.float64)},
-            "must reduce in float32",
-        ),
-    ],
-    ids=lambda value: "" if isinstance(value, dict) else value[:30],
-)
-def test_arguments_that_cannot_be_met_are_refused(options, text):
-    def body(comm):
-        with pytest.raises(gs.ConfigError, match=text):
-            gs.DistributedDataParallel(mlp(), **{"process_group": comm, **options})
-
-    run_ranks(1, body)
-
-
-def test_a_model_that_is_none_and_a_deprecated_argument():
-    with pytest.raises(gs.ConfigError, match=r"module must be a torch.nn.Module, got int"):
-        gs.DistributedDataParallel(3)
-
-    def body(comm):
-        with pytest.warns(FutureWarning, match="`check_reduction` argument"):
-            gs.DistributedDataParallel(mlp(), process_group=comm, check_reduction=True).close()
-
-    run_ranks(1, body)

@@ -18,13 +18,16 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     quantization_hooks,
     register_ddp_comm_hook,
 )
+from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
+    _hook_then_optimizer,
+    _OptimizerHookState,
+)
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 import gossamer as gs
 from models import batches, flat_grads, flat_weights, mlp, relative_error, seeded, shard, square
 from ranks import run_ranks
-from stock import gloo_group, run_beside
-from test_ddp import wrap
+from stock import gloo_group, run_beside, wrap
 
 
 def no_powers(group):
@@ -86,6 +89,27 @@ def test_a_hook_of_torchs_gives_the_weights_it_gives_torchs_ddp(name):
     for weights in ranks:
         assert torch.equal(weights[0], weights[-1])
     assert torch.equal(ranks[0][-1], ranks[1][-1]) == (name not in ("noop", "post-local SGD"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_optimizer_that_steps_in_the_hook():
+    from torch.distributed.optim import as_functional_optim  # compiles optimizers as it is imported
+
+    def body(comm, group):
+        weights = []
+        for kind in (Stock, gs.DistributedDataParallel):
+            model = wrap(kind, seeded(mlp), comm, group, {})
+            state = _OptimizerHookState(as_functional_optim(torch.optim.SGD, 0.1))
+            model.register_comm_hook(group, _hook_then_optimizer(default_hooks.allreduce_hook, state))
+            for batch in batches(3):
+                square(model(shard(batch, comm))).backward()
+                model.zero_grad()
+            weights.append(flat_weights(model))
+        return weights
+
+    for theirs, ours in run_beside(2, body):
+        assert torch.equal(theirs, ours)
+        assert not torch.equal(ours, flat_weights(seeded(mlp)))
 
 
 def batched(group):

@@ -1,6 +1,6 @@
 """gs.DistributedDataParallel in real processes: what needs a default group, or a random generator for each rank.
 
-Join beside torch's DDP, PowerSGD's hooks, pickles and copies, device meshes, torch's distributed checkpoints, torch.compile.
+Join beside torch's DDP, PowerSGD's hooks, pickles and copies, device meshes, torch's checkpoints, torch.compile.
 """
 
 import pytest
@@ -16,7 +16,8 @@ import copy, io, pickle, warnings
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms import Join
-from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType, default_hooks, powerSGD_hook, register_ddp_comm_hook
+from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType, default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import register_ddp_comm_hook
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as Stock
@@ -73,7 +74,8 @@ hooks = {
     "warm start off": lambda model: model.register_comm_hook(
         power(start_powerSGD_iter=2, warm_start=False, use_error_feedback=False), powerSGD_hook.powerSGD_hook),
     "in fp16": lambda model: model.register_comm_hook(
-        power(start_powerSGD_iter=2, orthogonalization_epsilon=1e-2), default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)),
+        power(start_powerSGD_iter=2, orthogonalization_epsilon=1e-2),
+        default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)),
     "by enum": lambda model: register_ddp_comm_hook(DDPCommHookType.POWER_SGD, model),
 }
 for name, register in hooks.items():

@@ -50,6 +50,7 @@ class TorchNames:
     _group: Any
     _given_group: Any
     _sizes: Any
+    _has_buffers: bool
     _place: tuple[int, int]
 
     @property
@@ -94,7 +95,7 @@ class TorchNames:
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward copies buffers."""
-        return self.require_forward_param_sync and self.forward_sync_buffers and len(self.modules_buffers) > 0
+        return self.require_forward_param_sync and self.forward_sync_buffers and self._has_buffers
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(

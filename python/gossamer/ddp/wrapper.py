@@ -169,7 +169,8 @@ class DistributedDataParallel(TorchNames, nn.Module, Face):
         )
         engine.watch(self._optimizers)
         engine.graph.require_used = not self.find_unused_parameters
-        engine.uneven.sync_buffers = self.forward_sync_buffers and bool(self.modules_buffers)
+        self._has_buffers = len(self.modules_buffers) > 0
+        engine.uneven.sync_buffers = self.forward_sync_buffers and self._has_buffers
         if self.static_graph:
             engine.graph.use_static()
 

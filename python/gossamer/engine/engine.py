@@ -187,7 +187,7 @@ class Engine:
 
     def sync_buffers(self) -> None:
         """Copies rank 0's buffers, before a forward. Collective. In a join they are copied after each backward."""
-        if not self.uneven.copies_buffers:
+        if not self.uneven.copies_buffers and not self._native.inside_backward:
             broadcast_buffers(self._members, self._comm, self._control, source=0)
 
     def close(self, *, crashed: bool = False) -> None:

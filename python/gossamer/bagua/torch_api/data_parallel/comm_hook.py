@@ -14,13 +14,13 @@ class CommHook(NativeImpl):
 
 
 class CommHookAlgorithm(NativeAlgorithm):
-    """Declares it. ConfigError if the hook is not callable."""
+    """Declares it."""
 
     def __init__(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        self._hook = algorithms.CommHook(state, hook)
+        self._state, self._hook = state, hook
 
     def native(self) -> algorithms.Algorithm:
-        return self._hook
+        return algorithms.CommHook(self._state, self._hook)
 
     def reify(self, process_group: Any) -> CommHook:
         return CommHook(process_group, self.native())
