@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as Stock
 
 import gossamer as gs
 from models import batches, seeded, shard, square
-from ranks import TIMEOUT_S, run_ranks
+from ranks import TIMEOUT_S, keep_alive, run_ranks
 
 
 def run_beside(size, body, **options):
@@ -23,12 +23,16 @@ def run_beside(size, body, **options):
 
 
 def gloo_group(store, rank, size):
-    """A process group that torch's global list does not know, so that ranks can be threads."""
+    """A process group that torch's global list does not know, so that ranks can be threads.
+
+    It lives as long as the process: what hooks leave behind on its own thread may hold the last reference to it.
+    """
     store = dist.PrefixStore("stock", store)
     group = dist.ProcessGroup(store, rank, size)
     backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=TIMEOUT_S))
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    keep_alive([group])
     return group
 
 
