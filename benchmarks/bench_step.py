@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from harness import answer, arguments, interleaved, paired, report, run_processes
 from torch import nn, optim
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as StockDDP
 
 import gossamer as gs
 from gossamer.demo.model import CONTEXT, GPT
@@ -22,8 +22,10 @@ ALONE = (
     "bare module",
     "DataParallel(gradient_allreduce)",
     "stock DDP",
+    "DistributedDataParallel",
     "stock DDP, gradients as bucket views",
 )
+OURS = ALONE[3]
 TOGETHER = (*ALONE[1:], "DataParallel(deterministic)", "DataParallel(bytegrad)")
 ALONE_RATIO, TOGETHER_RATIO = 1.03, 1.0
 ALGORITHMS = {
@@ -40,7 +42,9 @@ def step_of(variant: str) -> Callable[[], None]:
     optimizer = optim.AdamW(network.parameters(), lr=1e-4, fused=True)
     model: nn.Module = network
     if variant.startswith("stock DDP"):
-        model = DistributedDataParallel(network, gradient_as_bucket_view="views" in variant)
+        model = StockDDP(network, gradient_as_bucket_view="views" in variant)
+    elif variant == OURS:
+        model = gs.DistributedDataParallel(network)
     elif variant in ALGORITHMS:
         model = gs.DataParallel(network, optimizer, algorithm=ALGORITHMS[variant]())
     text = torch.randint(256, (ROWS, CONTEXT + 1), generator=torch.Generator().manual_seed(gs.rank()))
@@ -99,10 +103,11 @@ def main() -> None:
     alone = timed(ALONE, options.quick)
     ours, peer = ALONE[1:3]
     show(alone, "bare module", where="1 process", targets={ours: ALONE_RATIO})
-    show({name: alone[name] for name in (ours, peer)}, peer, where="1 process", targets={ours: 1.0})
+    against = {name: alone[name] for name in (ours, peer, OURS)}
+    show(against, peer, where="1 process", targets=dict.fromkeys((ours, OURS), 1.0))
     gs.shutdown()
     together = run_processes(2, {"quick": options.quick})
-    show(together, peer, where="2 processes on Gloo", targets={ours: TOGETHER_RATIO})
+    show(together, peer, where="2 processes on Gloo", targets=dict.fromkeys((ours, OURS), TOGETHER_RATIO))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 // Python faces. Everything that can block releases the GIL.
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <utility>
 
@@ -123,6 +124,19 @@ void bind_collectives(py::module_& module) {
   });
 }
 
+// torch's view of a bucket, for communication hooks. `buffer` holds the gradients one after the other, without padding.
+c10d::GradBucket grad_bucket(const Bucket& bucket, at::Tensor buffer, size_t count) {
+  std::vector<size_t> offsets, lengths;
+  std::vector<c10::IntArrayRef> sizes;  // of the parameters, which outlive it
+  for (const auto& param : bucket.params()) {
+    offsets.push_back(offsets.empty() ? 0 : offsets.back() + lengths.back());
+    lengths.push_back(static_cast<size_t>(param.numel()));
+    sizes.push_back(param.sizes());
+  }
+  return c10d::GradBucket(static_cast<size_t>(bucket.index()), count, std::move(buffer), std::move(offsets),
+                          std::move(lengths), std::move(sizes), bucket.params(), std::nullopt);
+}
+
 void bind_engine(py::module_& module) {
   py::class_<Bucket, std::shared_ptr<Bucket>>(module, "Bucket")
       .def(py::init<int64_t, std::vector<int64_t>, std::vector<at::Tensor>, std::vector<std::string>, int64_t,
@@ -150,6 +164,8 @@ void bind_engine(py::module_& module) {
       .def("flat", &Bucket::flat, py::arg("field") = "grad")
       .def("views", &Bucket::views, py::arg("field") = "grad")
       .def("__repr__", &Bucket::describe);
+
+  module.def("grad_bucket", &grad_bucket, py::arg("bucket"), py::arg("buffer"), py::arg("count"));
 
   py::class_<BucketWork, std::shared_ptr<BucketWork>>(module, "BucketWork");
   py::class_<NativeAllReduce, BucketWork, std::shared_ptr<NativeAllReduce>>(module, "NativeAllReduce")
@@ -215,6 +231,10 @@ void bind_engine(py::module_& module) {
       .def("set_lockstep", &Engine::set_lockstep, py::arg("lockstep"))
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def_property_readonly("step", &Engine::step)
+      .def("set_static_graph", &Engine::set_static_graph)
+      .def("begin_forward", &Engine::begin_forward, Release())
+      .def_property_readonly("left_out", &Engine::left_out)
+      .def_property_readonly("left_out_somewhere", &Engine::left_out_somewhere)
       .def_property_readonly("inside_backward", &Engine::inside_backward)
       .def("output_gradient", &Engine::output_gradient, Release())
       .def("capture_refusal", &Engine::capture_refusal, Release())

@@ -14,13 +14,13 @@ enum Presence : uint8_t { kAbsent, kPresent, kOver };
 
 // MAX over (steps mod m) and over (m - 1 - steps mod m) adds up to m - 1 only if all ranks sent the same.
 constexpr int64_t kStepModulus = 251;
-enum Field : int64_t { kStep, kStepComplement, kFailed, kLate, kUsed };
+enum Field : int64_t { kStep, kStepComplement, kFailed, kLate, kLeftOut, kUsed };
 constexpr int64_t kTextBytes = 1000;
 
 }  // namespace
 
 AgreementRound::AgreementRound(Communicator& control, std::optional<int64_t> steps, bool failed, bool late,
-                               const std::vector<bool>& used)
+                               bool left_out, const std::vector<bool>& used)
     : control_(control), message_(at::zeros({kUsed + static_cast<int64_t>(used.size())}, at::kByte)) {
   auto* bytes = message_.data_ptr<uint8_t>();
   if (steps) {  // otherwise zeros, which no maximum shows
@@ -29,6 +29,7 @@ AgreementRound::AgreementRound(Communicator& control, std::optional<int64_t> ste
   }
   bytes[kFailed] = failed;
   bytes[kLate] = late;
+  bytes[kLeftOut] = left_out;
   for (size_t i = 0; i < used.size(); ++i) bytes[kUsed + i] = used[i];
 }
 
@@ -43,6 +44,7 @@ Agreement AgreementRound::wait() {
   result.same_steps = bytes[kStep] + bytes[kStepComplement] == kStepModulus - 1;
   result.failed = bytes[kFailed] != 0;
   result.late = bytes[kLate] != 0;
+  result.left_out = bytes[kLeftOut] != 0;
   const int64_t count = message_.numel() - kUsed;
   for (int64_t i = 0; i < count; ++i) result.used.push_back(bytes[kUsed + i] != 0);
   return result;

@@ -1,5 +1,5 @@
 // What the ranks tell each other once per synchronised backward: have we taken the same number of optimizer
-// steps, did anyone fail, does anyone have parameters that the plan lacks, and which parameters got a gradient
+// steps, did anyone fail, does anyone have parameters that the plan lacks, or left some out, and which parameters got a gradient
 // anywhere. One small all-reduce of bytes, in flight while the last bucket is. In a join, another one before it: who has
 // input left. The engine's private part.
 #pragma once
@@ -18,13 +18,14 @@ struct Agreement {
   bool same_steps = true;
   bool failed = false;
   bool late = false;
+  bool left_out = false;   // some rank has left out a parameter
   std::vector<bool> used;  // by parameter index: some rank has a gradient
 };
 
 class AgreementRound {
  public:
   // `steps` is this rank's number of optimizer steps; nullopt where it is not to be compared, on a rank that shadows.
-  AgreementRound(Communicator& control, std::optional<int64_t> steps, bool failed, bool late,
+  AgreementRound(Communicator& control, std::optional<int64_t> steps, bool failed, bool late, bool left_out,
                  const std::vector<bool>& used);
   void start();      // issues the all-reduce
   Agreement wait();  // after start()

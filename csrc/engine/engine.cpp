@@ -91,7 +91,8 @@ void Engine::reset_locked() {
   progress_.resize(buckets_.size());
   for (auto& slot : slots_) {
     slot.ready = slot.has_gradient = false;
-    if (slot.bucket >= 0) ++progress_[static_cast<size_t>(slot.bucket)].pending;
+    slot.arrivals = 0;
+    if (slot.bucket >= 0 && slot.expected > 0) ++progress_[static_cast<size_t>(slot.bucket)].pending;
   }
   next_ = 0;
   round_.reset();
@@ -127,9 +128,35 @@ std::vector<bool> Engine::used_locked() const {
   return used;
 }
 
+std::vector<int64_t> Engine::left_out_locked() const {
+  std::vector<int64_t> left_out;
+  if (shadowing_ || (static_graph_ && !counted_)) return left_out;
+  for (const auto& planned : buckets_) {
+    for (const int64_t index : planned.bucket->indices()) {
+      const Slot& slot = slots_[static_cast<size_t>(index)];
+      if (!slot.ready && !slot.reached && slot.expected > 0) left_out.push_back(index);
+    }
+  }
+  return left_out;
+}
+
+// What this backward has brought: before the plan grows, which forgets it.
+void Engine::take_stock(std::optional<bool> left_out_somewhere) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  left_out_ = left_out_locked();
+  left_out_somewhere_ = left_out_somewhere.value_or(!left_out_.empty());
+  for (auto& slot : slots_) slot.reached |= slot.ready;
+  if (!static_graph_ || counted_ || shadowing_) return;
+  for (auto& slot : slots_) {
+    if (slot.bucket >= 0) slot.expected = slot.arrivals;
+  }
+  counted_ = true;
+}
+
 void Engine::submit_agreement_locked(const std::vector<bool>& used) {
   const auto steps = shadowing_ ? std::nullopt : std::optional<int64_t>(optimizer_steps_);
-  round_ = std::make_shared<AgreementRound>(*control_, steps, failure_.has_value(), late_, used);
+  const bool left_out = !left_out_locked().empty();
+  round_ = std::make_shared<AgreementRound>(*control_, steps, failure_.has_value(), late_, left_out, used);
   executor_->submit([round = round_] { round->start(); });
 }
 
@@ -233,6 +260,7 @@ void Engine::finish(bool abandoned) {
       announce_failure();
       throw PythonError(failure_->first, place() + ": " + failure_->second);
     }
+    if (first_bucket == 0) take_stock(agreement.left_out);
     adopt_used(agreement, first_bucket);
     if (!agreement.late) break;
     // Some rank trains parameters that no bucket holds: plan them now and send them in this same step.
@@ -250,6 +278,7 @@ void Engine::finish(bool abandoned) {
 
 void Engine::finish_alone(bool abandoned) {
   ++step_;
+  if (!failure_) take_stock(std::nullopt);
   if (abandoned) return;  // its error has been raised, and training may go on
   if (failure_) throw PythonError(failure_->first, place() + ": " + failure_->second);
   if (!late_) return;

@@ -52,6 +52,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // of them at the same place in the sequence of collectives, so it may change the plan, and communicate. Null: nothing.
   void set_on_end(std::function<void()> on_end) { on_end_ = std::move(on_end); }
 
+  // A parameter may get its gradient as often in one backward as it did in the first, and is complete with the last. The
+  // first synchronised backward, which counts, sends everything at its end. Before that backward.
+  void set_static_graph() { static_graph_ = true; }
+
+  // Parameters of the plan that no synchronised backward since begin_forward() has brought a gradient for (in a static
+  // graph: as many as in the first), as of the end of the last one, and whether any rank has such.
+  void begin_forward();
+  const std::vector<int64_t>& left_out() const { return left_out_; }
+  bool left_out_somewhere() const { return left_out_somewhere_; }
+
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
 
@@ -107,6 +117,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
     size_t position = 0;  // within the bucket
     bool ready = false;
     bool has_gradient = false;          // meaningful where ready: autograd may bring none
+    bool reached = false;               // ready in some backward since begin_forward()
+    int64_t arrivals = 0;               // in this backward
+    int64_t expected = 1;               // arrivals that make it ready; a static graph may have others
     std::shared_ptr<void> accumulator;  // keeps the AccumulateGrad node, and so the hook, alive
     const void* node = nullptr;         // that node
     std::function<void()> remove_hook;
@@ -121,6 +134,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void begin_backward();
   void add_hook(int64_t index);
   void on_gradient(int64_t index, bool arrived);
+  bool awaits_more(int64_t index);     // in a static graph
   bool check_gradient(int64_t index);  // false: not usable, and remembered as this step's failure
   void record_event(Progress& progress);
   void announce_failure() noexcept;
@@ -129,6 +143,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void submit_agreement_locked(const std::vector<bool>& used);
   void submit_bucket_locked(size_t index);
   std::vector<bool> used_locked() const;
+  std::vector<int64_t> left_out_locked() const;
+  void take_stock(std::optional<bool> left_out_somewhere);
   void reset_locked();
   void call_roll_locked(bool present);
   void finish_roll(bool raise_early);
@@ -176,6 +192,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<int64_t> step_{0};
   std::atomic<int64_t> optimizer_steps_{0};
   bool order_shared_ = false;
+  bool static_graph_ = false;
+  bool counted_ = false;  // the arrivals of its first backward
+  std::vector<int64_t> left_out_;
+  bool left_out_somewhere_ = false;
   struct Join {
     bool mean_of_active = false;
     bool raise_early = false;

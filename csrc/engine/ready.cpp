@@ -63,6 +63,13 @@ std::vector<int64_t> Engine::survey() {
   return outside;
 }
 
+void Engine::begin_forward() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& slot : slots_) slot.reached = false;
+  left_out_.clear();
+  left_out_somewhere_ = false;
+}
+
 bool Engine::inside_backward() const { return torch::autograd::get_current_graph_task_id() != -1; }
 
 void Engine::output_gradient() {
@@ -101,14 +108,7 @@ void Engine::on_gradient(int64_t index, bool arrived) {
   begin_backward();
   const std::lock_guard<std::mutex> lock(mutex_);
   Slot& slot = slots_[static_cast<size_t>(index)];
-  if (closed_ || slot.bucket < 0) return;
-  if (slot.ready) {
-    remember_failure(ErrorKind::config,
-                     "parameter '" + names_[static_cast<size_t>(index)] +
-                         "' got its gradient twice in one backward, which a reentrant checkpoint does to a "
-                         "parameter that it shares; use torch.utils.checkpoint with use_reentrant=False");
-    return;
-  }
+  if (closed_ || slot.bucket < 0 || awaits_more(index)) return;
   slot.has_gradient = params_[static_cast<size_t>(index)].grad().defined();
   if (arrived && !slot.has_gradient) {
     remember_failure(
@@ -126,6 +126,28 @@ void Engine::on_gradient(int64_t index, bool arrived) {
   Progress& progress = progress_[static_cast<size_t>(slot.bucket)];
   record_event(progress);
   if (--progress.pending == 0) fire_locked(/*everything=*/false);
+}
+
+// Counts the gradient that has just come, and whether it is to be left alone until others have come on top of it.
+bool Engine::awaits_more(int64_t index) {
+  Slot& slot = slots_[static_cast<size_t>(index)];
+  ++slot.arrivals;
+  if (static_graph_ && !counted_) {
+    check_gradient(index);
+    if (slot.arrivals == 1) arrival_.push_back(index);
+    return true;
+  }
+  if (slot.arrivals <= slot.expected) return slot.arrivals < slot.expected;
+  const std::string what = "parameter '" + names_[static_cast<size_t>(index)] + "' ";
+  remember_failure(ErrorKind::config,
+                   static_graph_
+                       ? what + "got its gradient " + std::to_string(slot.arrivals) +
+                             " times in one backward, and " + std::to_string(slot.expected) +
+                             " times in the first; with static_graph=True all must be alike"
+                       : what +
+                             "got its gradient twice in one backward, which a reentrant checkpoint does to a "
+                             "parameter that it shares; use torch.utils.checkpoint with use_reentrant=False");
+  return true;
 }
 
 bool Engine::check_gradient(int64_t index) {

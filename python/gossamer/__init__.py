@@ -40,6 +40,7 @@ from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.comm import Hierarchical, Symmetric
 from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
+from gossamer.ddp import DistributedDataParallel
 from gossamer.engine import Autotune
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
 from gossamer.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
@@ -62,6 +63,7 @@ __all__ = [
     "ConfigError",
     "DataParallel",
     "Decentralized",
+    "DistributedDataParallel",
     "ErrorFeedback",
     "GossamerError",
     "GradientAllReduce",

@@ -4,34 +4,23 @@ Argument translation only; the engine does the work. Its state_dict is the wrapp
 """
 
 import contextlib
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms import Join, Joinable
 
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
-from gossamer.comm import (
-    Communicator,
-    Hierarchical,
-    Symmetric,
-    hierarchy,
-    is_communicator,
-    private,
-    symmetric,
-)
-from gossamer.engine import Autotune, Engine, ShadowHook, Tuned, autotune_of, weak_call
+from gossamer.comm import Communicator, Hierarchical, Symmetric
+from gossamer.engine import Autotune, Engine, Face, Tuned, autotune_of, connect, optimizers_of
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class DataParallel(nn.Module, Joinable):
+class DataParallel(nn.Module, Face):
     """Wraps a model so that loss.backward() leaves the averaged gradient in every param.grad.
 
     The training loop stays as it was: forward, backward, optimizer.step(). param.grad becomes a view of a
@@ -72,11 +61,10 @@ class DataParallel(nn.Module, Joinable):
         autotune: bool | Autotune = False,
     ) -> None:
         super().__init__()
-        self._hook_to_begin: ShadowHook | None = None
-        Joinable.__init__(self)
+        Face.__init__(self)
         if not isinstance(module, nn.Module):
             raise ConfigError(f"DataParallel: module must be a torch.nn.Module, got {type(module).__name__}")
-        optimizers = _optimizers(optimizer)
+        optimizers = optimizers_of("DataParallel", optimizer)
         settings = config.current()
         self.module = module
         self.training = module.training
@@ -93,19 +81,14 @@ class DataParallel(nn.Module, Joinable):
             )
         self.algorithm.require_free()
         self.algorithm.use_optimizers(optimizers)
-        hosts = process_group if isinstance(process_group, Hierarchical) else None
-        ways = hosts if hosts else process_group if isinstance(process_group, Symmetric) else None
-        group: Any = ways.group if ways else process_group
-        self._group = group
-        comm, control = _communicators(module, group)
-        if isinstance(process_group, Symmetric):
-            comm = symmetric(comm, control)
-        self.engine = Engine(
+        links = connect(module, process_group)
+        self._given_group = links.given
+        self._engine = Engine(
             module,
             self.algorithm,
-            comm=comm,
-            control=control,
-            group=hierarchy(comm, hosts.hosts) if hosts else comm,
+            comm=links.comm,
+            control=links.control,
+            group=links.group,
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first,
             broadcast=broadcast,
@@ -132,143 +115,11 @@ class DataParallel(nn.Module, Joinable):
         with self.engine.no_sync():
             yield
 
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> contextlib.AbstractContextManager[None]:
-        """`with model.join():` around a training loop on every rank, which may have different numbers of batches.
-
-        A rank that is out of batches takes part in the synchronised backwards of the others with zero gradients. When
-        all are out, all get weights, buffers and the state of the optimizers that the wrapper was given from a rank
-        that made the most steps, and those that made fewer have no gradients. Collective.
-
-        Args:
-            divide_by_initial_world_size: gradients are divided by the number of ranks; False: by the number of those
-                that still have batches. As in torch DDP.
-            enable: False: do nothing.
-            throw_on_early_termination: raise on every rank in the first backward in which one rank is out of batches.
-
-        Raises:
-            ConfigError: on every rank, when it is entered: the algorithm sends more than gradients, or the arguments
-                differ between ranks. When it ends: an optimizer's state cannot be copied.
-            RuntimeError: early termination, if it was asked for.
-            CommError: another rank has failed. Any other exception that leaves the context on one rank is such a
-                failure: it stops the engines of all.
-        """
-        if not enable:
-            return contextlib.nullcontext()
-        return self.engine.uneven.context(
-            divide_by_initial_world_size=divide_by_initial_world_size,
-            throw_on_early_termination=throw_on_early_termination,
-        )
-
-    def join_hook(self, **kwargs: Any) -> ShadowHook:
-        """For torch.distributed.algorithms.Join([model, ...], divide_by_initial_world_size=True)."""
-        self._require_group()
-        self._hook_to_begin = hook = ShadowHook(
-            self.engine.uneven,
-            divide_by_initial_world_size=kwargs.get("divide_by_initial_world_size", True),
-            notify=weak_call(weakref.WeakMethod(self._notify_join)),
-        )
-        return hook
-
-    @property
-    def _join_config(self) -> Any:
-        # Torch's private name. Set when a Join is made, after join_hook(): nothing else says whether it is enabled.
-        return self._join_settings
-
-    @_join_config.setter
-    def _join_config(self, settings: Any) -> None:
-        self._join_settings, hook, self._hook_to_begin = settings, self._hook_to_begin, None
-        if hook is not None and settings.enable:
-            hook.begin()
-
-    @property
-    def join_device(self) -> torch.device:
-        """Where Join's own collectives are."""
-        return self.engine.uneven.device
-
-    @property
-    def join_process_group(self) -> Any:
-        """The process group that the model was wrapped with; Join's own collectives go through it.
-
-        Raises:
-            ConfigError: it was wrapped with a communicator.
-        """
-        self._require_group()
-        return self._group if self._group is not None else dist.group.WORLD
-
-    def _require_group(self) -> None:
-        if is_communicator(self._group):
-            raise ConfigError(
-                "DataParallel: torch's Join needs a process group, and this model was wrapped with a communicator; "
-                "use model.join(), or wrap with a process group"
-            )
-
-    def _notify_join(self) -> None:
-        # At the beginning of a backward, where torch DDP does it in forward: a forward may have no backward to shadow.
-        Join.notify_join_context(self)
-
-    def consensus(self) -> None:
-        """Replaces parameters and floating-point buffers by their exact mean over the ranks, in place. Collective.
-
-        For algorithms whose ranks differ: call it before evaluation and before saving one model for all.
-        """
-        with torch.no_grad():
-            self.engine.consensus()
-
-    def algorithm_state_dict(self) -> dict[str, Any]:
-        """What this rank needs to go on bit for bit, beside model.state_dict() and optimizer.state_dict().
-
-        Counters, the bucket plan and the algorithm's own tensors, by parameter name. Every rank saves its own. Call
-        it between an optimizer step and the next forward.
-        """
-        return self.engine.state_dict()
-
-    def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what algorithm_state_dict() returned on this rank, in a run of as many ranks. Collective.
-
-        Load model and optimizer first. Where ranks hold weights of their own, wrap with broadcast=False.
-
-        Raises:
-            ConfigError: on every rank, if the ranks load different steps, or the state is not of this model.
-        """
-        with torch.no_grad():
-            self.engine.load_state_dict(state)
-
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigError(
             "DataParallel: it cannot be copied or pickled, because its engine belongs to this process; "
             "copy or pickle model.module"
         )
-
-    def close(self) -> None:
-        """Ends the engine; the wrapped model goes on alone, with the gradients it has. Idempotent."""
-        self.engine.close()
-
-
-def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
-    optimizers = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-    for optimizer in optimizers:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                f"DataParallel: optimizer must be a torch.optim.Optimizer, a list of them or None, got {optimizer!r}; "
-                f"give the algorithm as algorithm=..."
-            )
-    return optimizers
-
-
-def _communicators(
-    module: nn.Module, group: "ProcessGroup | Communicator | None"
-) -> tuple[Communicator, Communicator]:
-    if is_communicator(group):
-        return group, group  # type: ignore[return-value]
-    devices = (param.device for param in module.parameters() if param.requires_grad)
-    # A model on a device without communication is refused by the engine, on all ranks together.
-    device = next((device for device in devices if device.type in ("cpu", "cuda")), torch.device("cpu"))
-    return private(group, device)  # type: ignore[arg-type]
 
 
 def _refuse_assigned_parameters(wrapper: nn.Module, _incompatible: Any) -> None:

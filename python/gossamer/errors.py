@@ -23,3 +23,7 @@ class CommError(GossamerError, RuntimeError):
 
     The message names rank, step and bucket where they are known; the cause is chained (``__cause__``).
     """
+
+
+class UsageError(ConfigError, RuntimeError):
+    """What torch's DistributedDataParallel reports as a RuntimeError, such as parameters that a backward left out."""

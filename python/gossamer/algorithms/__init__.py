@@ -3,6 +3,7 @@
 from gossamer.algorithms.async_model_average import AsyncModelAverage
 from gossamer.algorithms.base import Algorithm
 from gossamer.algorithms.bytegrad import ByteGrad
+from gossamer.algorithms.comm_hook import CommHook
 from gossamer.algorithms.decentralized import Decentralized
 from gossamer.algorithms.gradient_allreduce import GradientAllReduce
 from gossamer.algorithms.local_sgd import LocalSGD
@@ -48,6 +49,7 @@ __all__ = [
     "Algorithm",
     "AsyncModelAverage",
     "ByteGrad",
+    "CommHook",
     "Decentralized",
     "GradientAllReduce",
     "LocalSGD",

@@ -1,19 +1,30 @@
 """The engine: when a bucket is sent, and on what memory. Native underneath; see csrc/engine."""
 
-from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
-from gossamer.engine.agree import broadcast_tensors, by_communicator, mean_tensors, require_equal
+from gossamer.engine.admission import Members, refusal_of, tensors_in
+from gossamer.engine.agree import (
+    broadcast_tensors,
+    by_communicator,
+    mean_tensors,
+    require_equal,
+    require_same_model,
+)
 from gossamer.engine.background import Background
+from gossamer.engine.connections import Connections, connect, device_of
 from gossamer.engine.end_of_backward import at_end_of_backward
 from gossamer.engine.engine import Engine
+from gossamer.engine.face import Face
 from gossamer.engine.join import ShadowHook, UnevenInputs
 from gossamer.engine.plan import plan_buckets
+from gossamer.engine.steps import optimizers_of
 from gossamer.engine.tuner import Autotune, Tuned, autotune_of
 from gossamer.engine.worker import Worker, agree_on_finite, weak_call
 
 __all__ = [
     "Autotune",
     "Background",
+    "Connections",
     "Engine",
+    "Face",
     "Members",
     "ShadowHook",
     "Tuned",
@@ -24,11 +35,14 @@ __all__ = [
     "autotune_of",
     "broadcast_tensors",
     "by_communicator",
-    "describe",
+    "connect",
+    "device_of",
     "mean_tensors",
+    "optimizers_of",
     "plan_buckets",
     "refusal_of",
     "require_equal",
+    "require_same_model",
     "tensors_in",
     "weak_call",
 ]

@@ -47,6 +47,15 @@ class Members:
         """(name, buffer), each once."""
         return [(name, buffer) for name, buffer in self._alive().named_buffers() if name not in self.ignore]
 
+    def require_same(self, known: Sequence[Tensor], module: nn.Module) -> None:
+        """ConfigError if the module holds other parameter objects than the `known`: those have no hooks."""
+        for wrapped, (name, param) in zip(known, self.parameters(module), strict=True):
+            if param is not wrapped:
+                raise ConfigError(
+                    f"engine: parameter '{name}' is another object than the one that was wrapped, and would train "
+                    f"without the other ranks; load with assign=False, or close() and wrap the model again"
+                )
+
     def modules(self) -> list[tuple[str, nn.Module]]:
         """(name, module), also those whose parameters are ignored."""
         return list(self._alive().named_modules())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
+from gossamer.engine.admission import Members, describe
 from gossamer.errors import ConfigError
 
 _CHUNK_BYTES = 32 << 20
@@ -24,17 +25,24 @@ def require_equal(control: Communicator, lines: Sequence[str], what: str) -> Non
     """
     if control.size == 1:
         return
-    text = "\n".join(lines).encode()
-    digests = _gather_bytes(control, hashlib.sha256(text).digest(), 32)
+    text = "\n".join(lines)
+    digests = _gather_bytes(control, hashlib.sha256(text.encode()).digest(), 32)
     if len(set(digests)) == 1:
         return
-    lengths = _gather_bytes(control, len(text).to_bytes(8, "little"), 8)
-    sizes = [int.from_bytes(length, "little") for length in lengths]
-    texts = _gather_bytes(control, text, max(sizes))
-    every = [raw[:size].decode().split("\n") for raw, size in zip(texts, sizes, strict=True)]
+    every = [each.split("\n") for each in gather_texts(control, text)]
     for rank, other in enumerate(every):
         if other != every[0]:
             raise ConfigError(f"{what} differs between ranks: {_first_difference(every[0], other, rank)}")
+
+
+def require_same_model(
+    control: Communicator, members: Members, settings: str, refusal: ConfigError | None
+) -> None:
+    """Raises on every rank if models or settings differ between ranks, or one rank has reason to refuse. Collective."""
+    verdict = f"refused: {refusal}" if refusal else "accepted"
+    require_equal(control, [settings, verdict, *describe(members)], "the model")
+    if refusal:
+        raise refusal
 
 
 def _first_difference(reference: list[str], other: list[str], rank: int) -> str:
@@ -66,6 +74,36 @@ def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor], source: int
         return
     for batch in _batches(tensors):
         _broadcast_batch(comm, batch, source)
+
+
+def broadcast_buffers(members: Members, comm: Communicator, control: Communicator, *, source: int) -> None:
+    """Copies a model's buffers from one rank, also between a forward and its backward. Collective."""
+    # .data: autograd takes a buffer that it has saved for one that somebody has changed otherwise.
+    buffers = [buffer.data for _, buffer in members.buffers()]
+    broadcast_everywhere(comm, control, buffers, source)
+
+
+def broadcast_everywhere(
+    comm: Communicator, control: Communicator, tensors: Iterable[Tensor], source: int = 0
+) -> None:
+    """broadcast_tensors for tensors on any device: by the one of the two communicators that can move them."""
+    for each, on_device in by_communicator(comm, control, tensors):
+        broadcast_tensors(each, on_device, source)
+
+
+def mean_everywhere(comm: Communicator, control: Communicator, tensors: Iterable[Tensor]) -> None:
+    """mean_tensors for tensors on any device."""
+    for each, on_device in by_communicator(comm, control, tensors):
+        mean_tensors(each, on_device)
+
+
+def gather_texts(control: Communicator, text: str) -> list[str]:
+    """Every rank's text. Collective. `control` moves CPU tensors."""
+    data = text.encode()
+    lengths = _gather_bytes(control, len(data).to_bytes(8, "little"), 8)
+    sizes = [int.from_bytes(length, "little") for length in lengths]
+    texts = _gather_bytes(control, data, max(sizes))
+    return [raw[:size].decode() for raw, size in zip(texts, sizes, strict=True)]
 
 
 def broadcast_bytes(control: Communicator, data: bytes, source: int) -> bytes:

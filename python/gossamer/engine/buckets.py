@@ -5,7 +5,7 @@ when a state is loaded, and by a tuner. Owned by engine.py.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -27,6 +27,7 @@ class Buckets:
         params: all parameters that the ranks share, by name.
         group: what the algorithm communicates through: `comm`, or a Hierarchy of it.
         bucket_bytes, first_bucket_bytes: see plan_buckets.
+        last: names of parameters that travel after all others.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Buckets:
         control: Communicator,
         group: Communicator,
         bucket_bytes: int,
-        first_bucket_bytes: int,
+        first_bucket_bytes: int | Sequence[int],
+        last: Collection[str] = (),
     ) -> None:
         self._names, self._params = list(params), list(params.values())
         self._algorithm, self._comm, self._control, self._group = algorithm, comm, control, group
         self.bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
+        self._last = {index for index, name in enumerate(self._names) if name in last}
         self._order: list[int] = []
         self._native: Any = None
         self._timed = False
@@ -98,11 +101,15 @@ class Buckets:
                 bucket.adopt_weights()
 
     def _plan(self, order: list[int], bucket_bytes: int) -> list[list[int]]:
+        firsts = self._first_bucket_bytes
+        if isinstance(firsts, int):
+            firsts = min(firsts, bucket_bytes)  # a tuner changes the other
         return plan_buckets(
             self._params,
             order,
             bucket_bytes=bucket_bytes,
-            first_bucket_bytes=min(self._first_bucket_bytes, bucket_bytes),
+            first_bucket_bytes=firsts,
+            last=self._last,
             group_of=lambda index: self._algorithm.group_of(self._names[index], self._params[index]),
         )
 

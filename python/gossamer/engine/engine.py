@@ -13,14 +13,21 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gossamer import _C
 from gossamer.comm import Communicator
-from gossamer.engine.admission import Members, describe, refusal_of, tensors_in
-from gossamer.engine.agree import broadcast_tensors, by_communicator, mean_tensors, require_equal
+from gossamer.engine.admission import Members, refusal_of, tensors_in
+from gossamer.engine.agree import (
+    broadcast_buffers,
+    broadcast_everywhere,
+    mean_everywhere,
+    require_equal,
+    require_same_model,
+)
 from gossamer.engine.buckets import Buckets
 from gossamer.engine.compiling import uncompiled
+from gossamer.engine.graph import Graph
 from gossamer.engine.join import UnevenInputs
 from gossamer.engine.state import problem_of, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
@@ -41,8 +48,8 @@ class Engine:
         comm: the group, for tensors on the model's device.
         control: the same ranks for CPU tensors; `comm` itself where the model is on the CPU.
         group: what the algorithm communicates through: `comm`, or a Hierarchy of it.
-        bucket_bytes, first_bucket_bytes: see plan_buckets.
-        broadcast: copy parameters and buffers from rank 0 now.
+        bucket_bytes, first_bucket_bytes, last: see Buckets.
+        broadcast: copy parameters and buffers from rank 0 now; `buffers_too`: False: no buffers.
         ignore: names of parameters and buffers that are each rank's own: not copied, planned, sent or compared.
         autotune: what is to be tried in the first steps, if anything.
 
@@ -60,8 +67,10 @@ class Engine:
         control: Communicator,
         group: Communicator | None = None,
         bucket_bytes: int,
-        first_bucket_bytes: int,
+        first_bucket_bytes: int | Sequence[int],
+        last: Collection[str] = (),
         broadcast: bool = True,
+        buffers_too: bool = True,
         ignore: Collection[str] = (),
         autotune: Autotune | None = None,
     ) -> None:
@@ -79,26 +88,26 @@ class Engine:
             group=self._group,
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
+            last=last,
         )
         self._steps = StepCounter(algorithm, self._count_step)
         refusal = refusal_of(self._members, comm, [(other._comm, other._params) for other in _open_engines])
         refusal = refusal or refusal_of_tuning(autotune, algorithm)
         settings = (
             f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}, "
-            f"autotune {autotune!r}"
+            f"last {sorted(last)}, autotune {autotune!r}"
         )
-        verdict = f"refused: {refusal}" if refusal else "accepted"
-        require_equal(control, [settings, verdict, *describe(self._members)], "the model")
-        if refusal:
-            raise refusal
+        require_same_model(control, self._members, settings, refusal)
         if broadcast:
-            self._broadcast([*self._params, *(buffer for _, buffer in self._members.buffers())])
+            buffers = [buffer for _, buffer in self._members.buffers() if buffers_too]
+            broadcast_everywhere(comm, control, [*self._params, *buffers])
 
         self._native = self._build_native()
         self._buckets.connect(self._native)
         self._worker = Worker(self._native, comm)
         self.uneven = UnevenInputs(self._native, algorithm, self._members, self._steps, comm, control)
         algorithm.connect(self._worker)
+        self.graph = Graph(self._native, control, named)
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
         self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())
         self._buckets.arrive(trainable[::-1])
@@ -119,6 +128,7 @@ class Engine:
             return
         self._native.check_alive()
         self._native.abandon()
+        self.graph.begin_forward()
         self._native.survey()
         self._native.check_capture()
         self._buckets.adopt_weights()
@@ -154,29 +164,35 @@ class Engine:
         self.algorithm.settle()
         self._buckets.adopt_weights()
         buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
-        for comm, on_device in by_communicator(self._comm, self._control, [*self._params, *buffers]):
-            mean_tensors(comm, on_device)
+        mean_everywhere(self._comm, self._control, [*self._params, *buffers])
         self.algorithm.after_consensus()
 
     def require_same_parameters(self, module: nn.Module) -> None:
         """ConfigError if the module holds other parameter objects than when it was wrapped: they have no hooks."""
-        now = self._members.parameters(module)
-        for known, (name, param) in zip(self._params, now, strict=True):
-            if param is not known:
-                raise ConfigError(
-                    f"engine: parameter '{name}' is another object than the one that was wrapped, and would train "
-                    f"without the other ranks; load with assign=False, or close() and wrap the model again"
-                )
+        self._members.require_same(self._params, module)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it, backward only accumulates; the next backward outside sends the sum."""
-        before = self._native.sync
-        self._native.sync = False
+        before, self.sync = self.sync, False
         try:
             yield
         finally:
-            self._native.sync = before
+            self.sync = before
+
+    @property
+    def sync(self) -> bool:
+        """Whether the backwards that begin now communicate."""
+        return bool(self._native.sync)
+
+    @sync.setter
+    def sync(self, sync: bool) -> None:
+        self._native.sync = sync
+
+    def sync_buffers(self) -> None:
+        """Copies rank 0's buffers, before a forward. Collective. In a join they are copied after each backward."""
+        if not self.uneven.copies_buffers and not self._native.inside_backward:
+            broadcast_buffers(self._members, self._comm, self._control, source=0)
 
     def close(self, *, crashed: bool = False) -> None:
         """Removes the hooks and ends the worker; gradients stay. Idempotent. `crashed`: serve no other rank."""
@@ -274,10 +290,6 @@ class Engine:
     def _end_tuning(self, tuned: Tuned) -> None:
         self.tuned = tuned
         self._native.set_on_end(None)
-
-    def _broadcast(self, tensors: list[Tensor]) -> None:
-        for comm, on_device in by_communicator(self._comm, self._control, tensors):
-            broadcast_tensors(comm, on_device)
 
 
 @atexit.register

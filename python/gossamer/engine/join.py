@@ -14,10 +14,10 @@ from torch.distributed.algorithms import Joinable, JoinHook
 
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members
-from gossamer.engine.agree import broadcast_tensors, by_communicator, require_equal
+from gossamer.engine.agree import broadcast_buffers, broadcast_everywhere, require_equal
 from gossamer.engine.optimizer_state import CannotCopyError, copy_state
 from gossamer.engine.steps import StepCounter
-from gossamer.engine.worker import Moments
+from gossamer.engine.worker import Moments, weak_call
 from gossamer.errors import ConfigError
 
 
@@ -40,6 +40,9 @@ class UnevenInputs:
     ) -> None:
         self._native, self._algorithm, self._members, self._steps = native, algorithm, members, steps
         self._comm, self._control = comm, control
+        self.sync_buffers = False  # True: in a join, all ranks follow the buffers of one that has batches
+        self.copies_buffers = False
+        self._shadowing = False
 
     @property
     def device(self) -> torch.device:
@@ -98,6 +101,10 @@ class UnevenInputs:
         require_equal(self._control, [settings], "the setting of join")
         # A sum is a sum, whoever takes part.
         mean_of_active = not divide_by_initial_world_size and self._algorithm.average
+        if self.sync_buffers:
+            broadcast_buffers(self._members, self._comm, self._control, source=0)
+            self.copies_buffers = True
+            self._native.set_on_end(weak_call(weakref.WeakMethod(self._follow_buffers)))
         self._native.start_join(mean_of_active, throw_on_early_termination, on_begin)
 
     def shadow(self) -> bool:
@@ -127,24 +134,41 @@ class UnevenInputs:
             if not self._native.ended_early:
                 on_this_rank = not isinstance(error, CannotCopyError)
                 self._native.give_up(f"join was left by {error!r}", announce=on_this_rank)
-            self._native.end_join()
+            self._end_join()
             raise
 
     def _shadow(self) -> bool:
         self._native.check_alive()
         self._native.abandon()
         self._native.survey()
-        return bool(self._native.shadow())
+        self._shadowing = True
+        try:
+            return bool(self._native.shadow())
+        finally:
+            self._shadowing = False
+
+    def _follow_buffers(self) -> None:
+        """At the end of a backward, on every rank: buffers of the last rank that has had a batch for it."""
+        mine = torch.tensor([-1 if self._shadowing else self._control.rank], dtype=torch.int64, device="cpu")
+        every = torch.empty(self._control.size, dtype=torch.int64, device="cpu")
+        self._control.all_gather(every, mine).wait()
+        with torch.no_grad():
+            broadcast_buffers(self._members, self._comm, self._control, source=int(every.max()))
+
+    def _end_join(self) -> None:
+        self._native.end_join()
+        if self.copies_buffers:
+            self.copies_buffers = False
+            self._native.set_on_end(None)
 
     def _end(self, *, is_last: bool) -> None:
         self._native.wait()
-        self._native.end_join()
+        self._end_join()
         source, steps, even = self._authority(is_last=is_last)
         params = [param for _, param in self._members.parameters()]
         buffers = [buffer for _, buffer in self._members.buffers()]
         with torch.no_grad():
-            for comm, on_device in by_communicator(self._comm, self._control, [*params, *buffers]):
-                broadcast_tensors(comm, on_device, source)
+            broadcast_everywhere(self._comm, self._control, [*params, *buffers], source)
         for optimizer in [] if even else self._steps.optimizers:
             if not isinstance(optimizer, Joinable):  # sharded over the ranks; joins by itself
                 ignored = {id(param) for param in self._members.ignored_parameters()}

@@ -3,7 +3,8 @@
 No memory and no hooks here; engine.py turns the plan into native buckets.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from itertools import chain, repeat
 
 from torch import Tensor
 
@@ -13,34 +14,39 @@ def plan_buckets(
     order: Sequence[int],
     *,
     bucket_bytes: int,
-    first_bucket_bytes: int,
+    first_bucket_bytes: int | Sequence[int],
+    last: Collection[int] = (),
     group_of: Callable[[int], Hashable] = lambda index: None,
 ) -> list[list[int]]:
     """Groups the parameters named by `order` into buckets, in the order in which they will be complete.
 
     A bucket holds one dtype on one device and one group, and closes once it holds `bucket_bytes` (the first one
     `first_bucket_bytes`, so that communication starts early). Buckets are sorted by their last parameter.
+    Several `first_bucket_bytes` are those of as many buckets.
 
     Args:
         params: all parameters of the model.
+        last: indices whose buckets go after all others, and hold no others.
         group_of: the group of a parameter, by its index.
         order: indices into `params`, in the order in which gradients are expected.
 
     Returns:
         Lists of indices into `params`.
     """
-    limit = first_bucket_bytes
+    firsts = [first_bucket_bytes] if isinstance(first_bucket_bytes, int) else first_bucket_bytes
+    limits = chain(firsts, repeat(bucket_bytes))
+    limit = next(limits)
     open_buckets: dict[Hashable, list[int]] = {}
     open_bytes: dict[Hashable, int] = {}
     closed: list[list[int]] = []
     for index in order:
         param = params[index]
-        key = (param.dtype, param.device, group_of(index))
+        key = (param.dtype, param.device, group_of(index), index in last)
         open_buckets.setdefault(key, []).append(index)
         open_bytes[key] = open_bytes.get(key, 0) + param.numel() * param.element_size()
         if open_bytes[key] >= limit:
             closed.append(open_buckets.pop(key))
             del open_bytes[key]
-            limit = bucket_bytes
-    position = {index: place for place, index in enumerate(order)}
+            limit = next(limits)
+    position = {index: (index in last, place) for place, index in enumerate(order)}
     return sorted(closed + list(open_buckets.values()), key=lambda bucket: position[bucket[-1]])

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from gossamer.errors import ConfigError
+
 
 class _Moments(Protocol):
     def before_step(self, step: int) -> None: ...
@@ -75,3 +77,15 @@ class StepCounter:
         if on_count is not None:
             on_count(self.count)
         self._algorithm.after_step(self.count)
+
+
+def optimizers_of(where: str, given: Any) -> list[torch.optim.Optimizer]:
+    """What a user gives as optimizer, as a list. ConfigError, which begins with `where`, unless all are optimizers."""
+    optimizers = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"{where}: optimizer must be a torch.optim.Optimizer, a list of them or None, got {optimizer!r}; "
+                f"give the algorithm as algorithm=..."
+            )
+    return optimizers

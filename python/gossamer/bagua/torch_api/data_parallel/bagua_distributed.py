@@ -11,11 +11,11 @@ from torch import nn
 from gossamer.bagua.torch_api import env
 from gossamer.bagua.torch_api.algorithms.base import Algorithm
 from gossamer.bagua.torch_api.algorithms.native import NativeImpl
-from gossamer.bagua.torch_api.data_parallel.connections import Connections, device_of
+from gossamer.bagua.torch_api.data_parallel.connections import Connections
 from gossamer.bagua.torch_api.data_parallel.hook_engine import HookEngine
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
 from gossamer.bagua.torch_api.process_group import default_group, is_initialized
-from gossamer.engine import Autotune, Engine, Tuned, UnevenInputs, autotune_of
+from gossamer.engine import Autotune, Engine, Tuned, UnevenInputs, autotune_of, device_of
 from gossamer.errors import ConfigError
 
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import nn
 
 from gossamer.bagua.torch_api.process_group import BaguaProcessGroup, CommMember
 from gossamer.comm import Communicator, Hierarchical, hierarchy, is_communicator, private
@@ -48,9 +47,3 @@ def torch_group_of(what: str, group: Any) -> Any:
     if group.get_global_communicator() is CommMember.NON_COMM_MEMBER:
         raise ConfigError(f"{what}: this rank is not in the group of ranks {group.ranks}")
     return group.torch_group
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Where its gradients are. A model on a device without communication is refused later, on all ranks together."""
-    devices = (param.device for param in module.parameters() if param.requires_grad)
-    return next((device for device in devices if device.type in ("cpu", "cuda")), torch.device("cpu"))

@@ -34,11 +34,11 @@ from gossamer.engine import (
     at_end_of_backward,
     broadcast_tensors,
     by_communicator,
-    describe,
     mean_tensors,
     plan_buckets,
     refusal_of,
     require_equal,
+    require_same_model,
     tensors_in,
     weak_call,
 )
@@ -72,13 +72,10 @@ class HookEngine:
         self._connections, self._bucket_bytes = connections, bucket_bytes
         self._members = Members(module, ignore)
         refusal = refusal_of(self._members, connections.comm, [])
-        verdict = f"refused: {refusal}" if refusal else "accepted"
         settings = (
             f"algorithm {type(self._impl).__name__}, bucket_bytes {bucket_bytes}, flatten {ddp.do_flatten}"
         )
-        require_equal(connections.control, [settings, verdict, *describe(self._members)], "the model")
-        if refusal:
-            raise refusal
+        require_same_model(connections.control, self._members, settings, refusal)
         self.buckets: list[BaguaBucket] = []
         self._params = [(name, param) for name, param in self._members.parameters() if param.requires_grad]
         self._background = Background(connections.comm)

@@ -121,8 +121,6 @@ class DistributedDataParallel(nn.Module):
 
         The hook runs on the engine's worker thread, with connections of its own choice; it averages itself.
         """
-        if not callable(hook):
-            raise ConfigError(f"register_comm_hook: hook must be callable, got {hook!r}")
         self._use(CommHookAlgorithm(state, hook))
 
     def join(

@@ -1,0 +1,195 @@
+"""The wrapper itself. Arguments are translated in arguments.py; what torch's users reach for beside them is here and in
+torch_names.py.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from gossamer.algorithms import Algorithm, GradientAllReduce, resolve
+from gossamer.ddp import arguments, precision
+from gossamer.ddp.torch_names import TorchNames
+from gossamer.engine import Engine, Face, connect, optimizers_of
+from gossamer.errors import ConfigError, UsageError
+
+
+class DistributedDataParallel(TorchNames, nn.Module, Face):
+    """torch.nn.parallel.DistributedDataParallel over Gossamer's engine: the same arguments, and `algorithm`.
+
+    isinstance() takes it for one of torch's, so programs that look for those find and unwrap it. A torch argument
+    means what torch's documentation says; docs/ddp.md lists what differs. Making one is collective.
+
+    Args:
+        process_group: as in torch; also a communicator, or Hierarchical(group).
+        algorithm: an Algorithm, or its name, as in gossamer.DataParallel.
+        optimizer: the optimizer of its parameters, or several, for algorithms that count steps or send weights.
+
+    Raises:
+        ConfigError: on every rank, if models or settings differ between ranks; for arguments, with torch's text.
+        UsageError: the same, where torch raises RuntimeError.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: list[int] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        *,
+        algorithm: str | Algorithm = "gradient_allreduce",
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    ) -> None:
+        super().__init__()
+        Face.__init__(self)
+        arguments.check_model(module)
+        self._group = arguments.group_of(process_group, device_mesh)
+        self.device_ids, self.output_device = arguments.devices(module, device_ids, output_device)
+        self.module, self.dim, self.training = module, dim, module.training
+        self.forward_sync_buffers, buffers_too = arguments.sync_buffers(
+            broadcast_buffers, forward_sync_buffers
+        )
+        self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
+        self.gradient_as_bucket_view, self.batched_grad_copy = gradient_as_bucket_view, batched_grad_copy
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.mixed_precision = mixed_precision
+        self.parameters_to_ignore = arguments.ignored(module)
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        self._last = arguments.delayed(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
+        self._sizes = arguments.bucket_sizes(bucket_cap_mb, bucket_cap_mb_list)
+        self._optimizers = optimizers_of("DistributedDataParallel", optimizer)
+        self._hook: Any = None
+        if check_reduction:
+            self._warn("The `check_reduction` argument in `DistributedDataParallel` module is deprecated.")
+        if mixed_precision is not None:
+            precision.cast_buffers(mixed_precision, module, self.parameters_to_ignore)
+            if algorithm == "gradient_allreduce":
+                algorithm = GradientAllReduce(codec=precision.reduce_codec(mixed_precision))
+        chosen = resolve(algorithm)
+        chosen.require_free()
+        self._settings = copy.copy(chosen)  # for a pickle: as it is before it serves a model
+        self._use(chosen, broadcast=init_sync, buffers_too=buffers_too)
+        self.register_load_state_dict_post_hook(_refuse_assigned_parameters)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward; copies rank 0's buffers first, where that is asked for."""
+        self.engine.before_forward()
+        if self.will_sync_module_buffers():
+            with torch.no_grad():
+                self.engine.sync_buffers()
+        if self.device_ids:
+            args, kwargs = _moved((args, kwargs), self.device_ids[0])
+        if self.mixed_precision is None:
+            output = self.module(*args, **kwargs)
+        else:
+            output = precision.run(self.mixed_precision, self.module, self.parameters_to_ignore, args, kwargs)
+        if self.device_ids and self.output_device != self.device_ids[0]:
+            output = _moved(output, self.output_device)
+        self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if torch.is_grad_enabled():
+            self.engine.sync = self.require_backward_grad_sync
+        return self.engine.after_forward(output)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, what goes forward is accumulated without communication; the next outside sends the sum."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """torch's communication hooks, in the place of the algorithm: hook(state, GradBucket) -> Future. Collective."""
+        if self._hook is not None:
+            raise UsageError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        algorithm = self._algorithm_of_hook(state, hook)
+        self._hook = (state, hook)
+        self.close()
+        self._use(algorithm, broadcast=False)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. After unpickling it is made by the first forward, which is collective then."""
+        if self._engine is None:
+            algorithm = (
+                copy.copy(self._settings) if self._hook is None else self._algorithm_of_hook(*self._hook)
+            )
+            self._use(algorithm, broadcast=False)
+        assert self._engine is not None
+        return self._engine
+
+    @property
+    def algorithm(self) -> Any:
+        """The algorithm at work."""
+        return self.engine.algorithm
+
+    def _use(self, algorithm: Algorithm, *, broadcast: bool, buffers_too: bool = True) -> None:
+        if algorithm.needs_optimizer and not self._optimizers:
+            raise ConfigError(
+                f"DistributedDataParallel: {algorithm!r} counts optimizer steps; give optimizer=..."
+            )
+        algorithm.use_optimizers(self._optimizers)
+        links = connect(self.module, self._group)
+        self._given_group, self._place = links.given, (links.comm.rank, links.comm.size)
+        bucket_bytes, first_bucket_bytes = self._sizes
+        self._engine = engine = Engine(
+            self.module,
+            algorithm,
+            comm=links.comm,
+            control=links.control,
+            group=links.group,
+            bucket_bytes=bucket_bytes,
+            first_bucket_bytes=first_bucket_bytes,
+            last=self._last,
+            broadcast=broadcast,
+            buffers_too=buffers_too,
+            ignore=self.parameters_to_ignore,
+        )
+        engine.watch(self._optimizers)
+        engine.graph.require_used = not self.find_unused_parameters
+        self._has_buffers = len(self.modules_buffers) > 0
+        engine.uneven.sync_buffers = self.forward_sync_buffers and self._has_buffers
+        if self.static_graph:
+            engine.graph.use_static()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not dist.is_initialized() or self.process_group is not dist.group.WORLD:
+            raise UsageError(
+                "DDP Pickling/Unpickling are only supported when using DDP with the default process group. That is, "
+                "when you have called init_process_group and have not passed process_group argument to DDP constructor"
+            )
+        return {**self.__dict__, "_engine": None, "_group": None, "_given_group": None}
+
+
+torch.nn.parallel.DistributedDataParallel.register(DistributedDataParallel)
+
+
+def _moved(tree: Any, device: torch.device | None) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), tree)
+
+
+def _refuse_assigned_parameters(wrapper: nn.Module, _incompatible: Any) -> None:
+    assert isinstance(wrapper, DistributedDataParallel)
+    wrapper.engine.require_same_parameters(wrapper.module)

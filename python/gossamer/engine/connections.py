@@ -1,0 +1,47 @@
+"""The connections of one model: from what a user gives as group to the communicators of an engine. Used by faces."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gossamer.comm import (
+    Communicator,
+    Hierarchical,
+    Symmetric,
+    hierarchy,
+    is_communicator,
+    private,
+    symmetric,
+)
+
+
+class Connections(NamedTuple):
+    """What Engine() takes under these names, and the group that the user meant."""
+
+    comm: Communicator
+    control: Communicator
+    group: Any
+    given: Any
+
+
+def connect(module: nn.Module, group: Any) -> Connections:
+    """New connections for a model. Collective over the group.
+
+    Args:
+        group: a process group, a communicator, None for the default group, or Hierarchical(one of these) or
+            Symmetric(one of these).
+    """
+    given: Any = group.group if isinstance(group, (Hierarchical, Symmetric)) else group
+    comm, control = (given, given) if is_communicator(given) else private(given, device_of(module))
+    if isinstance(group, Symmetric):
+        comm = symmetric(comm, control)
+    return Connections(
+        comm, control, hierarchy(comm, group.hosts) if isinstance(group, Hierarchical) else comm, given
+    )
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where its gradients are. A model on a device without communication is refused later, on all ranks together."""
+    devices = (param.device for param in module.parameters() if param.requires_grad)
+    return next((device for device in devices if device.type in ("cpu", "cuda")), torch.device("cpu"))
