@@ -3,6 +3,7 @@ parameter name. The native part is csrc/engine/comm_hook.h; here are arguments, 
 """
 
 import atexit
+import itertools
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _open: "weakref.WeakSet[State]" = weakref.WeakSet()
+_keys = itertools.count()
+_by_key: "weakref.WeakValueDictionary[int, State]" = weakref.WeakValueDictionary()
 
 
 class State:
@@ -65,17 +68,31 @@ class State:
         self._native: Any = None
         self._methods: Methods | None = None
         self._loaded: dict[str, Any] | None = None
+        self._key = next(_keys)
+        _by_key[self._key] = self
 
     # --- called by the hooks ---
 
     def run(self, hook: str, bucket: Any) -> "torch.futures.Future[Tensor]":
         """Queues a bucket, or compiled autograd's (gradient, parameter), whose mean is there when backward ends."""
-        native = self.start(hook)
         if not isinstance(bucket, tuple):
-            return native.reduce_bucket(bucket)
-        future = native.reduce_gradient(*bucket)
+            return self.start(hook).reduce_bucket(bucket)
+        grad, param = bucket
+        if torch.compiler.is_compiling():
+            _mean_in_graph(grad, param, self._key, hook)
+            return grad  # type: ignore[return-value]  # whose value the graph is not told to look at
+        future = self.start(hook).reduce_gradient(grad, param)
         at_end_of_backward(future.wait)
         return future
+
+    def parameter_at(self, address: int) -> Tensor | None:
+        """The parameter that lies there, for a graph that has its memory and not the object; None for an empty one."""
+        if address == 0:
+            return None
+        for param in self._params:
+            if param.data_ptr() == address:
+                return param
+        raise ConfigError("hooks: a compiled backward holds a parameter that is not of the model that State was given")
 
     def start(self, hook: str) -> Any:
         """The native hook; made by the first call, which is collective."""
@@ -171,6 +188,20 @@ class State:
             "hooks.State: it cannot be copied or pickled, because its connections belong to this process; save its "
             "state_dict()"
         )
+
+
+@torch.library.custom_op("gossamer::hook_mean", mutates_args=("grad",))
+def _mean_in_graph(grad: Tensor, param: Tensor, key: int, hook: str) -> None:
+    """A hook in a compiled backward, where the gradient must be there when the operation ends."""
+    state = _by_key[key]
+    own = state.parameter_at(param.data_ptr())
+    if own is not None:
+        state.start(hook).reduce_gradient(grad, own).wait()
+
+
+@_mean_in_graph.register_fake
+def _mean_in_graph_shape(grad: Tensor, param: Tensor, key: int, hook: str) -> None:
+    return None
 
 
 def _named_parameters(model: Any) -> Iterable[tuple[str, nn.Parameter]]:
