@@ -17,7 +17,7 @@ from rich.table import Table
 FOLDER = Path(__file__).resolve().parent
 NAMES = (
     *("codec", "error", "bytes", "determinism", "exactness", "memory", "step", "powersgd", "autotune"),
-    *("allreduce", "collectives", "ddp", "fuse_optimizer", "optim", "convergence"),
+    *("allreduce", "collectives", "ddp", "hooks", "fuse_optimizer", "optim", "convergence"),
 )
 GPU_NAMES = ("codec", "optim")
 
