@@ -10,6 +10,7 @@
 #include "collectives/two_shot.h"
 #include "comm/c10d.h"
 #include "comm/symmetric.h"
+#include "engine/bindings.h"
 #include "engine/engine.h"
 #include "errors.h"
 #include "optim/optim.h"
@@ -267,6 +268,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_communicator(module);
   bind_collectives(module);
   bind_engine(module);
+  bind_comm_hook(module);
   bind_backend(module);
 #ifdef GOSSAMER_WITH_CUDA
   module.attr("with_cuda") = true;

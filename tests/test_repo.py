@@ -20,7 +20,7 @@ LAYERS = (
     {"collectives", "topology"},
     {"engine"},
     {"algorithms"},
-    {"data_parallel", "ddp", "hooks", "horovod", "bagua", "lightning"},
+    {"data_parallel", "ddp", "fsdp", "hooks", "horovod", "bagua", "lightning"},
     {"__init__"},
     {"demo"},
     {"launch"},

@@ -7,7 +7,7 @@
 
 import torch as _torch  # noqa: F401  (loads the libraries that gossamer._C links against)
 
-from gossamer import optim
+from gossamer import fsdp, hooks, optim
 from gossamer.algorithms import (
     Algorithm,
     AsyncModelAverage,
@@ -85,6 +85,8 @@ __all__ = [
     "ZeroOneAdamOptimizer",
     "all_gather",
     "all_reduce",
+    "fsdp",
+    "hooks",
     "init",
     "is_initialized",
     "local_rank",

@@ -79,12 +79,14 @@ def reduce_scatter(
     op: str = "sum",
     nonce: int = 0,
     group: "ProcessGroup | Communicator | None" = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Returns this rank's part of the sum (or mean) of x over the ranks; x is not changed.
 
     Args:
         x: [size * n, ...]; part j, n rows along the first dimension, belongs to rank j.
         codec, op, nonce, group: as in all_reduce. None as codec sums in rank order, exactly.
+        out: where it goes: [n, ...], contiguous, of x's dtype. None: a new tensor.
 
     Raises:
         ConfigError: the first dimension is not divisible by the group's size; otherwise as all_reduce.
@@ -95,7 +97,7 @@ def reduce_scatter(
         raise ConfigError(
             f"reduce_scatter: the first dimension must be divisible by {comm.size} ranks, got {list(x.shape)}"
         )
-    out = x.new_empty((x.size(0) // comm.size, *x.shape[1:]))
+    out = _out(out, x, (x.size(0) // comm.size, *x.shape[1:]))
     dense = x.detach().contiguous()
     if codec is None and x.dtype.is_floating_point:
         codec = Identity()
@@ -115,15 +117,17 @@ def all_gather(
     codec: Codec | None = None,
     nonce: int = 0,
     group: "ProcessGroup | Communicator | None" = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Returns the x of all ranks, one after the other along the first dimension: [size * n, ...].
 
     Every rank's part, the caller's own too, has gone through the codec, so all ranks hold equal bits.
-    x is not changed. `codec`, `nonce` and `group` are all_reduce's, and so are the errors.
+    x is not changed, unless it is this rank's part of `out` [size * n, ...], which if given is filled: contiguous, of x's
+    dtype. `codec`, `nonce` and `group` are all_reduce's, and so are the errors.
     """
     comm = _communicator(group, x)
     dense = x.detach().contiguous().view(-1, *x.shape[1:]) if x.dim() else x.detach().view(1)
-    out = dense.new_empty((comm.size * dense.size(0), *dense.shape[1:]))
+    out = _out(out, dense, (comm.size * dense.size(0), *dense.shape[1:]))
     if codec is None:
         comm.all_gather(out, dense).wait()
     elif codec.native is not None:
@@ -229,6 +233,17 @@ def _check_error(codec: Codec | None, x: Tensor, error: Tensor | None) -> None:
             f"all_reduce: error must be contiguous {wide} {list(x.shape)} on {x.device}, "
             f"got {error.dtype} {list(error.shape)} on {error.device}"
         )
+
+
+def _out(out: Tensor | None, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if out is None:
+        return x.new_empty(shape)
+    if out.shape != shape or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
+        raise ConfigError(
+            f"collectives: out must be contiguous {x.dtype} {list(shape)} on {x.device}, got {out.dtype} "
+            f"{list(out.shape)} on {out.device}"
+        )
+    return out
 
 
 def _communicator(group: "ProcessGroup | Communicator | None", x: Tensor) -> Communicator:

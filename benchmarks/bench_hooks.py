@@ -1,0 +1,166 @@
+"""Stock DDP over a slow link: our hooks against torch's fp16 hook, and what resuming does to errors that are fed back.
+
+Four hosts are network namespaces whose devices send at 100 Mbit/s (root and iproute2 needed; else that part says so).
+Every rank trains copies of the demo's GPT in turns, one thread each; a step counts on the slowest rank. --quick has two
+ranks on one host, where no link is slow.
+"""
+
+import copy
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import (
+    FOLDER,
+    WORKER_TIMEOUT_S,
+    answer,
+    arguments,
+    interleaved,
+    paired,
+    report,
+    run_processes,
+    slowest,
+)
+from torch import optim
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import gossamer as gs
+from gossamer.demo.model import CONTEXT, GPT
+
+sys.path.append(str(FOLDER.parent / "tests"))
+from netns import DEVICE, Hosts, missing
+
+RATE = "100mbit"
+HOSTS = 4
+ROWS = 8  # of text per rank and step, as in the demo
+TARGET = 0.55  # bytegrad's step over that of torch's fp16 hook
+PLAIN, FP16 = "no hook", "torch's fp16 hook"
+OURS = {name: getattr(gs.hooks, name) for name in ("bytegrad", "int8", "int4", "onebit", "bf16", "powersgd")}
+QUICK = ("bytegrad",)
+NATIVE = "bytegrad, native path"
+
+
+class Training:
+    """A fresh GPT with AdamW under stock DDP; a call is one step."""
+
+    def __init__(self, hook: Callable[..., Any] | None, *, ours: bool = True, native: bool = False) -> None:
+        torch.manual_seed(0)
+        self.network = GPT()
+        self.optimizer = optim.AdamW(self.network.parameters(), lr=1e-4, fused=True)
+        self.model = DistributedDataParallel(self.network)
+        self.state = gs.hooks.State(self.model) if ours else None
+        if native:
+            gs.hooks.register(self.model, self.state, hook)
+        elif hook is not None:
+            self.model.register_comm_hook(self.state, hook)
+        self.text = torch.randint(
+            256, (ROWS, CONTEXT + 1), generator=torch.Generator().manual_seed(dist.get_rank())
+        )
+
+    def __call__(self) -> None:
+        loss = self.model(self.text)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def measured(quick: bool) -> dict[str, list[float]]:
+    """Seconds a step of each variant, a figure for each turn."""
+    names = QUICK if quick else tuple(OURS)
+    bodies = {PLAIN: Training(None, ours=False), FP16: Training(fp16_compress_hook, ours=False)}
+    bodies |= {name: Training(OURS[name]) for name in names}
+    bodies[NATIVE] = Training(gs.hooks.bytegrad, native=True)
+    rounds, repeats = (2, 1) if quick else (5, 1)
+    return slowest(interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier))
+
+
+def changed_by_resuming(quick: bool) -> int:
+    """Elements of weights and errors that differ between a run and one that was saved and resumed in its middle."""
+    steps = 4 if quick else 12
+    whole = Training(gs.hooks.onebit)
+    first, second = Training(gs.hooks.onebit), Training(gs.hooks.onebit)
+    for _ in range(steps):
+        whole()
+    for _ in range(steps // 2):
+        first()
+    saved = (first.network.state_dict(), first.optimizer.state_dict(), first.state.state_dict())
+    for part, state in zip((second.network, second.optimizer, second.state), copy.deepcopy(saved), strict=True):
+        part.load_state_dict(state)
+    for _ in range(steps - steps // 2):
+        second()
+    pairs = list(zip(whole.network.parameters(), second.network.parameters(), strict=True))
+    errors = whole.state.state_dict()["errors"], second.state.state_dict()["errors"]
+    pairs += [(errors[0][name], errors[1][name]) for name in errors[0]]
+    return sum(int((one != other).sum()) for one, other in pairs)
+
+
+def on_hosts(job: dict[str, Any]) -> Any:
+    """As run_processes(HOSTS, job), each rank on a host of its own."""
+    with Hosts(HOSTS) as hosts:
+        ranks = []
+        for rank in range(HOSTS):
+            space = hosts.namespace(rank)
+            limit = f"tc -n {space} qdisc add dev {DEVICE} root tbf rate {RATE} burst 64kb latency 200ms"
+            subprocess.run(limit.split(), check=True)
+            place = {"RANK": rank, "WORLD_SIZE": HOSTS, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+            place |= {"MASTER_ADDR": hosts.address(0), "MASTER_PORT": 29500, "OMP_NUM_THREADS": 1}
+            place |= {"GLOO_SOCKET_IFNAME": DEVICE}
+            command = [*hosts.prefix(rank), sys.executable, sys.argv[0], "--worker", json.dumps(job)]
+            environment = os.environ | {name: str(value) for name, value in place.items()}
+            ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        try:
+            outputs = [rank.communicate(timeout=WORKER_TIMEOUT_S)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError(f"a rank failed: {[rank.returncode for rank in ranks]}")
+    return json.loads([line for line in outputs[0].splitlines() if line.startswith("{")][-1])
+
+
+def show(where: str, turns: dict[str, list[float]], *, slow_link: bool) -> None:
+    for name, seconds in turns.items():
+        if name == FP16:
+            continue
+        judged = slow_link and name in ("bytegrad", NATIVE)
+        report(
+            f"step of the demo's GPT under stock DDP, {where}, {name}",
+            1e3 * statistics.median(seconds),
+            "ms",
+            baseline=(FP16, 1e3 * statistics.median(turns[FP16])),
+            ratio=statistics.median(paired(seconds, turns[FP16])),
+            at_most=TARGET if judged else None,
+            target_of="ratio",
+            samples=[1e3 * each for each in seconds],
+        )
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    torch.set_num_threads(1)
+    if options.worker:
+        job = json.loads(options.worker)
+        gs.init(backend="gloo")
+        answer({"turns": measured(job["quick"])} if job["what"] == "steps" else {"changed": changed_by_resuming(job["quick"])})
+        return
+    job = {"what": "steps", "quick": options.quick}
+    show("2 processes, one host", run_processes(2, job)["turns"], slow_link=False)
+    changed = run_processes(2, job | {"what": "resume"})["changed"]
+    report("elements of weights and errors that resuming changed, onebit hook", changed, "elements", at_most=0)
+    if options.quick:
+        return
+    if why := missing():
+        print(f"not measured over a slow link: {why}", file=sys.stderr)
+    else:
+        show(f"{HOSTS} hosts, {RATE}", on_hosts(job)["turns"], slow_link=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""FSDP2's traffic through a codec: what fully_shard() gathers and scatters, and the all-reduce between replicas.
+
+>>> fully_shard(model, mesh=mesh)
+>>> gs.fsdp.compress(model, gs.Int8())
+
+The shards, and so the optimizer and its states, stay exact. See docs/fsdp.md.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+
+from gossamer.codec import BF16, Codec, ErrorFeedback, Int8
+from gossamer.collectives import all_gather, all_reduce, reduce_scatter
+from gossamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_GRADIENTS, _WEIGHTS = Int8(), BF16()
+
+
+def compress(
+    model: nn.Module,
+    codec: Codec | None = _GRADIENTS,
+    *,
+    weights: Codec | None = _WEIGHTS,
+    replicate: "ProcessGroup | None" = None,
+) -> None:
+    """Sets what every fully_shard()ed module of `model` communicates through. Call it after fully_shard, before training.
+
+    Args:
+        codec: of gradients, in the reduce-scatter and between replicas: rounded once by each rank that sends, summed in
+            float32. None leaves FSDP's own reduce-scatter.
+        weights: of the all-gather before forward and backward: what layers compute with is rounded, the shards that the
+            optimizer steps are not. None leaves FSDP's own.
+        replicate: the ranks that hold the same shard of other replicas, for hybrid sharding: their mean is taken after
+            the reduce-scatter. Shard over the other axis alone, fully_shard(mesh=mesh["shard"]), and give
+            mesh["replicate"].get_group(): a mesh of two axes makes FSDP all-reduce by itself, exactly.
+
+    Raises:
+        ConfigError: nothing is sharded; neither codec is given; error feedback, whose memory would be unsharded; a model
+            that is sharded over a mesh with a replicate axis.
+    """
+    if codec is None and weights is None and replicate is None:
+        raise ConfigError("fsdp.compress: give a codec for gradients or for weights, got None for both")
+    for what, given in {"codec": codec, "weights": weights}.items():
+        if given is not None and (not isinstance(given, Codec) or isinstance(given, ErrorFeedback)):
+            raise ConfigError(
+                f"fsdp.compress: {what} must be a Codec without error feedback, or None, got {given!r}"
+            )
+    if replicate is not None and not isinstance(replicate, dist.ProcessGroup):
+        raise ConfigError(f"fsdp.compress: replicate must be a process group or None, got {replicate!r}")
+    _refuse_replicate_axis(model)
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not modules:
+        raise ConfigError("fsdp.compress: no module of the model is sharded; call fully_shard() first")
+    for module in modules:
+        if codec is not None:
+            module.set_custom_reduce_scatter(_ReduceScatter(codec))  # type: ignore[arg-type]
+        if weights is not None:
+            module.set_custom_all_gather(_AllGather(weights))  # type: ignore[arg-type]
+        if replicate is not None:
+            module.set_all_reduce_hook(_mean_between_replicas(codec, replicate), **_stream(model))
+
+
+class _Comm:
+    """What FSDP asks of an all-gather and a reduce-scatter of one's own."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._nonces = itertools.count()  # calls are equal in number and order on all ranks
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _ReduceScatter(_Comm):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        mean = op == dist.ReduceOp.AVG
+        reduce_scatter(
+            input_tensor,
+            codec=self._codec,
+            op="mean" if mean else "sum",
+            nonce=next(self._nonces),
+            group=group,
+            out=output_tensor,
+        )
+        if not mean and op != dist.ReduceOp.SUM:
+            output_tensor.mul_(_factor(op))
+
+
+class _AllGather(_Comm):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        if not input_tensor.is_floating_point():
+            raise ConfigError(
+                "fsdp.compress: the weights of a module must have one floating-point dtype to be gathered through a "
+                f"codec, got {input_tensor.dtype}: FSDP sends several as bytes; shard them apart, or give weights=None"
+            )
+        all_gather(input_tensor, codec=self._codec, nonce=next(self._nonces), group=group, out=output_tensor)
+
+
+def _mean_between_replicas(codec: Codec | None, group: "ProcessGroup") -> Callable[[Tensor], None]:
+    nonces = itertools.count()
+
+    def hook(reduced: Tensor) -> None:
+        all_reduce(reduced, codec=codec, op="mean", nonce=next(nonces), group=group)
+
+    return hook
+
+
+def _factor(op: Any) -> float:
+    """Of set_gradient_divide_factor, which FSDP puts into the operation."""
+    if op != dist.ReduceOp.PREMUL_SUM:
+        raise ConfigError(f"fsdp.compress: gradients can be averaged or summed, got {op}")
+    return float(op.__getstate__()[1])
+
+
+def _stream(model: nn.Module) -> dict[str, Any]:
+    """Where the hook runs on an accelerator: FSDP has no stream for it where it knows of no replicas."""
+    cuda = any(param.is_cuda for param in model.parameters())
+    return {"stream": torch.cuda.Stream()} if cuda else {}
+
+
+def _refuse_replicate_axis(model: nn.Module) -> None:
+    for name, param in model.named_parameters():
+        if isinstance(param, DTensor) and any(isinstance(each, Replicate) for each in param.placements):
+            raise ConfigError(
+                f"fsdp.compress: '{name}' is sharded over a mesh with a replicate axis, whose all-reduce FSDP makes "
+                "itself; use fully_shard(mesh=mesh['shard']) and compress(replicate=mesh['replicate'].get_group())"
+            )

@@ -1,0 +1,257 @@
+"""What a hook of torch's DDP keeps for one model: its connections, its worker, and what codecs have left out, by
+parameter name. The native part is csrc/engine/comm_hook.h; here are arguments, checks and what is saved.
+"""
+
+import atexit
+import itertools
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gossamer import _C
+from gossamer.algorithms import PowerSGD
+from gossamer.codec import Adaptive, Codec
+from gossamer.comm import Communicator, is_communicator, private
+from gossamer.engine import at_end_of_backward, require_equal
+from gossamer.errors import ConfigError
+from gossamer.hooks.methods import Methods, methods_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_open: "weakref.WeakSet[State]" = weakref.WeakSet()
+_keys = itertools.count()
+_by_key: "weakref.WeakValueDictionary[int, State]" = weakref.WeakValueDictionary()
+
+
+class State:
+    """The first argument of ddp.register_comm_hook, for one model and one of this package's hooks.
+
+    The first bucket makes connections of its own between the ranks of the group, so the hook's traffic never meets
+    DDP's; later ones are only queued.
+
+    Args:
+        model: the DistributedDataParallel; or, before there is one, the module that it will wrap, or its
+            named_parameters(). Names of parameters are the module's, without "module.".
+        process_group: the group that DDP averages over. None: the DistributedDataParallel's, else the default group.
+            Or a communicator of the same ranks, which nothing else may use.
+        codec: for the hook `compress`: a Codec, or an Adaptive that chooses by parameter.
+        powersgd: for the hook `powersgd`: a PowerSGD with other settings than the default's.
+
+    Raises:
+        ConfigError: another type, or a group that is not DDP's.
+    """
+
+    def __init__(
+        self,
+        model: "nn.Module | Iterable[tuple[str, nn.Parameter]]",
+        *,
+        process_group: "ProcessGroup | Communicator | None" = None,
+        codec: Codec | Adaptive | None = None,
+        powersgd: PowerSGD | None = None,
+    ) -> None:
+        named = dict(_named_parameters(model))
+        if not named:
+            raise ConfigError("hooks.State: the model has no parameters")
+        if codec is not None and not isinstance(codec, (Codec, Adaptive)):
+            raise ConfigError(f"hooks.State: codec must be a Codec, an Adaptive or None, got {codec!r}")
+        if powersgd is not None and not isinstance(powersgd, PowerSGD):
+            raise ConfigError(f"hooks.State: powersgd must be a PowerSGD or None, got {powersgd!r}")
+        self._names, self._params = list(named), list(named.values())
+        self._group = _group_of(model, process_group)
+        self._codec, self._powersgd = codec, powersgd
+        self._hook: str | None = None
+        self._native: Any = None
+        self._methods: Methods | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._key = next(_keys)
+        _by_key[self._key] = self
+
+    # --- called by the hooks ---
+
+    def run(self, hook: str, bucket: Any) -> "torch.futures.Future[Tensor]":
+        """Queues a bucket, or compiled autograd's (gradient, parameter), whose mean is there when backward ends."""
+        if not isinstance(bucket, tuple):
+            return self.start(hook).reduce_bucket(bucket)
+        grad, param = bucket
+        if torch.compiler.is_compiling():
+            _mean_in_graph(grad, param, self._key, hook)
+            return grad  # type: ignore[return-value]  # whose value the graph is not told to look at
+        future = self.start(hook).reduce_gradient(grad, param)
+        at_end_of_backward(future.wait)
+        return future
+
+    def parameter_at(self, address: int) -> Tensor | None:
+        """The parameter that lies there, for a graph that has its memory and not the object; None for an empty one."""
+        if address == 0:
+            return None
+        for param in self._params:
+            if param.data_ptr() == address:
+                return param
+        raise ConfigError("hooks: a compiled backward holds a parameter that is not of the model that State was given")
+
+    def start(self, hook: str) -> Any:
+        """The native hook; made by the first call, which is collective."""
+        if self._hook is not None:
+            if self._hook != hook:
+                raise ConfigError(
+                    f"hooks: this State serves the hook {self._hook}, and cannot serve {hook} too; make another"
+                )
+            return self._native
+        comm, control = self._connections()
+        methods = methods_of(hook, self._names, self._params, comm, codec=self._codec, powersgd=self._powersgd)
+        shapes = zip(self._names, self._params, strict=True)
+        lines = [f"{name} {list(param.shape)} {param.dtype}" for name, param in shapes]
+        require_equal(control, [f"hook {hook}: {methods.settings}", *lines], "hooks: the model of State")
+        self._native = _C.CommHook(comm, self._params, methods.native, methods.method_of, methods.whole)
+        self._hook, self._methods = hook, methods
+        _open.add(self)
+        if self._loaded is not None:
+            self._restore(self._loaded)
+        return self._native
+
+    def _connections(self) -> tuple[Communicator, Communicator]:
+        if is_communicator(self._group):
+            return self._group, self._group  # type: ignore[return-value]
+        return private(self._group, self._params[0].device)  # type: ignore[arg-type]
+
+    # --- what a resumed run needs ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank's next step depends on beside model and optimizer, by parameter name. Every rank has its own.
+
+        Call it between steps. A run that loads it goes on bit for bit.
+        """
+        if self._methods is None:
+            return dict(self._loaded) if self._loaded is not None else {}
+        self._native.wait()
+        errors = zip(self._names, self._params, self._native.errors(), strict=True)
+        return {
+            "hook": self._hook,
+            "settings": self._methods.settings,
+            "steps": self._native.steps,
+            "errors": {name: _shaped(flat, param) for name, param, flat in errors if flat is not None},
+            "own": self._methods.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what state_dict() returned on this rank, in a run of as many ranks.
+
+        Raises:
+            ConfigError: it is not of this model; or of another hook or codec (then by the first bucket, if none was
+                sent yet).
+        """
+        if state and set(state) != {"hook", "settings", "steps", "errors", "own"}:
+            raise ConfigError(f"hooks.State.load_state_dict: must be what state_dict() returned, got {state!r:.200}")
+        shapes = {name: param.shape for name, param in zip(self._names, self._params, strict=True)}
+        for name, error in state.get("errors", {}).items():
+            if shapes.get(name) != error.shape:
+                raise ConfigError(
+                    f"hooks.State.load_state_dict: the error of '{name}' must have that parameter's shape, got "
+                    f"{list(error.shape)} for {list(shapes[name]) if name in shapes else 'no such parameter'}"
+                )
+        self._loaded = dict(state) if state else None
+        if self._methods is not None and state:
+            self._native.wait()
+            self._restore(state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        assert self._methods is not None
+        saved, own = (state["hook"], state["settings"]), (self._hook, self._methods.settings)
+        if saved != own:
+            raise ConfigError(
+                f"hooks.State.load_state_dict: the state is of the hook {saved[0]} with {saved[1]}, and this one is "
+                f"{own[0]} with {own[1]}"
+            )
+        errors = [state["errors"].get(name) for name in self._names]
+        self._native.set_errors(
+            [
+                None if error is None else _flat(error, param)
+                for error, param in zip(errors, self._params, strict=True)
+            ]
+        )
+        self._methods.load_state_dict(state["own"])
+        self._native.steps = state["steps"]
+        self._loaded = None
+
+    def close(self) -> None:
+        """Ends the worker and its connections; the model can send no more. Idempotent."""
+        if self._native is not None:
+            self._native.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise ConfigError(
+            "hooks.State: it cannot be copied or pickled, because its connections belong to this process; save its "
+            "state_dict()"
+        )
+
+
+@torch.library.custom_op("gossamer::hook_mean", mutates_args=("grad",))
+def _mean_in_graph(grad: Tensor, param: Tensor, key: int, hook: str) -> None:
+    """A hook in a compiled backward, where the gradient must be there when the operation ends."""
+    state = _by_key[key]
+    own = state.parameter_at(param.data_ptr())
+    if own is not None:
+        state.start(hook).reduce_gradient(grad, own).wait()
+
+
+@_mean_in_graph.register_fake
+def _mean_in_graph_shape(grad: Tensor, param: Tensor, key: int, hook: str) -> None:
+    return None
+
+
+def _named_parameters(model: Any) -> Iterable[tuple[str, nn.Parameter]]:
+    if isinstance(model, DistributedDataParallel):
+        return model.module.named_parameters()
+    if isinstance(model, nn.Module):
+        return model.named_parameters()
+    named = list(model) if isinstance(model, Iterable) and not isinstance(model, (str, bytes, dict)) else [model]
+    for pair in named:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Tensor)):
+            raise ConfigError(
+                f"hooks.State: model must be a DistributedDataParallel, a module or (name, parameter) pairs, got {pair!r}"
+            )
+    return named
+
+
+def _group_of(model: Any, group: Any) -> Any:
+    if not isinstance(model, DistributedDataParallel):
+        return group
+    own = model.process_group
+    if group is None:
+        return own
+    wanted = (own.rank(), own.size())
+    if group is own or (is_communicator(group) and (group.rank, group.size) == wanted):
+        return group
+    got = f"rank {group.rank} of {group.size}" if is_communicator(group) else repr(group)
+    raise ConfigError(
+        f"hooks.State: process_group must be the one that the model averages over, where this is rank {wanted[0]} of "
+        f"{wanted[1]}, got {got}"
+    )
+
+
+def _shaped(flat: Tensor, param: Tensor) -> Tensor:
+    """In the parameter's shape, from the order of its memory."""
+    dense = torch.empty_strided(param.shape, param.stride()).numel() == flat.numel() and _is_dense(param)
+    return flat.as_strided(param.shape, param.stride()) if dense else flat.view(param.shape)
+
+
+def _flat(value: Tensor, param: Tensor) -> Tensor:
+    flat = torch.empty(param.numel(), dtype=value.dtype, device=param.device)
+    _shaped(flat, param).copy_(value)
+    return flat
+
+
+def _is_dense(param: Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(param))
+
+
+@atexit.register
+def _close_all() -> None:
+    # A worker that runs Python, for a codec or PowerSGD, must not outlive the interpreter.
+    for state in list(_open):
+        state.close()
