@@ -175,8 +175,14 @@ class Engine:
             self._native.sync = before
 
     def close(self, *, crashed: bool = False) -> None:
-        """Removes the hooks and ends the worker; gradients stay. Idempotent. `crashed`: serve no other rank."""
+        """Removes the hooks and ends the worker; gradients stay. Idempotent.
+
+        crashed: serve no other rank; those that wait for this one get an error soon.
+        """
         _open_engines.discard(self)
+        if crashed:
+            for comm in (self._comm, self._control, self._group):
+                comm.announce_failure()
         self._native.close()
         self._steps.close()
         try:

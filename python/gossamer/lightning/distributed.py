@@ -76,7 +76,7 @@ def register_ddp_comm_hook(
     if ddp_comm_hook is None:
         return
     hook = ddp_comm_wrapper(ddp_comm_hook) if ddp_comm_wrapper is not None else ddp_comm_hook
-    model.register_comm_hook(state=ddp_comm_state, hook=hook)
+    model.register_comm_hook(state=ddp_comm_state, hook=_named(hook))
 
 
 def require_hook(where: str, state: object, hook: object, wrapper: object) -> None:
@@ -85,3 +85,16 @@ def require_hook(where: str, state: object, hook: object, wrapper: object) -> No
     idle = [name for name, value in given.items() if value is not None]
     if hook is None and idle:
         raise ConfigError(f"{where}: {' and '.join(idle)} needs a ddp_comm_hook, got None")
+
+
+def _named(hook: Any) -> Any:
+    """A function where the hook is none: torch asks hooks for their names."""
+    if hasattr(hook, "__name__") and hasattr(hook, "__qualname__"):
+        return hook
+
+    def call(state: Any, bucket: dist.GradBucket) -> Any:
+        return hook(state, bucket)
+
+    del call.__annotations__["return"]
+    call.__name__ = call.__qualname__ = getattr(getattr(hook, "func", hook), "__name__", type(hook).__name__)
+    return call

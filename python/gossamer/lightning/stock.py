@@ -84,7 +84,7 @@ class DDPStrategy(Collective):
             start_method=start_method,
             **kwargs,
         )
-        self._averages: list[Averages] = []
+        self._averages: Averages | None = None
 
     def _register_ddp_hooks(self) -> None:
         register_ddp_comm_hook(
@@ -98,19 +98,20 @@ class DDPStrategy(Collective):
         if state.subgroup is None:  # as torch's, but also where there is no GPU to count
             state.subgroup, _ = dist.new_subgroups(group_size=self.num_processes)
         comm, _ = private(state.process_group, self.root_device)
-        self._averages = [Averages(state, self._model_averaging_period or 1, comm) for _ in self.optimizers]
+        period = self._model_averaging_period or 1
+        self._averages = Averages(state, period, comm, len(self.optimizers))
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        if self._averages:
-            which = next(i for i, each in enumerate(self.optimizers) if each is optimizer)
-            self._averages[which].after_step(optimizer)
+        if self._averages is not None:
+            index = next(i for i, each in enumerate(self.optimizers) if each is optimizer)
+            self._averages.after_step(index, optimizer)
         return output
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         own: dict[str, Any] = {}
-        if self._averages:
-            own["averages"] = [each.state_dict() for each in self._averages]
+        if self._averages is not None:
+            own["averages"] = self._averages.state_dict()
         if hasattr(self._ddp_comm_state, "state_dict"):
             every = [None] * self.world_size if self.is_global_zero else None
             dist.gather_object(self._ddp_comm_state.state_dict(), every)
@@ -122,8 +123,8 @@ class DDPStrategy(Collective):
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         super().load_optimizer_state_dict(checkpoint)
         own = checkpoint.get(KEY, {})
-        for each, saved in zip(self._averages, own.get("averages", ()), strict=False):
-            each.load_state_dict(saved)
+        if self._averages is not None and "averages" in own:
+            self._averages.load_state_dict(own["averages"])
         states = own.get("states")
         if states is None:
             return
@@ -135,41 +136,42 @@ class DDPStrategy(Collective):
         self._ddp_comm_state.load_state_dict(states[self.global_rank])
 
     def teardown(self) -> None:
-        self._averages = []
+        self._averages = None
         super().teardown()
 
 
 class Averages:
-    """Of one optimizer's parameters, among all ranks, while gradients are local.
+    """Of each optimizer's parameters, among all ranks, while gradients are local.
 
     Args:
         state: of the hook; its `iter` stays at start_localSGD_iter once gradients are local.
-        period: steps from one to the next.
+        period: steps of an optimizer from one to the next.
         comm: of all ranks.
+        count: of optimizers.
     """
 
-    def __init__(self, state: PostLocalSGDState, period: int, comm: Communicator) -> None:
+    def __init__(self, state: PostLocalSGDState, period: int, comm: Communicator, count: int) -> None:
         self._state, self._period, self._comm = state, period, comm
-        self._local_steps = 0
-        self._seen = state.iter  # at the step before
+        self._local_steps = [0] * count
+        self._seen = state.iter  # at the last step of any of them
 
-    def after_step(self, optimizer: Any) -> None:
-        """Counts a step. Collective where it is one to average after."""
+    def after_step(self, index: int, optimizer: Any) -> None:
+        """Counts a step of that optimizer. Collective where it is one to average after."""
         was_local = self._seen >= self._state.start_localSGD_iter
         self._seen = self._state.iter
         if not was_local:
             return
-        if self._local_steps % self._period == 0:
+        if self._local_steps[index] % self._period == 0:
             params = [param for group in optimizer.param_groups for param in group["params"]]
             with torch.no_grad():
                 mean_tensors(self._comm, [param for param in params if param.grad is not None])
-        self._local_steps += 1
+        self._local_steps[index] += 1
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Counters, the same on every rank."""
-        return {"local_steps": self._local_steps, "seen": self._seen, "iter": self._state.iter}
+        return {"local_steps": list(self._local_steps), "seen": self._seen, "iter": self._state.iter}
 
-    def load_state_dict(self, saved: dict[str, int]) -> None:
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         """What state_dict() returned."""
-        self._local_steps, self._seen = saved["local_steps"], saved["seen"]
+        self._local_steps, self._seen = list(saved["local_steps"]), saved["seen"]
         self._state.iter = saved["iter"]
