@@ -10,7 +10,10 @@ import torch.distributed as dist
 from lightning.pytorch.cli import LightningCLI
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
 
 import gossamer as gs
 import lightning_job
@@ -66,7 +69,9 @@ def check_gathers_take_unlike_shapes_or_refuse_them_on_every_rank() -> None:
         uneven = distributed.gather_all_tensors(torch.full((rank, 2), rank), group)
         assert [list(each.shape) for each in uneven] == [[other, 2] for other in range(size)]
         assert all((each == other).all() and each.is_contiguous() for other, each in enumerate(uneven))
-        assert torch.stack(distributed.gather_all_tensors(torch.tensor(rank), group)).tolist() == list(range(size))
+        assert torch.stack(distributed.gather_all_tensors(torch.tensor(rank), group)).tolist() == list(
+            range(size)
+        )
         stacked = distributed.all_gather_ddp_if_available(torch.full((2,), rank).t(), group)
         assert stacked.tolist() == [[other] * 2 for other in range(size)]
         for call in (distributed.all_gather_ddp_if_available, distributed.gather_all_tensors):
@@ -114,8 +119,12 @@ def check_hooks_states_and_wrappers_of_ddp_work_on_cpus() -> None:
     halves = fit(wrapped, steps=5)
     assert not torch.equal(halves, plain)
     torch.testing.assert_close(halves, plain, rtol=1e-2, atol=1e-3)
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1)
-    assert not torch.equal(fit(DDPStrategy(ddp_comm_state=state, ddp_comm_hook=powerSGD_hook.powerSGD_hook)), plain)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    assert not torch.equal(
+        fit(DDPStrategy(ddp_comm_state=state, ddp_comm_hook=powerSGD_hook.powerSGD_hook)), plain
+    )
     assert state.iter > 2
 
 
@@ -132,12 +141,18 @@ class TwoLocal(ByHand):
             self.manual_backward(self(batch).square().mean())
             optimizer.step()
         params = list(self.parameters())
-        self.equal.append(tuple(all_equal(torch.cat([p.detach().view(-1) for p in part])) for part in (params[:2], params[2:])))
+        self.equal.append(
+            tuple(
+                all_equal(torch.cat([p.detach().view(-1) for p in part])) for part in (params[:2], params[2:])
+            )
+        )
 
 
 def local(start: int, **options: Any) -> DDPStrategy:
     state = PostLocalSGDState(None, None, start, post_local_gradient_allreduce=False)
-    return DDPStrategy(ddp_comm_state=state, ddp_comm_hook=post_localSGD_hook, model_averaging_period=4, **options)
+    return DDPStrategy(
+        ddp_comm_state=state, ddp_comm_hook=post_localSGD_hook, model_averaging_period=4, **options
+    )
 
 
 def check_post_local_sgd_averages_the_parameters_of_every_optimizer() -> None:
@@ -160,9 +175,13 @@ def check_post_local_sgd_resumes_where_it_was() -> None:
 
 
 def check_a_backend_other_than_that_of_the_group_is_refused() -> None:
-    with pytest.raises(gs.ConfigError, match="initialised with gossamer for cpu tensors, and process_group_backend"):
+    with pytest.raises(
+        gs.ConfigError, match="initialised with gossamer for cpu tensors, and process_group_backend"
+    ):
         fit(DDPStrategy(process_group_backend="gloo"))
-    assert torch.equal(fit(DDPStrategy(process_group_backend="gossamer"), steps=2), fit(DDPStrategy(), steps=2))
+    assert torch.equal(
+        fit(DDPStrategy(process_group_backend="gossamer"), steps=2), fit(DDPStrategy(), steps=2)
+    )
 
 
 def check_both_namespaces_have_strategies_that_the_other_refuses() -> None:
@@ -196,11 +215,17 @@ def check_both_namespaces_have_strategies_that_the_other_refuses() -> None:
         assert torch.equal(weights(module), reference), kind
         with pytest.raises(ValueError, match="invalid strategy name"):
             pl.Trainer(strategy=strategy, **options)
-    assert pytorch_lightning.Trainer(strategy="gossamer_bytegrad_fork", **options).strategy._start_method == "fork"
+    assert (
+        pytorch_lightning.Trainer(strategy="gossamer_bytegrad_fork", **options).strategy._start_method
+        == "fork"
+    )
 
 
 def check_lightning_cli_makes_strategies_from_class_paths() -> None:
-    flags = ["--trainer.strategy=gossamer.lightning.GossamerStrategy", "--trainer.strategy.algorithm=bytegrad"]
+    flags = [
+        "--trainer.strategy=gossamer.lightning.GossamerStrategy",
+        "--trainer.strategy.algorithm=bytegrad",
+    ]
     more = ["--trainer.devices=3", "--trainer.accelerator=cpu", "--trainer.strategy.bucket_bytes=4096"]
     cli = LightningCLI(Net, args=[*flags, *more], run=False, save_config_callback=None)
     assert isinstance(cli.trainer.strategy, gs.lightning.GossamerStrategy)

@@ -53,7 +53,14 @@ def check_trainer_and_fabric_leave_the_bits_of_the_loop_by_hand() -> None:
 
 def check_bagua_strategy_leaves_the_bits_of_with_bagua() -> None:
     bagua.init_process_group()
-    for name in ("gradient_allreduce", "bytegrad", "decentralized", "low_precision_decentralized", "qadam", "async"):
+    for name in (
+        "gradient_allreduce",
+        "bytegrad",
+        "decentralized",
+        "low_precision_decentralized",
+        "qadam",
+        "async",
+    ):
         options = {"warmup_steps": STEPS} if name == "async" else {}
         module: Any = Plain()
         optimizer = optimizer_for(name, module.parameters())

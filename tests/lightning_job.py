@@ -147,7 +147,9 @@ def run(*modules: Any) -> None:
     folder = shared[0]
     for module in modules:
         for name, check in list(vars(module).items()):
-            if name.startswith("check_") and any(part in name for part in os.environ.get("ONLY", "check").split(",")):
+            if name.startswith("check_") and any(
+                part in name for part in os.environ.get("ONLY", "check").split(",")
+            ):
                 begin = time.monotonic()
                 check()
                 dist.barrier()

@@ -1,4 +1,4 @@
-"""Checkpoints of Lightning and Fabric: a run that is resumed has the bits of one that went on. Run by lightning_job.py."""
+"""Checkpoints: a run that is resumed has the bits of one that went on. Run by lightning_job.py."""
 
 import copy
 import functools
@@ -14,7 +14,17 @@ import lightning_job
 from gossamer.algorithms import ALGORITHMS
 from gossamer.lightning import BaguaStrategy, DDPStrategy, checkpoint
 from gossamer.lightning import fabric as gossamer_fabric
-from lightning_job import Net, Plain, batches, gossamer_strategy, loader, optimizer_for, settings, trainer, weights
+from lightning_job import (
+    Net,
+    Plain,
+    batches,
+    gossamer_strategy,
+    loader,
+    optimizer_for,
+    settings,
+    trainer,
+    weights,
+)
 
 
 def path(name: str) -> str:
@@ -84,6 +94,7 @@ def check_fabric_resumes_bit_for_bit() -> None:
 def check_a_checkpoint_of_stock_ddp_loads_and_the_other_way_round() -> None:
     ours, stock = (lambda: gossamer_strategy("powersgd")), DDPStrategy
     for saves, loads in ((ours, stock), (stock, ours)):
+
         class Saving(Net):
             def on_train_end(self) -> None:
                 self.trainer.save_checkpoint(path("stock"))
@@ -102,6 +113,8 @@ def check_state_of_another_algorithm_or_size_is_refused_unless_it_is_common() ->
     stateful["ranks"][0]["algorithm"]["fields"] = {"error": {"net.0.bias": torch.ones(40)}}
     with pytest.raises(gs.ConfigError, match="was saved by 6 ranks, and this run has 3"):
         checkpoint.restore(model, model.algorithm, {}, stateful)
-    with pytest.raises(gs.ConfigError, match="saved with the algorithm ByteGrad, and this run has GradientAllReduce"):
+    with pytest.raises(
+        gs.ConfigError, match="saved with the algorithm ByteGrad, and this run has GradientAllReduce"
+    ):
         checkpoint.restore(model, model.algorithm, {}, {**saved[0], "algorithm": "ByteGrad"})
     model.close()

@@ -203,7 +203,9 @@ def check_an_exception_on_one_rank_is_raised_there_and_ends_the_others() -> None
     for strategy in (GossamerStrategy(), GossamerStrategy("decentralized"), BaguaStrategy("bytegrad")):
         begin = time.monotonic()
         mine = gs.rank() == 1
-        with pytest.raises(KeyError if mine else gs.CommError, match="a mistake of the user" if mine else "rank 1"):
+        with pytest.raises(
+            KeyError if mine else gs.CommError, match="a mistake of the user" if mine else "rank 1"
+        ):
             fit(strategy, Failing())
         assert time.monotonic() - begin < 20
 

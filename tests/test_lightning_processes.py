@@ -1,5 +1,5 @@
-# gossamer.lightning in real processes. One job of three ranks runs the checks of the lightning_*.py files, since a start
-# costs ten seconds; the launchers that start processes themselves have a script of their own.
+# gossamer.lightning in real processes. One job of three ranks runs the checks of the lightning_*.py files, since a
+# start costs ten seconds; the launchers that start processes themselves have a script of their own.
 
 from pathlib import Path
 
@@ -60,7 +60,9 @@ def test_names_start_processes_which_train_alike_and_end_with_the_first_error(st
     script.write_text(SCRIPT)
     code, out, err = start([str(script)]).finish()
     results = [line.split() for line in out.splitlines() if line.startswith("gossamer_")]
-    assert len(results) == 3, out + err  # the forks' weights come back to rank 0; both ranks of the popen launcher print
+    assert len(results) == 3, (
+        out + err
+    )  # the forks' weights come back to rank 0; both ranks of the popen launcher print
     assert len({weights for _, weights in results}) == 1
     assert code != 0
     assert "KeyError: 'a mistake of the user'" in err

@@ -4,7 +4,7 @@
 >>> Trainer(strategy=GossamerStrategy("bytegrad"))  # or, after import gossamer.lightning, strategy="gossamer_bytegrad"
 
 The classes here are for `lightning.pytorch`, or for `pytorch_lightning` where that alone is installed. For Fabric:
-gossamer.lightning.fabric. For the other package: gossamer.lightning.pytorch_lightning and gossamer.lightning.lightning_fabric.
+gossamer.lightning.fabric. For the other package: gossamer.lightning.pytorch_lightning and .lightning_fabric.
 """
 
 import importlib
@@ -17,7 +17,9 @@ _MODULES = {
 }
 _installed = namespaces.installed()
 
-for _namespace in _installed:  # all of them: a string must be known to whichever Trainer the user has imported
+for (
+    _namespace
+) in _installed:  # all of them: a string must be known to whichever Trainer the user has imported
     for _module in _MODULES[_namespace]:
         importlib.import_module(f"{__name__}.{_module}")
 

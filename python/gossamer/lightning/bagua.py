@@ -78,7 +78,9 @@ class BaguaStrategy(Wrapping):
             return Algorithm.init(self._algorithm, **self._kwargs)
         single = len(self.optimizers) == 1 and isinstance(self.optimizers[0], QAdamOptimizer)
         if not single or len(self.lr_scheduler_configs) > 1:
-            raise self.misconfiguration("Bagua QAdam can only accept one QAdamOptimizer and one LR Scheduler.")
+            raise self.misconfiguration(
+                "Bagua QAdam can only accept one QAdamOptimizer and one LR Scheduler."
+            )
         return Algorithm.init("qadam", q_adam_optimizer=self.optimizers[0], **self._kwargs)
 
     def unwrap(self, wrapper: Any, *, crashed: bool) -> None:

@@ -74,7 +74,9 @@ def _own(algorithm: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     rank, size = dist.get_rank(), dist.get_world_size()
     if len(states) == size:
         return states[rank]
-    if any("weights" in each or each["algorithm"]["fields"] or each["algorithm"]["algorithm"] for each in states):
+    if any(
+        "weights" in each or each["algorithm"]["fields"] or each["algorithm"]["algorithm"] for each in states
+    ):
         raise ConfigError(
             f"checkpoint: the state of {algorithm} was saved by {len(states)} ranks, and this run has "
             f"{size}; resume with as many, or load its weights alone and begin anew"

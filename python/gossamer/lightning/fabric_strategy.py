@@ -12,10 +12,10 @@ from gossamer.data_parallel import DataParallel
 from gossamer.engine import Autotune
 from gossamer.errors import ConfigError
 from gossamer.lightning import checkpoint
+from gossamer.lightning.groups import require_group
 from gossamer.lightning.namespaces import Base
 from gossamer.lightning.native import Choice
-from gossamer.lightning.reductions import all_gather_ddp_if_available
-from gossamer.lightning.trainer import reduce, require_group
+from gossamer.lightning.reductions import all_gather_ddp_if_available, reduce
 
 
 class GossamerStrategy(Base):

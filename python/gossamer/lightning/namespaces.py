@@ -1,7 +1,7 @@
 """The two names under which Lightning is published, and which of them are installed. Nothing of Gossamer.
 
-`lightning` and `pytorch_lightning` are unrelated class trees that reject each other's strategies, so every class of this
-face is made once for each; see classes().
+`lightning` and `pytorch_lightning` are unrelated class trees that reject each other's strategies, so every class of
+this face is made once for each, by subclass().
 """
 
 import importlib

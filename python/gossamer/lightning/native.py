@@ -25,7 +25,11 @@ class Choice:
     """
 
     def __init__(
-        self, algorithm: str | Algorithm, arguments: dict[str, Any], options: dict[str, Any], hierarchical: bool
+        self,
+        algorithm: str | Algorithm,
+        arguments: dict[str, Any],
+        options: dict[str, Any],
+        hierarchical: bool,
     ) -> None:
         if arguments and not (isinstance(algorithm, str) and algorithm in ALGORITHMS):
             raise ConfigError(

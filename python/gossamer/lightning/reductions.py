@@ -1,7 +1,7 @@
 """Reductions and gathers of single tensors, as Lightning 1.7 had them. distributed.py has the names for users.
 
 What is mended: reduce_op=None is the sum, as documented; every letter case; numbers; a mean leaves its input alone;
-groups without rank 0 have right gradients; shapes that differ are an error on every rank. docs/lightning.md has a table.
+groups without rank 0 have right gradients; unlike shapes are an error on every rank. docs/lightning.md has a table.
 """
 
 from typing import Any
@@ -60,6 +60,15 @@ def sync_ddp_if_available(
 ) -> Any:
     """sync_ddp(), or `result` itself where torch.distributed is not initialised."""
     return sync_ddp(result, group, reduce_op, inplace=inplace) if dist.is_initialized() else result
+
+
+def reduce(tensor: Any, group: Any, reduce_op: Any) -> Any:
+    """sync_ddp() of a tensor, in place where its dtype can hold the result."""
+    if not isinstance(tensor, Tensor):
+        return tensor
+    inplace = tensor.is_floating_point() or tensor.is_complex()
+    with torch.no_grad():
+        return sync_ddp_if_available(tensor, group, reduce_op, inplace=inplace)
 
 
 def gather_all_tensors(result: Tensor, group: Any = None) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """DDPStrategy: Lightning's own, with torch's DistributedDataParallel, and every argument at work on every device.
 
-A mixin; see gossamer.lightning.pytorch. Communication hooks, post-local SGD for each optimizer, and both in checkpoints.
+A mixin; see gossamer.lightning.pytorch. Hooks, post-local SGD for each optimizer, and both in checkpoints.
 """
 
 import inspect
@@ -26,8 +26,8 @@ KEY = "gossamer_ddp"  # of a checkpoint
 class DDPStrategy(Collective):
     """As lightning.pytorch.strategies.DDPStrategy, with hooks and post-local SGD also on CPUs.
 
-    Post-local SGD averages the parameters of each optimizer at the first and then every `model_averaging_period`-th of its
-    steps with local gradients. Its counters, and a ddp_comm_state that has a state_dict(), are in checkpoints.
+    Post-local SGD averages the parameters of each optimizer at the first and then every `model_averaging_period`-th of
+    its steps with local gradients. Its counters, and a ddp_comm_state that has a state_dict(), are in checkpoints.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
@@ -87,9 +87,7 @@ class DDPStrategy(Collective):
         self._averages: Averages | None = None
 
     def _register_ddp_hooks(self) -> None:
-        register_ddp_comm_hook(
-            self.model, self._ddp_comm_state, self._ddp_comm_hook, self._ddp_comm_wrapper
-        )
+        register_ddp_comm_hook(self.model, self._ddp_comm_state, self._ddp_comm_hook, self._ddp_comm_wrapper)
 
     def _enable_model_averaging(self) -> None:
         super()._enable_model_averaging()  # refuses optimizers that are distributed themselves

@@ -8,15 +8,14 @@ import contextlib
 import logging
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.errors import ConfigError
 from gossamer.lightning import checkpoint
 from gossamer.lightning.batchnorm import JoinedBatchNorm
+from gossamer.lightning.groups import require_group
 from gossamer.lightning.namespaces import Base
-from gossamer.lightning.reductions import all_gather_ddp_if_available, sync_ddp_if_available
+from gossamer.lightning.reductions import all_gather_ddp_if_available, reduce
 
 _log = logging.getLogger("gossamer")
 
@@ -24,8 +23,11 @@ _log = logging.getLogger("gossamer")
 class Collective(Base):
     """reduce() and all_gather() of gossamer.lightning.distributed, and a group that is what was asked for."""
 
+    _layer_sync: Any
+    model: Any
+
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """sync_ddp(); a mean of floats is in place, one of integers a new float tensor. No tensor: itself. Collective."""
+        """sync_ddp(); a mean of floats is in place, one of integers a new tensor. What is no tensor: itself."""
         return reduce(tensor, group, reduce_op)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
@@ -94,7 +96,9 @@ class Wrapping(Collective):
 
     # --- saving and resuming ---
 
-    def save_checkpoint(self, checkpoint_: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint_: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
         """Adds the algorithm's state of all ranks. Collective."""
         with self.pause():
             if self.wrapper is not None and "optimizer_states" in checkpoint_:
@@ -163,36 +167,3 @@ class Wrapping(Collective):
                     raise
                 _log.exception("gossamer: the end of a run that failed; its own error follows")
         super().teardown()
-
-
-def reduce(tensor: Any, group: Any, reduce_op: Any) -> Any:
-    """sync_ddp() of a tensor, in place where its dtype can hold the result."""
-    if not isinstance(tensor, Tensor):
-        return tensor
-    inplace = tensor.is_floating_point() or tensor.is_complex()
-    with torch.no_grad():
-        return sync_ddp_if_available(tensor, group, reduce_op, inplace=inplace)
-
-
-def require_group(backend: str | None, *, size: int, device: torch.device) -> None:
-    """ConfigError if the default group, which may be older than the strategy, has another size or backend.
-
-    Args:
-        backend: what the user has asked for, if anything.
-        device: what the backend is for.
-    """
-    if dist.get_world_size() != size:
-        raise ConfigError(
-            f"setup_distributed: torch.distributed is initialised with {dist.get_world_size()} ranks, and this "
-            f"strategy has {size}; call torch.distributed.destroy_process_group() first"
-        )
-    if backend is None:
-        return
-    known = dict(part.split(":") for part in str(dist.get_backend_config()).split(","))
-    wanted = dict(part.split(":") for part in backend.split(",")) if ":" in backend else {}
-    has, wants = known.get(device.type), wanted.get(device.type, None if wanted else backend)
-    if wants is not None and has != wants:
-        raise ConfigError(
-            f"setup_distributed: torch.distributed is initialised with {has} for {device.type} tensors, and "
-            f"process_group_backend is {backend!r}; call torch.distributed.destroy_process_group() first"
-        )
