@@ -30,17 +30,19 @@ def by_hand(name: str) -> torch.Tensor:
     return weights(module)
 
 
-def by_fabric(name: str) -> torch.Tensor:
+def by_fabric(name: str, *, compiled: bool = False) -> torch.Tensor:
     strategy = gossamer_fabric.GossamerStrategy(name, **settings(name))
     fabric = lf.Fabric(strategy=strategy, accelerator="cpu", devices=gs.size())
     fabric.launch()
     module: Any = Plain()
-    model, optimizer = fabric.setup(module, optimizer_for(name, module.parameters()))
+    given = torch.compile(module, backend="eager") if compiled else module
+    model, optimizer = fabric.setup(given, optimizer_for(name, module.parameters()))
     for batch in batches():
         optimizer.zero_grad()
         fabric.backward(model(batch).square().mean())
         optimizer.step()
-    model._forward_module.close()
+    wrapper = model._forward_module
+    getattr(wrapper, "_orig_mod", wrapper).close()
     return weights(module)
 
 
@@ -49,10 +51,13 @@ def check_trainer_and_fabric_leave_the_bits_of_the_loop_by_hand() -> None:
         hand = by_hand(name)
         assert torch.equal(fit(gossamer_strategy(name), Net(name)), hand), f"{name}: Trainer"
         assert torch.equal(by_fabric(name), hand), f"{name}: Fabric"
+        if name == "decentralized":
+            assert torch.equal(by_fabric(name, compiled=True), hand), f"{name}: Fabric, compiled"
 
 
 def check_bagua_strategy_leaves_the_bits_of_with_bagua() -> None:
-    bagua.init_process_group()
+    if not bagua.is_initialized():
+        bagua.init_process_group()
     for name in (
         "gradient_allreduce",
         "bytegrad",
