@@ -146,7 +146,7 @@ def test_qadam_ends_the_warm_up_of_all_parameters_at_once():
     assert all(torch.equal(weights, results[0]) for weights in results)
 
 
-def test_qadam_refuses_a_closure_and_a_parameter_that_comes_after_the_warm_up():
+def test_qadam_refuses_a_parameter_that_comes_after_the_warm_up():
     def body(comm):
         module = seeded(Heads)
         optimizer = gs.QAdamOptimizer(module.parameters(), 0.01, 2)
@@ -158,11 +158,43 @@ def test_qadam_refuses_a_closure_and_a_parameter_that_comes_after_the_warm_up():
                 optimizer.step()
         with pytest.raises(gs.ConfigError, match="got its first gradient after the 2 steps of the warm-up"):
             optimizer.step()
-        with pytest.raises(gs.ConfigError, match="takes no closure"):
-            optimizer.step(lambda: None)
         model.close()
 
     run_ranks(1, body)
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+@pytest.mark.parametrize("name", ["decentralized", "qadam", "zero_one_adam"])
+def test_a_step_with_a_closure_leaves_the_bits_of_one_after_backward(name, keyword):
+    optimizers = {"qadam": gs.QAdamOptimizer, "zero_one_adam": gs.ZeroOneAdamOptimizer}
+
+    def train(comm, closes):
+        module = seeded(mlp)
+        optimizer = optimizers.get(name, torch.optim.SGD)(
+            module.parameters(), 0.01, 3 if name in optimizers else 0
+        )
+        model = gs.DataParallel(module, optimizer, algorithm=name, process_group=comm)
+        for number, batch in enumerate(batches(8)):
+
+            def closure(batch=batch + comm.rank * number):
+                optimizer.zero_grad()
+                loss = square(model(batch))
+                loss.backward()
+                return loss
+
+            if not closes:
+                closure()
+                optimizer.step()
+            elif keyword:
+                assert optimizer.step(closure=closure).requires_grad
+            else:
+                assert optimizer.step(closure).requires_grad
+        weights = flat_weights(model.module)
+        model.close()
+        return weights
+
+    for plain, closed in run_ranks(2, lambda comm, other: (train(comm, False), train(other, True)), groups=2):
+        assert torch.equal(plain, closed)
 
 
 @pytest.mark.parametrize("name", ["decentralized", "local_sgd"])

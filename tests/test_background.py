@@ -12,7 +12,7 @@ import torch
 
 import gossamer as gs
 from gossamer import _C
-from models import batches
+from models import batches, mlp, seeded
 from ranks import run_ranks
 from wrapped import step, wrap
 
@@ -84,7 +84,7 @@ def threads():
     os.write(1, f"{names.count('gossamer')} of ours".encode())
 
 import gossamer as gs
-from models import batches
+from models import batches, mlp, seeded
 from ranks import run_ranks
 from wrapped import step, wrap
 
@@ -106,3 +106,26 @@ def test_no_thread_of_a_dropped_wrapper_is_left_when_the_interpreter_ends():
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "0 of ours"
+
+
+@pytest.mark.parametrize("name", ["gradient_allreduce", "decentralized", "bytegrad by hosts", "async"])
+def test_those_who_wait_for_a_rank_that_has_closed_after_a_crash_learn_of_it_at_once(name, backend):
+    def body(comm):
+        module = seeded(mlp)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        algorithm = gs.AsyncModelAverage(0) if name == "async" else name.split()[0]
+        group = gs.Hierarchical(comm) if name.endswith("hosts") else comm
+        model = gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=group)
+        step(model, optimizer, batches(1)[0])
+        if comm.rank == 1:
+            model.engine.close(crashed=True)
+            return 0.0
+        began = time.monotonic()
+        with pytest.raises(gs.CommError):  # noqa: PT012  (async learns of it in a later step)
+            while time.monotonic() < began + 20:
+                step(model, optimizer, batches(1)[0])
+        took = time.monotonic() - began
+        model.engine.close(crashed=True)
+        return took
+
+    assert max(run_ranks(3, body)) < 15

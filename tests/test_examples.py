@@ -37,3 +37,17 @@ def test_all_reduce_rounds_little_and_alike_on_all_ranks(run_example) -> None:
     assert sorted(rank for rank, _, _ in found) == ["0", "1"]
     assert len({(error, value) for _, error, value in found}) == 1
     assert float(found[0][1]) < 1.5
+
+
+def test_accelerate_lowers_the_loss_with_accumulation(run_example) -> None:
+    pytest.importorskip("accelerate")
+    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", run_example("accelerate_training.py"))]
+    assert len(losses) == 10, "rank 0 alone reports"
+    assert losses[-1] < losses[0] / 4
+
+
+def test_the_hugging_face_trainer_lowers_the_loss(run_example) -> None:
+    pytest.importorskip("transformers")
+    losses = [float(value) for value in re.findall(r"step \d+: loss ([\d.]+)", run_example("hf_trainer.py"))]
+    assert len(losses) == 5, "rank 0 alone reports"
+    assert losses[-1] < losses[0] / 2

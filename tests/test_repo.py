@@ -20,7 +20,8 @@ LAYERS = (
     {"collectives", "topology"},
     {"engine"},
     {"algorithms"},
-    {"data_parallel", "ddp", "fsdp", "hooks", "horovod", "bagua", "lightning"},
+    {"data_parallel", "ddp", "fsdp", "hooks", "horovod", "bagua"},
+    {"lightning"},
     {"__init__"},
     {"demo"},
     {"launch"},
@@ -130,6 +131,21 @@ def test_native_code_reads_no_environment() -> None:
 def test_file_keeps_to_its_size_budget(path) -> None:
     lines = len(path.read_text().splitlines())
     assert lines <= BUDGETS[path.suffix], f"{name(path)} has {lines} lines, at most {BUDGETS[path.suffix]}"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if PACKAGE / "lightning" in path.parents], ids=name
+)
+def test_file_of_the_lightning_face_only_translates(path) -> None:
+    assert len(path.read_text().splitlines()) < 200
+    calls = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    moves = calls & {"all_to_all", "all_to_all_single", "reduce_scatter", "isend", "irecv", "send", "recv"}
+    sums = (
+        calls & {"all_reduce", "all_gather"}
+        if path.name not in ("reductions.py", "fabric_strategy.py")
+        else set()
+    )
+    assert not moves | sums, f"{name(path)}: faces translate arguments; what communicates is below"
 
 
 def test_no_file_is_named_for_being_shared() -> None:

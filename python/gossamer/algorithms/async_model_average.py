@@ -174,4 +174,4 @@ class AsyncModelAverage(Algorithm):
                 self._abort(background)
                 background.wait()
         finally:
-            background.close()
+            background.close(crashed=crashed)

@@ -52,6 +52,11 @@ class Algorithm(ABC):
     _worker: Worker | None = None
 
     @property
+    def own_weights(self) -> bool:
+        """Whether ranks may hold different weights between steps, so that each must save its own."""
+        return "weight" in self.fields
+
+    @property
     def lockstep(self) -> bool:
         """Whether the ranks agree at the end of each synchronised backward, which makes all wait for the slowest.
 

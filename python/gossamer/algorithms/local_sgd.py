@@ -170,7 +170,7 @@ class LocalSGD(Algorithm):
 
     def close(self, *, crashed: bool = False) -> None:
         if self._background is not None:
-            self._background.close()
+            self._background.close(crashed=crashed)
 
     def state_dict(self) -> dict[str, Any]:
         if self._background is not None:

@@ -61,10 +61,6 @@ class QAdamOptimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """One update of every parameter that has a gradient."""
         loss = None
-        if closure is not None and self.frozen is not None:
-            raise ConfigError(
-                "QAdamOptimizer: with the algorithm qadam, step() takes no closure; call backward() before"
-            )
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()

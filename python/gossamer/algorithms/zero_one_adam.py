@@ -134,6 +134,10 @@ class ZeroOneAdam(AdamAlgorithm):
             self._optimizer.variance_scaler,
         )
 
+    @property
+    def own_weights(self) -> bool:
+        return True
+
     def averages_gradients(self, step: int) -> bool:
         return bool(self._optimizer.takes_variance(step))
 

@@ -39,9 +39,12 @@ class Background:
         """Until all is done; raises the first error."""
         self._executor.wait()
 
-    def close(self) -> None:
-        """Ends the thread. Ranks that wait for this one in an unfinished task get an error soon. Idempotent."""
-        if self._executor.busy():
+    def close(self, *, crashed: bool = False) -> None:
+        """Ends the thread. Ranks that wait for this one get an error soon, if a task is unfinished or it has crashed.
+
+        Idempotent.
+        """
+        if crashed or self._executor.busy():
             self.comm.announce_failure()
         self._executor.stop()
 

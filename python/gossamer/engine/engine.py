@@ -195,8 +195,14 @@ class Engine:
             broadcast_buffers(self._members, self._comm, self._control, source=0)
 
     def close(self, *, crashed: bool = False) -> None:
-        """Removes the hooks and ends the worker; gradients stay. Idempotent. `crashed`: serve no other rank."""
+        """Removes the hooks and ends the worker; gradients stay. Idempotent.
+
+        crashed: serve no other rank; those that wait for this one get an error soon.
+        """
         _open_engines.discard(self)
+        if crashed:
+            for comm in (self._comm, self._control, self._group):
+                comm.announce_failure()
         self._native.close()
         self._steps.close()
         try:

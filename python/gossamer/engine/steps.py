@@ -1,7 +1,7 @@
 """Counting optimizer steps, and telling the algorithm before and after each. Used by engine.py.
 
 A step is over when every watched optimizer has stepped since the one before. A GradScaler that skips a step calls no
-hook, so what it skips is not counted.
+hook, so what it skips is not counted. "Before" is after the closure, if step() is given one: gradients are there then.
 """
 
 import weakref
@@ -38,10 +38,16 @@ class StepCounter:
         """Counts a step whenever all of these have stepped."""
         counter = weakref.ref(self)
 
-        def begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        def begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             alive = counter()
-            if alive is not None:
-                alive._algorithm.before_step(alive.count)
+            if alive is None:
+                return None
+            if len(args) > 1 and callable(args[1]):  # after the optimizer itself
+                return (args[0], alive._and_begin(args[1]), *args[2:]), kwargs
+            if callable(kwargs.get("closure")):
+                return args, {**kwargs, "closure": alive._and_begin(kwargs["closure"])}
+            alive._algorithm.before_step(alive.count)
+            return None
 
         def ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             alive = counter()
@@ -66,6 +72,15 @@ class StepCounter:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+    def _and_begin(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def closure_and_begin() -> Any:
+            loss = closure()
+            with torch.no_grad():
+                self._algorithm.before_step(self.count)
+            return loss
+
+        return closure_and_begin
 
     def _ended(self, optimizer: int) -> None:
         self._stepped.add(optimizer)

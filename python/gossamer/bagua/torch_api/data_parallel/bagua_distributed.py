@@ -125,6 +125,24 @@ class BaguaDistributedDataParallel:
             with torch.no_grad():
                 self._engine.consensus()
 
+    def algorithm_state_dict(self) -> dict[str, Any]:
+        """As of gossamer.DataParallel. ConfigError where the algorithm is written in hooks."""
+        return self._native.state_dict()
+
+    def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
+        """As of gossamer.DataParallel. ConfigError where the algorithm is written in hooks. Collective."""
+        with torch.no_grad():
+            self._native.load_state_dict(state)
+
+    @property
+    def _native(self) -> Engine:
+        if not isinstance(self._engine, Engine):
+            raise ConfigError(
+                f"algorithm_state_dict: {type(self.bagua_algorithm).__name__} is written in hooks, and keeps its state "
+                f"itself"
+            )
+        return self._engine
+
     @property
     def uneven(self) -> UnevenInputs:
         """For DistributedDataParallel.join. ConfigError where the algorithm is written in hooks."""
@@ -157,12 +175,14 @@ class BaguaDistributedDataParallel:
         else:
             self._paused.enter_context(self._engine.no_sync())
 
-    def close(self) -> None:
-        """Ends the algorithm; the model goes on alone. Idempotent."""
+    def close(self, *, crashed: bool = False) -> None:
+        """Ends the algorithm; the model goes on alone. Idempotent. crashed: without waiting for other ranks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if self._engine is not None:
+        if isinstance(self._engine, Engine):
+            self._engine.close(crashed=crashed)
+        elif self._engine is not None:
             self._engine.close()
 
     def __reduce__(self) -> Any:

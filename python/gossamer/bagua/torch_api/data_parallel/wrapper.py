@@ -141,6 +141,18 @@ class DistributedDataParallel(nn.Module):
             throw_on_early_termination=throw_on_early_termination,
         )
 
+    def consensus(self) -> None:
+        """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
+        self.inner.consensus()
+
+    def algorithm_state_dict(self) -> dict[str, Any]:
+        """As of gossamer.DataParallel."""
+        return self.inner.algorithm_state_dict()
+
+    def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
+        """As of gossamer.DataParallel. Collective."""
+        self.inner.load_algorithm_state_dict(state)
+
     def _use(self, algorithm: Algorithm) -> None:
         with_bagua(self.module, self._optimizers, algorithm, **self._options)
 

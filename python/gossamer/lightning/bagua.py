@@ -1,0 +1,101 @@
+"""BaguaStrategy: the class of Lightning 1.6 to 1.9, over the Bagua face. A mixin; see gossamer.lightning.pytorch."""
+
+from typing import Any
+
+from gossamer.bagua.torch_api import communication
+from gossamer.bagua.torch_api.algorithms import Algorithm
+from gossamer.bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel
+from gossamer.errors import ConfigError
+from gossamer.lightning.trainer import Wrapping
+
+ALGORITHMS = (
+    "gradient_allreduce",
+    "bytegrad",
+    "decentralized",
+    "low_precision_decentralized",
+    "qadam",
+    "async",
+)
+
+
+class BaguaStrategy(Wrapping):
+    """Trains with one of Bagua's algorithms, under Bagua's names and arguments, on CPUs or GPUs.
+
+    Args:
+        algorithm: one of gradient_allreduce, bytegrad, decentralized, low_precision_decentralized, qadam and async.
+        flatten: do_flatten of with_bagua(); of no effect on these algorithms, whose buckets are flat.
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as of Lightning's
+            DDPStrategy.
+        bagua_kwargs: arguments of the algorithm. qadam takes its optimizer from the LightningModule.
+
+    Raises:
+        ConfigError: an unknown algorithm.
+        TypeError: arguments that the algorithm does not have.
+    """
+
+    def __init__(
+        self,
+        algorithm: str = "gradient_allreduce",
+        flatten: bool = True,
+        accelerator: Any = None,
+        parallel_devices: Any = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        **bagua_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        if algorithm not in ALGORITHMS:
+            raise ConfigError(
+                f"BaguaStrategy: algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}"
+            )
+        self._algorithm, self._flatten, self._kwargs = algorithm, flatten, bagua_kwargs
+        if algorithm != "qadam":  # which needs its optimizer
+            Algorithm.init(algorithm, **bagua_kwargs)  # refuses wrong arguments here, and not in the workers
+
+    def setup_distributed(self) -> None:
+        super().setup_distributed()
+        if not communication.is_initialized():
+            communication.init_process_group()  # for calls of Bagua in the user's module
+
+    def wrap(self, model: Any) -> DistributedDataParallel:
+        return DistributedDataParallel(
+            model,
+            gradient_as_bucket_view=self._flatten,
+            optimizers=self.optimizers,
+            algorithm=self._declared(),
+        )
+
+    def _declared(self) -> Algorithm:
+        if self._algorithm != "qadam":
+            return Algorithm.init(self._algorithm, **self._kwargs)
+        single = len(self.optimizers) == 1 and isinstance(self.optimizers[0], QAdamOptimizer)
+        if not single or len(self.lr_scheduler_configs) > 1:
+            raise self.misconfiguration(
+                "Bagua QAdam can only accept one QAdamOptimizer and one LR Scheduler."
+            )
+        return Algorithm.init("qadam", q_adam_optimizer=self.optimizers[0], **self._kwargs)
+
+    def unwrap(self, wrapper: Any, *, crashed: bool) -> None:
+        wrapper.inner.close(crashed=crashed)
+
+    @property
+    def running(self) -> Any:
+        if self.wrapper is None:
+            raise ConfigError("BaguaStrategy: an algorithm is at work during fit() only")
+        return self.wrapper.bagua_algorithm.native
+
+    def abort(self, wrapper: Any) -> None:
+        if self._algorithm == "async":
+            wrapper.bagua_algorithm.abort(wrapper.module)
+
+    def resume(self, wrapper: Any) -> None:
+        if self._algorithm == "async":
+            wrapper.bagua_algorithm.resume(wrapper.module)

@@ -1,0 +1,145 @@
+"""GossamerStrategy of Fabric: modules in gossamer.DataParallel. A mixin; see gossamer.lightning.fabric."""
+
+import contextlib
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
+
+from gossamer.algorithms import Algorithm
+from gossamer.data_parallel import DataParallel
+from gossamer.engine import Autotune
+from gossamer.errors import ConfigError
+from gossamer.lightning import checkpoint
+from gossamer.lightning.groups import require_group
+from gossamer.lightning.namespaces import Base
+from gossamer.lightning.native import Choice
+from gossamer.lightning.reductions import all_gather_ddp_if_available, reduce
+
+
+class GossamerStrategy(Base):
+    """Trains with one of Gossamer's algorithms, on CPUs or GPUs; one process for each device.
+
+    fabric.setup(model, optimizer) wraps the model with all optimizers that it is given. fabric.save() adds the
+    algorithm's state of all ranks to the file, and fabric.load() gives each rank its own back.
+
+    Args:
+        algorithm, process_group_backend, bucket_bytes, first_bucket_bytes, autotune, hierarchical, algorithm_kwargs: as
+            of the Trainer's GossamerStrategy.
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision, timeout, start_method: as of
+            Fabric's DDPStrategy.
+    """
+
+    def __init__(
+        self,
+        algorithm: str | Algorithm = "gradient_allreduce",
+        *,
+        accelerator: Any = None,
+        parallel_devices: Any = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision: Any = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+        start_method: str = "popen",
+        bucket_bytes: int | None = None,
+        first_bucket_bytes: int | None = None,
+        autotune: bool | Autotune = False,
+        hierarchical: bool = False,
+        **algorithm_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision=precision,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+        )
+        options = {
+            "bucket_bytes": bucket_bytes,
+            "first_bucket_bytes": first_bucket_bytes,
+            "autotune": autotune,
+        }
+        self._choice = Choice(algorithm, algorithm_kwargs, options, hierarchical)
+        self._backward_sync_control = SyncControl()
+
+    def _get_process_group_backend(self) -> str:
+        default = "gossamer" if self.root_device.type == "cpu" else "cpu:gossamer,cuda:nccl"
+        return self._process_group_backend or default
+
+    def _setup_distributed(self) -> None:
+        asked = self._process_group_backend
+        super()._setup_distributed()
+        require_group(asked, size=self.world_size, device=self.root_device)
+
+    def setup_module_and_optimizers(self, module: Any, optimizers: list[Any], scheduler: Any = None) -> Any:
+        wrapper = self._choice.wrap(module, optimizers)
+        return wrapper, [self.setup_optimizer(each) for each in optimizers], scheduler
+
+    def setup_module(self, module: Any) -> DataParallel:
+        return self._choice.wrap(module, [])
+
+    def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return reduce(tensor, group, reduce_op)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        gathered: Tensor = all_gather_ddp_if_available(tensor, group, sync_grads)
+        return gathered
+
+    def save_checkpoint(
+        self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None
+    ) -> None:
+        """Adds the states of the algorithms. Collective."""
+        states = {
+            name: checkpoint.gather(wrapper, wrapper.algorithm, _optimizers_in(state, wrapper))
+            for name, wrapper in _wrappers_in(state).items()
+        }
+        state = {**state, checkpoint.KEY: states} if states else state
+        super().save_checkpoint(path, state, storage_options, filter)
+
+    def load_checkpoint(
+        self, path: Any, state: Any = None, strict: bool = True, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Gives the algorithms their states back, where `state` names their models. Collective."""
+        rest: dict[str, Any] = super().load_checkpoint(path, state, strict, weights_only)
+        wrappers = _wrappers_in(state)
+        if wrappers:
+            saved = rest.pop(checkpoint.KEY, {})
+            for name, wrapper in wrappers.items():
+                optimizers = _optimizers_in(state, wrapper)
+                checkpoint.restore(wrapper, wrapper.algorithm, optimizers, saved.get(name))
+        return rest
+
+
+class SyncControl:
+    """fabric.no_backward_sync() of a DataParallel."""
+
+    def no_backward_sync(self, module: Any, enabled: bool) -> contextlib.AbstractContextManager[None]:
+        """Within it, backward accumulates without communication."""
+        if not enabled:
+            return contextlib.nullcontext()
+        if not isinstance(module, DataParallel):
+            raise ConfigError(
+                f"no_backward_sync: needs a model that fabric.setup() has returned, got {type(module).__name__}"
+            )
+        return module.no_sync()
+
+
+def _wrappers_in(state: Any) -> dict[str, DataParallel]:
+    items = state.items() if isinstance(state, dict) else ()
+    return {name: each for name, each in items if isinstance(each, DataParallel)}
+
+
+def _optimizers_in(state: dict[str, Any], wrapper: DataParallel) -> dict[str, Any]:
+    """Those of the state that the wrapper was given."""
+    own = {id(param) for param in wrapper.module.parameters()}
+    return {
+        name: each
+        for name, each in state.items()
+        if hasattr(each, "param_groups")
+        and any(id(param) in own for group in each.param_groups for param in group["params"])
+    }

@@ -1,0 +1,60 @@
+"""The two names under which Lightning is published, and which of them are installed. Nothing of Gossamer.
+
+`lightning` and `pytorch_lightning` are unrelated class trees that reject each other's strategies, so every class of
+this face is made once for each, by subclass().
+"""
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    Base = Any
+else:
+    Base = object
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One of the two."""
+
+    trainer: str  # the package with Trainer
+    fabric: str  # the package with Fabric
+
+    def of_trainer(self, module: str) -> Any:
+        """A module of the Trainer's package."""
+        return importlib.import_module(f"{self.trainer}.{module}")
+
+    def of_fabric(self, module: str) -> Any:
+        """A module of Fabric's package."""
+        return importlib.import_module(f"{self.fabric}.{module}")
+
+
+LIGHTNING = Namespace("lightning.pytorch", "lightning.fabric")
+PYTORCH_LIGHTNING = Namespace("pytorch_lightning", "lightning_fabric")
+
+
+def installed() -> list[Namespace]:
+    """Those that can be imported.
+
+    Raises:
+        ImportError: none.
+    """
+    found = [
+        each
+        for each in (LIGHTNING, PYTORCH_LIGHTNING)
+        if importlib.util.find_spec(each.trainer.partition(".")[0]) is not None
+    ]
+    if not found:
+        raise ImportError(
+            "gossamer.lightning: needs the package lightning or pytorch-lightning, 2.6.4 or newer, and neither is "
+            "installed; run `pip install 'gossamer[lightning]'`"
+        )
+    return found
+
+
+def subclass(mixin: type, base: type, *, module: str, extra: dict[str, Any] | None = None) -> Any:
+    """The class of that mixin for one namespace; `module` is where it can be found again, as pickle needs it."""
+    name = mixin.__name__
+    return type(name, (mixin, base), {"__module__": module, "__doc__": mixin.__doc__, **(extra or {})})

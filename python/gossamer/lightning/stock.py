@@ -1,0 +1,175 @@
+"""DDPStrategy: Lightning's own, with torch's DistributedDataParallel, and every argument at work on every device.
+
+A mixin; see gossamer.lightning.pytorch. Hooks, post-local SGD for each optimizer, and both in checkpoints.
+"""
+
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
+from torch.distributed.constants import default_pg_timeout
+from torch.nn.parallel import DistributedDataParallel
+
+from gossamer.comm import Communicator, private
+from gossamer.engine import mean_tensors
+from gossamer.errors import ConfigError
+from gossamer.lightning.distributed import register_ddp_comm_hook, require_hook
+from gossamer.lightning.trainer import Collective
+
+KEY = "gossamer_ddp"  # of a checkpoint
+
+
+class DDPStrategy(Collective):
+    """As lightning.pytorch.strategies.DDPStrategy, with hooks and post-local SGD also on CPUs.
+
+    Post-local SGD averages the parameters of each optimizer at the first and then every `model_averaging_period`-th of
+    its steps with local gradients. Its counters, and a ddp_comm_state that has a state_dict(), are in checkpoints.
+
+    Args:
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+        timeout, start_method: as there. "gossamer" is a backend too.
+        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: as of register_ddp_comm_hook().
+        model_averaging_period: steps between two averagings; needs a PostLocalSGDState.
+        kwargs: arguments of torch's DistributedDataParallel.
+
+    Raises:
+        ConfigError: a state or wrapper without a hook, a period without a PostLocalSGDState or the other way round.
+        TypeError: an argument that DistributedDataParallel does not have.
+    """
+
+    def __init__(
+        self,
+        accelerator: Any = None,
+        parallel_devices: Any = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        ddp_comm_state: object = None,
+        ddp_comm_hook: Callable[..., Any] | None = None,
+        ddp_comm_wrapper: Callable[..., Any] | None = None,
+        model_averaging_period: int | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+        start_method: str = "popen",
+        **kwargs: Any,
+    ) -> None:
+        require_hook("DDPStrategy", ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
+        is_local = isinstance(ddp_comm_state, PostLocalSGDState)
+        if is_local != (model_averaging_period is not None):
+            raise ConfigError(
+                f"DDPStrategy: model_averaging_period and a PostLocalSGDState need each other, got "
+                f"{model_averaging_period!r} and {ddp_comm_state!r}"
+            )
+        if model_averaging_period is not None and model_averaging_period < 1:
+            raise ConfigError(
+                f"DDPStrategy: model_averaging_period must be a positive number of steps, got {model_averaging_period}"
+            )
+        inspect.signature(DistributedDataParallel.__init__).bind(None, None, **kwargs)
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            ddp_comm_state=ddp_comm_state,
+            ddp_comm_hook=ddp_comm_hook,
+            ddp_comm_wrapper=ddp_comm_wrapper,
+            model_averaging_period=model_averaging_period,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+            **kwargs,
+        )
+        self._averages: Averages | None = None
+
+    def _register_ddp_hooks(self) -> None:
+        register_ddp_comm_hook(self.model, self._ddp_comm_state, self._ddp_comm_hook, self._ddp_comm_wrapper)
+
+    def _enable_model_averaging(self) -> None:
+        super()._enable_model_averaging()  # refuses optimizers that are distributed themselves
+        self._model_averager = None
+        state: Any = self._ddp_comm_state
+        if state.subgroup is None:  # as torch's, but also where there is no GPU to count
+            state.subgroup, _ = dist.new_subgroups(group_size=self.num_processes)
+        comm, _ = private(state.process_group, self.root_device)
+        period = self._model_averaging_period or 1
+        self._averages = Averages(state, period, comm, len(self.optimizers))
+
+    def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        if self._averages is not None:
+            index = next(i for i, each in enumerate(self.optimizers) if each is optimizer)
+            self._averages.after_step(index, optimizer)
+        return output
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        own: dict[str, Any] = {}
+        if self._averages is not None:
+            own["averages"] = self._averages.state_dict()
+        if hasattr(self._ddp_comm_state, "state_dict"):
+            every = [None] * self.world_size if self.is_global_zero else None
+            dist.gather_object(self._ddp_comm_state.state_dict(), every)
+            own["states"] = every
+        if own and "optimizer_states" in checkpoint:
+            checkpoint = {**checkpoint, KEY: own}
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        super().load_optimizer_state_dict(checkpoint)
+        own = checkpoint.get(KEY, {})
+        if self._averages is not None and "averages" in own:
+            self._averages.load_state_dict(own["averages"])
+        states = own.get("states")
+        if states is None:
+            return
+        if len(states) != self.world_size:
+            raise ConfigError(
+                f"checkpoint: the state of ddp_comm_hook was saved by {len(states)} ranks, and this run has "
+                f"{self.world_size}; resume with as many, or load its weights alone and begin anew"
+            )
+        self._ddp_comm_state.load_state_dict(states[self.global_rank])
+
+    def teardown(self) -> None:
+        self._averages = None
+        super().teardown()
+
+
+class Averages:
+    """Of each optimizer's parameters, among all ranks, while gradients are local.
+
+    Args:
+        state: of the hook; its `iter` stays at start_localSGD_iter once gradients are local.
+        period: steps of an optimizer from one to the next.
+        comm: of all ranks.
+        count: of optimizers.
+    """
+
+    def __init__(self, state: PostLocalSGDState, period: int, comm: Communicator, count: int) -> None:
+        self._state, self._period, self._comm = state, period, comm
+        self._local_steps = [0] * count
+        self._seen = state.iter  # at the last step of any of them
+
+    def after_step(self, index: int, optimizer: Any) -> None:
+        """Counts a step of that optimizer. Collective where it is one to average after."""
+        was_local = self._seen >= self._state.start_localSGD_iter
+        self._seen = self._state.iter
+        if not was_local:
+            return
+        if self._local_steps[index] % self._period == 0:
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            with torch.no_grad():
+                mean_tensors(self._comm, [param for param in params if param.grad is not None])
+        self._local_steps[index] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, the same on every rank."""
+        return {"local_steps": list(self._local_steps), "seen": self._seen, "iter": self._state.iter}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """What state_dict() returned."""
+        self._local_steps, self._seen = list(saved["local_steps"]), saved["seen"]
+        self._state.iter = saved["iter"]

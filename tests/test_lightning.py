@@ -1,0 +1,114 @@
+# gossamer.lightning as far as one process without a group shows it: what is refused, names, pickling.
+
+import datetime
+import pickle
+
+import pytest
+
+import gossamer as gs
+
+pl = pytest.importorskip("lightning.pytorch")
+lightning = pytest.importorskip("gossamer.lightning")
+KINDS = ("GossamerStrategy", "BaguaStrategy", "DDPStrategy")
+
+WITHOUT = """
+import sys
+for name in ("lightning", "pytorch_lightning"):
+    sys.modules[name] = None
+try:
+    import gossamer.lightning
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_lightning_the_import_says_what_to_install(start) -> None:
+    code, out, err = start(["-c", WITHOUT]).finish()
+    assert code == 0, err
+    assert "pip install 'gossamer[lightning]'" in out
+
+
+@pytest.mark.parametrize("module", ["pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_strategies_can_be_pickled_as_the_spawn_launcher_does(module, kind) -> None:
+    strategy = getattr(getattr(lightning, module), kind)()
+    again = pickle.loads(pickle.dumps(strategy))
+    assert type(again) is type(strategy)
+
+
+@pytest.mark.parametrize("registry", ["lightning.pytorch", "pytorch_lightning"])
+def test_every_algorithm_has_names_with_every_start_method(registry) -> None:
+    registered = pytest.importorskip(f"{registry}.strategies").StrategyRegistry
+    ours = [name for name in registered.available_strategies() if name.startswith("gossamer")]
+    assert len(ours) == 11 * 4 * 3
+    assert registered.get("gossamer_local_sgd_notebook_find_unused_parameters_false")._start_method == "fork"
+    assert registered.get("gossamer")._start_method == "popen"
+    assert type(registered.get("bagua")).__name__ == "BaguaStrategy"
+
+
+def test_fabric_has_the_same_names() -> None:
+    registered = pytest.importorskip("lightning.fabric.strategies").STRATEGY_REGISTRY
+    strategy = registered.get("gossamer_bytegrad_spawn")
+    assert type(strategy).__module__ == "gossamer.lightning.fabric"
+
+
+def test_wrong_arguments_are_refused_before_any_process_starts() -> None:
+    with pytest.raises(gs.ConfigError, match="must be an Algorithm object or one of"):
+        lightning.GossamerStrategy("nonsense")
+    with pytest.raises(gs.ConfigError, match="arguments of an algorithm need its name"):
+        lightning.GossamerStrategy(gs.ByteGrad(), average=False)
+    with pytest.raises(TypeError, match="unexpected"):
+        lightning.GossamerStrategy("bytegrad", unexpected=1)
+    with pytest.raises(gs.ConfigError, match="algorithm must be one of gradient_allreduce, bytegrad"):
+        lightning.BaguaStrategy("powersgd")
+    with pytest.raises(TypeError, match="unexpected"):
+        lightning.BaguaStrategy("bytegrad", unexpected=1)
+    with pytest.raises(TypeError, match="unexpected"):
+        lightning.DDPStrategy(unexpected=1)
+    with pytest.raises(gs.ConfigError, match="ddp_comm_state and ddp_comm_wrapper needs a ddp_comm_hook"):
+        lightning.DDPStrategy(ddp_comm_state=object(), ddp_comm_wrapper=print)
+    with pytest.raises(gs.ConfigError, match="need each other, got 4 and None"):
+        lightning.DDPStrategy(model_averaging_period=4)
+
+
+def test_arguments_reach_lightning_as_those_of_its_own_strategy() -> None:
+    for strategy in (
+        lightning.GossamerStrategy(timeout=datetime.timedelta(seconds=7), start_method="fork"),
+        lightning.DDPStrategy(timeout=datetime.timedelta(seconds=7), start_method="fork", static_graph=True),
+    ):
+        assert strategy._timeout.total_seconds() == 7
+        assert strategy._start_method == "fork"
+    assert strategy._ddp_kwargs == {"static_graph": True}
+    with pytest.raises(ValueError, match="start method .nonsense. is not available"):
+        pl.Trainer(strategy=lightning.DDPStrategy(start_method="nonsense"), accelerator="cpu", devices=2)
+
+
+def test_before_setup_the_collectives_return_what_they_are_given() -> None:
+    strategy = lightning.GossamerStrategy()
+    for value in (3, "text", None, [1]):
+        assert strategy.reduce(value) is value
+        assert strategy.broadcast(value) is value
+        assert lightning.distributed.sync_ddp_if_available(value) is value
+        assert lightning.distributed.all_gather_ddp_if_available(value) is value
+    strategy.barrier("name")
+    with pytest.raises(gs.ConfigError, match="the default process group has not been initialized"):
+        lightning.distributed.sync_ddp(gs.rank)
+
+
+class Model:
+    def register_comm_hook(self, state, hook) -> None:
+        self.state, self.hook = state, hook
+
+
+def test_register_ddp_comm_hook_takes_the_state_by_both_of_its_names() -> None:
+    register, model, state = lightning.distributed.register_ddp_comm_hook, Model(), object()
+    register(model, state=state, ddp_comm_hook=max, ddp_comm_wrapper=lambda hook: [hook])
+    assert model.state is state
+    assert model.hook.__name__ == "list"
+    with pytest.raises(gs.ConfigError, match="give ddp_comm_state or state, got both"):
+        register(model, state, max, state=state)
+    with pytest.raises(gs.ConfigError, match="ddp_comm_wrapper needs a ddp_comm_hook"):
+        register(model, ddp_comm_wrapper=print)
+    del model.hook
+    register(model)
+    assert not hasattr(model, "hook")
