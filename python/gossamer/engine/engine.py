@@ -102,7 +102,14 @@ class Engine:
             buffers = [buffer for _, buffer in self._members.buffers() if buffers_too]
             broadcast_everywhere(comm, control, [*self._params, *buffers])
 
-        self._native = self._build_native()
+        self._native = _C.Engine(
+            comm=comm,
+            control=control,
+            params=self._params,
+            names=self._names,
+            on_late=weak_call(weakref.WeakMethod(self._buckets.append_late)),
+            on_order=weak_call(weakref.WeakMethod(self._buckets.arrive)),
+        )
         self._buckets.connect(self._native)
         self._worker = Worker(self._native, comm)
         self.uneven = UnevenInputs(self._native, algorithm, self._members, self._steps, comm, control)
@@ -111,12 +118,10 @@ class Engine:
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
         self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())
         self._buckets.arrive(trainable[::-1])
-        self.tuned: Tuned | None = None
-        self._tuner: Tuner | None = None
-        if autotune:
-            done = weak_call(weakref.WeakMethod(self._end_tuning))
-            self._tuner = Tuner(autotune, self._choices, self._buckets, algorithm, control=control, done=done)
-            self._begin_tuning()
+        done = weak_call(weakref.WeakMethod(self._end_tuning))
+        choices = self._choices, self._buckets, algorithm
+        self._tuner = Tuner(autotune, *choices, control=control, done=done) if autotune else None
+        self._begin_tuning()
         _open_engines.add(self)
 
     # --- the moments of a step ---
@@ -210,8 +215,6 @@ class Engine:
         finally:
             self._worker.close()
 
-    # --- facts ---
-
     @property
     def buckets(self) -> list[Any]:
         """The buckets as they are now, in the order in which they are sent."""
@@ -238,9 +241,7 @@ class Engine:
             "optimizer_steps": self.optimizer_steps,
             "backward_count": self.backward_count,
             "plan": self._buckets.names,
-            "tuned": {"bucket_bytes": self.tuned.bucket_bytes, "codecs": self.tuned.codecs}
-            if self.tuned
-            else None,
+            "tuned": self.tuned.saved() if self.tuned else None,
             "fields": save_fields(self.buckets, self.algorithm.state_fields),
             "algorithm": own,
         }
@@ -250,10 +251,9 @@ class Engine:
         self._native.wait()
         self.algorithm.settle()
         problem = problem_of(state, self._names, self._choices)
-        counters = [
-            f"{key} {state.get(key)}" for key in ("optimizer_steps", "backward_count", "plan", "tuned")
-        ]
-        require_equal(self._control, [*counters, f"problem {problem!r}"], "the loaded state")
+        common = ("optimizer_steps", "backward_count", "plan", "tuned")
+        lines = [f"{key} {state.get(key)}" for key in common]
+        require_equal(self._control, [*lines, f"problem {problem!r}"], "the loaded state")
         if problem:
             raise ConfigError(f"load_state_dict: must be given what state_dict() returned, got {problem}")
         self._load_tuned(state["tuned"])
@@ -272,26 +272,13 @@ class Engine:
             self._buckets.bucket_bytes = tuned["bucket_bytes"]
             self._end_tuning(Tuned(tuned["bucket_bytes"], dict(tuned["codecs"])))
             return
-        self.tuned = None
-        if self._tuner is not None:
-            self._begin_tuning()
-
-    # --- wiring ---
-
-    def _build_native(self) -> Any:
-        return _C.Engine(
-            comm=self._comm,
-            control=self._control,
-            params=self._params,
-            names=self._names,
-            on_late=weak_call(weakref.WeakMethod(self._buckets.append_late)),
-            on_order=weak_call(weakref.WeakMethod(self._buckets.arrive)),
-        )
+        self._begin_tuning()
 
     def _begin_tuning(self) -> None:
-        assert self._tuner is not None
-        self._tuner.restart()
-        self._native.set_on_end(weak_call(weakref.WeakMethod(self._tuner.backward_ended)))
+        self.tuned: Tuned | None = None
+        if self._tuner is not None:
+            self._tuner.restart()
+            self._native.set_on_end(weak_call(weakref.WeakMethod(self._tuner.backward_ended)))
 
     def _end_tuning(self, tuned: Tuned) -> None:
         self.tuned = tuned

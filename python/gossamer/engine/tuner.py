@@ -73,6 +73,10 @@ class Tuned:
     steps: int = 0
     tried: list[tuple[int, int | tuple[int, ...], float]] = field(default_factory=list)
 
+    def saved(self) -> dict[str, Any]:
+        """What a resumed run needs of it."""
+        return {"bucket_bytes": self.bucket_bytes, "codecs": self.codecs}
+
 
 def autotune_of(given: object) -> Autotune | None:
     """What a face's argument means: True, False or an Autotune."""
