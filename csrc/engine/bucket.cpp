@@ -101,7 +101,7 @@ void Bucket::take(size_t position, double scale) {
   if (!has("grad")) return;
   const at::Tensor grad = params_[position].grad();
   if (!grad.defined() || !fits(grad, flat("grad")) || !is_fresh(grad, position)) return;
-  copy_in({position}, scale);
+  copy_in({position}, scale, {});
   taken_[position] = true;
 }
 
@@ -111,19 +111,24 @@ void Bucket::gather(double scale) {
   for (size_t position = 0; position < params_.size(); ++position) {
     if (!taken_[position]) left.push_back(position);
   }
-  copy_in(left, scale);
+  copy_in(left, scale, padding());
   taken_.assign(params_.size(), false);
 }
 
-void Bucket::clear_padding(const std::string& name) {
-  const c10::OptionalDeviceGuard guard(device_);
-  const at::Tensor memory = flat(name);
+std::vector<flat::Segment> Bucket::padding() const {
   std::vector<flat::Segment> segments;
   for (size_t i = 0; i < params_.size(); ++i) {
     const int64_t begin = offsets_[i] + numels_[i];
     const int64_t end = i + 1 < params_.size() ? offsets_[i + 1] : numel_;
     if (begin < end) segments.push_back({nullptr, begin, end - begin});
   }
+  return segments;
+}
+
+void Bucket::clear_padding(const std::string& name) {
+  const c10::OptionalDeviceGuard guard(device_);
+  const at::Tensor memory = flat(name);
+  const auto segments = padding();
   device_kernels(device_.type())
       .gather(to_dtype(memory.scalar_type(), "Bucket.clear_padding"), segments.data(),
               static_cast<int64_t>(segments.size()), memory.data_ptr(), 1.0);
@@ -145,9 +150,9 @@ bool Bucket::is_fresh(const at::Tensor& grad, size_t position) const {
   return grad.data_ptr() != views("grad")[position].data_ptr();
 }
 
-void Bucket::copy_in(const std::vector<size_t>& positions, double scale) {
+void Bucket::copy_in(const std::vector<size_t>& positions, double scale,
+                     std::vector<flat::Segment> segments) {
   const auto& [flat_grad, grad_views] = field("grad");
-  std::vector<flat::Segment> segments;
   std::vector<at::Tensor> keep_alive;
   for (const size_t i : positions) {
     const at::Tensor& grad = params_[i].grad();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "flat/flat.h"
 
 namespace gossamer {
 
@@ -48,13 +49,14 @@ class Bucket {
   void take(size_t position, double scale);
 
   // The same for every gradient that was not taken, in one pass: fresh ones are copied, views are scaled in place.
-  // A parameter without a gradient contributes zeros and stays without one.
+  // A parameter without a gradient contributes zeros and stays without one. Padding is zero afterwards.
   void gather(double scale);
 
   // Parameters whose memory is not in the field "weight" (any more) are copied there and become views of it.
   void adopt_weights();
 
-  // Zeroes what lies between the parameters. Needed only after something has written there.
+  // Zeroes what lies between the parameters. Needed only after something has written there, such as a codec: NaN,
+  // where the neighbour's block had one.
   void clear_padding(const std::string& field);
 
   // Zeroes the field where this rank has no gradient, and returns (view, what was in it) to put back: if no rank has
@@ -70,7 +72,9 @@ class Bucket {
   };
   const Field& field(const std::string& name) const;
   bool is_fresh(const at::Tensor& grad, size_t position) const;
-  void copy_in(const std::vector<size_t>& positions, double scale);
+  // `more`: segments of the field "grad" for the same pass.
+  void copy_in(const std::vector<size_t>& positions, double scale, std::vector<flat::Segment> more);
+  std::vector<flat::Segment> padding() const;
 
   int64_t index_;
   int64_t numel_ = 0;

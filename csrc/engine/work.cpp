@@ -25,8 +25,6 @@ void CodecAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& buck
   const at::Tensor grad = bucket->flat("grad");
   at::Tensor error;
   if (bucket->has("error")) error = bucket->flat("error");
-  // It holds what the codec made of it in the step before: NaN, where the neighbour's block had one.
-  bucket->clear_padding("grad");
   if (error.defined()) bucket->clear_padding("error");
   // Any number that differs from bucket to bucket and from step to step.
   const uint64_t nonce =
