@@ -32,7 +32,10 @@ LAYER_OF = {component: level for level, layer in enumerate(LAYERS) for component
 ALTERNATIVES = {"comm", "codec", "algorithms"}
 VARIANTS = {
     ("algorithms.bytegrad", "algorithms.gradient_allreduce"),  # that algorithm with another default
-    ("algorithms.zero_one_adam", "algorithms.qadam"),  # that algorithm and its optimizer with another schedule
+    (
+        "algorithms.zero_one_adam",
+        "algorithms.qadam",
+    ),  # that algorithm and its optimizer with another schedule
     ("comm.hierarchical", "comm.c10d"),  # made of two of those
 }
 
