@@ -22,7 +22,10 @@ def named_parameters(model: Any) -> Iterable[tuple[str, nn.Parameter]]:
     )
     for pair in named:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Tensor)):
-            raise ConfigError(fXX)
+            raise ConfigError(
+                "hooks.State: model must be a DistributedDataParallel, a module or (name, parameter) pairs, got "
+                f"{pair!r}"
+            )
     return named
 
 
