@@ -99,16 +99,6 @@ def refused(text, model, **settings):
         raise AssertionError(text)
 
 refused("a mesh with a replicate axis, whose all-reduce FSDP makes", sharded(mesh), codec=gs.Int8())
-mixed = network()
-mixed[3].half()
-fully_shard(mixed, mesh=world)
-gs.fsdp.compress(mixed)
-try:
-    mixed(text[0, :1, :-1])
-except gs.ConfigError as error:
-    assert "must have one floating-point dtype to be gathered through a codec, got torch.uint8" in str(error)
-else:
-    raise AssertionError("bytes were gathered")
 print("rank", rank, "good", flush=True)
 dist.barrier()
 dist.destroy_process_group()
