@@ -1,6 +1,7 @@
 """Stock DDP over a slow link: our hooks against torch's fp16 hook, and what resuming does to errors that are fed back.
 
-Four hosts are network namespaces whose devices send at 100 Mbit/s (root and iproute2 needed; else that part says so).
+Two and four hosts are network namespaces whose devices send at 100 Mbit/s (root and iproute2 needed; else that part
+says so).
 Every rank trains copies of the demo's GPT in turns, one thread each; a step counts on the slowest rank. --quick has two
 ranks on one host, where no link is slow.
 """
@@ -38,7 +39,7 @@ sys.path.append(str(FOLDER.parent / "tests"))
 from netns import DEVICE, Hosts, missing
 
 RATE = "100mbit"
-HOSTS = 4
+HOSTS = (2, 4)
 ROWS = 8  # of text per rank and step, as in the demo
 TARGET = 0.55  # bytegrad's step over that of torch's fp16 hook
 PLAIN, FP16 = "no hook", "torch's fp16 hook"
@@ -77,7 +78,7 @@ def measured(quick: bool) -> dict[str, list[float]]:
     bodies = {PLAIN: Training(None, ours=False), FP16: Training(fp16_compress_hook, ours=False)}
     bodies |= {name: Training(OURS[name]) for name in names}
     bodies[NATIVE] = Training(gs.hooks.bytegrad, native=True)
-    rounds, repeats = (2, 1) if quick else (5, 1)
+    rounds, repeats = (2, 1) if quick else (6, 2)
     return slowest(interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier))
 
 
@@ -91,7 +92,9 @@ def changed_by_resuming(quick: bool) -> int:
     for _ in range(steps // 2):
         first()
     saved = (first.network.state_dict(), first.optimizer.state_dict(), first.state.state_dict())
-    for part, state in zip((second.network, second.optimizer, second.state), copy.deepcopy(saved), strict=True):
+    for part, state in zip(
+        (second.network, second.optimizer, second.state), copy.deepcopy(saved), strict=True
+    ):
         part.load_state_dict(state)
     for _ in range(steps - steps // 2):
         second()
@@ -101,15 +104,15 @@ def changed_by_resuming(quick: bool) -> int:
     return sum(int((one != other).sum()) for one, other in pairs)
 
 
-def on_hosts(job: dict[str, Any]) -> Any:
-    """As run_processes(HOSTS, job), each rank on a host of its own."""
-    with Hosts(HOSTS) as hosts:
+def on_hosts(size: int, job: dict[str, Any]) -> Any:
+    """As run_processes(size, job), each rank on a host of its own."""
+    with Hosts(size) as hosts:
         ranks = []
-        for rank in range(HOSTS):
+        for rank in range(size):
             space = hosts.namespace(rank)
             limit = f"tc -n {space} qdisc add dev {DEVICE} root tbf rate {RATE} burst 64kb latency 200ms"
             subprocess.run(limit.split(), check=True)
-            place = {"RANK": rank, "WORLD_SIZE": HOSTS, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+            place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
             place |= {"MASTER_ADDR": hosts.address(0), "MASTER_PORT": 29500, "OMP_NUM_THREADS": 1}
             place |= {"GLOO_SOCKET_IFNAME": DEVICE}
             command = [*hosts.prefix(rank), sys.executable, sys.argv[0], "--worker", json.dumps(job)]
@@ -148,18 +151,23 @@ def main() -> None:
     if options.worker:
         job = json.loads(options.worker)
         gs.init(backend="gloo")
-        answer({"turns": measured(job["quick"])} if job["what"] == "steps" else {"changed": changed_by_resuming(job["quick"])})
+        quick = job["quick"]
+        steps = job["what"] == "steps"
+        answer({"turns": measured(quick)} if steps else {"changed": changed_by_resuming(quick)})
         return
     job = {"what": "steps", "quick": options.quick}
     show("2 processes, one host", run_processes(2, job)["turns"], slow_link=False)
     changed = run_processes(2, job | {"what": "resume"})["changed"]
-    report("elements of weights and errors that resuming changed, onebit hook", changed, "elements", at_most=0)
+    report(
+        "elements of weights and errors that resuming changed, onebit hook", changed, "elements", at_most=0
+    )
     if options.quick:
         return
     if why := missing():
         print(f"not measured over a slow link: {why}", file=sys.stderr)
     else:
-        show(f"{HOSTS} hosts, {RATE}", on_hosts(job)["turns"], slow_link=True)
+        for size in HOSTS:
+            show(f"{size} hosts, {RATE}", on_hosts(size, job)["turns"], slow_link=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-# gossamer.fsdp: FSDP2's reduce-scatter, all-gather and the all-reduce between replicas through codecs, on CPU ranks that
-# are processes: fully_shard needs torch's default group.
+# gossamer.fsdp: FSDP2's reduce-scatter, all-gather and the all-reduce between replicas through codecs, on CPU ranks
+# that are processes: fully_shard needs torch's default group.
 
 import pytest
 
@@ -8,7 +8,7 @@ from models import mlp
 from ranks import run_job
 
 # Every rank prints its results as one line; the check is in the job, so that a failure shows the rank's values.
-JOB = '''
+JOB = """
 import torch, torch.distributed as dist, gossamer as gs
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -85,7 +85,8 @@ gs.fsdp.compress(summed, gs.Identity(), weights=None)
 for model in (summed, alone):
     for part in [*model[1:3], model] if model is summed else []:
         part.set_gradient_divide_factor(2.0)
-    nn.functional.cross_entropy(model(text[0, rank : rank + 1, :-1]).flatten(0, 1), text[0, rank : rank + 1, 1:].flatten()).backward()
+    rows = text[0, rank : rank + 1]
+    nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
 for one, mean in zip(summed.parameters(), alone.parameters(), strict=True):
     torch.testing.assert_close(one.grad.to_local(), size / 2 * mean.grad.to_local(), rtol=1e-4, atol=1e-6)
 
@@ -98,20 +99,10 @@ def refused(text, model, **settings):
         raise AssertionError(text)
 
 refused("a mesh with a replicate axis, whose all-reduce FSDP makes", sharded(mesh), codec=gs.Int8())
-mixed = network()
-mixed[3].half()
-fully_shard(mixed, mesh=world)
-gs.fsdp.compress(mixed)
-try:
-    mixed(text[0, :1, :-1])
-except gs.ConfigError as error:
-    assert "must have one floating-point dtype to be gathered through a codec, got torch.uint8" in str(error)
-else:
-    raise AssertionError("bytes were gathered")
 print("rank", rank, "good", flush=True)
 dist.barrier()
 dist.destroy_process_group()
-'''
+"""
 
 
 def test_fsdp_trains_within_a_hundredth_of_exact_and_sends_less(tmp_path):
@@ -123,7 +114,10 @@ def test_fsdp_trains_within_a_hundredth_of_exact_and_sends_less(tmp_path):
     [
         ({}, "no module of the model is sharded"),
         ({"codec": None, "weights": None}, "give a codec for gradients or for weights, got None for both"),
-        ({"codec": gs.ErrorFeedback(gs.Int8())}, "codec must be a Codec without error feedback, or None, got Error"),
+        (
+            {"codec": gs.ErrorFeedback(gs.Int8())},
+            "codec must be a Codec without error feedback, or None, got Error",
+        ),
         ({"weights": "bf16"}, "weights must be a Codec without error feedback, or None, got 'bf16'"),
         ({"replicate": 3}, "replicate must be a process group or None, got 3"),
     ],

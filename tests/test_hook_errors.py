@@ -67,7 +67,10 @@ def test_state_serves_one_hook():
         step(training)
         hooks.register(DistributedDataParallel(mlp(), process_group=group), training.state, hooks.onebit)
 
-    assert refusal(2, body) == "hooks: this State serves the hook int8, and cannot serve onebit too; make another"
+    assert (
+        refusal(2, body)
+        == "hooks: this State serves the hook int8, and cannot serve onebit too; make another"
+    )
 
 
 @pytest.mark.parametrize(

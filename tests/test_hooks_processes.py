@@ -1,9 +1,9 @@
-# Hooks for stock torch DDP in real processes, on torch's default group: connections of their own, uneven inputs, a model
-# that is compiled, and a backward that is (where torch calls a hook with a gradient and its parameter).
+# Hooks for stock torch DDP in real processes, on torch's default group: connections of their own, uneven inputs, a
+# model that is compiled, and a backward that is (where torch calls a hook with a gradient and its parameter).
 
 from ranks import run_job
 
-JOB = '''
+JOB = """
 import torch, torch.distributed as dist, gossamer as gs
 from torch import nn
 from torch._dynamo import compiled_autograd, config
@@ -89,7 +89,7 @@ else:
 print("rank", rank, "good", flush=True)
 dist.barrier()
 dist.destroy_process_group()
-'''
+"""
 
 
 def test_hooks_in_processes_compiled_and_with_uneven_inputs(tmp_path):

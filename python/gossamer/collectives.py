@@ -122,8 +122,8 @@ def all_gather(
     """Returns the x of all ranks, one after the other along the first dimension: [size * n, ...].
 
     Every rank's part, the caller's own too, has gone through the codec, so all ranks hold equal bits.
-    x is not changed, unless it is this rank's part of `out` [size * n, ...], which if given is filled: contiguous, of x's
-    dtype. `codec`, `nonce` and `group` are all_reduce's, and so are the errors.
+    x is not changed, unless it is this rank's part of `out` [size * n, ...], which if given is filled: contiguous, of
+    x's dtype. `codec`, `nonce` and `group` are all_reduce's, and so are the errors.
     """
     comm = _communicator(group, x)
     dense = x.detach().contiguous().view(-1, *x.shape[1:]) if x.dim() else x.detach().view(1)

@@ -33,7 +33,7 @@ def compress(
     weights: Codec | None = _WEIGHTS,
     replicate: "ProcessGroup | None" = None,
 ) -> None:
-    """Sets what every fully_shard()ed module of `model` communicates through. Call it after fully_shard, before training.
+    """Sets what every fully_shard()ed module of `model` communicates through. Call it before training.
 
     Args:
         codec: of gradients, in the reduce-scatter and between replicas: rounded once by each rank that sends, summed in
@@ -45,8 +45,8 @@ def compress(
             mesh["replicate"].get_group(): a mesh of two axes makes FSDP all-reduce by itself, exactly.
 
     Raises:
-        ConfigError: nothing is sharded; neither codec is given; error feedback, whose memory would be unsharded; a model
-            that is sharded over a mesh with a replicate axis.
+        ConfigError: nothing is sharded; neither codec is given; error feedback, whose memory would be unsharded;
+            a model that is sharded over a mesh with a replicate axis.
     """
     if codec is None and weights is None and replicate is None:
         raise ConfigError("fsdp.compress: give a codec for gradients or for weights, got None for both")

@@ -74,12 +74,18 @@ def register(model: DistributedDataParallel, state: State, hook: Callable[..., A
         ConfigError: another hook; a model that is no DistributedDataParallel, or whose reducer is torch's Python one.
     """
     if not isinstance(model, DistributedDataParallel):
-        raise ConfigError(f"hooks.register: model must be a DistributedDataParallel, got {type(model).__name__}")
+        raise ConfigError(
+            f"hooks.register: model must be a DistributedDataParallel, got {type(model).__name__}"
+        )
     if hook not in _HOOKS:
         known = ", ".join(each.__name__ for each in _HOOKS)
-        raise ConfigError(f"hooks.register: hook must be one of {known}, got {hook!r}; use model.register_comm_hook")
+        raise ConfigError(
+            f"hooks.register: hook must be one of {known}, got {hook!r}; use model.register_comm_hook"
+        )
     if str(torch._dynamo.config.optimize_ddp).startswith("python_reducer"):
-        raise ConfigError("hooks.register: torch's python_reducer calls Python hooks only; use model.register_comm_hook")
+        raise ConfigError(
+            "hooks.register: torch's python_reducer calls Python hooks only; use model.register_comm_hook"
+        )
     _checked(hook.__name__, state).start(hook.__name__).register(model.reducer)
 
 

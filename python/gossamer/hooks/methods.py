@@ -34,7 +34,9 @@ class Methods:
 
     whole: Callable[..., None] | None = None
 
-    def __init__(self, codec: Codec | Adaptive, names: Sequence[str], params: Sequence[Tensor], comm: Any) -> None:
+    def __init__(
+        self, codec: Codec | Adaptive, names: Sequence[str], params: Sequence[Tensor], comm: Any
+    ) -> None:
         self.settings = repr(codec)
         chosen = [
             (codec.choose(name, param) or Identity()) if isinstance(codec, Adaptive) else codec
@@ -93,7 +95,7 @@ def _method(codec: Codec, comm: Communicator) -> Any:
 
 
 class LowRank:
-    """PowerSGD on DDP's buckets. Factors are averaged in rank order, so bits do not depend on which buckets those are."""
+    """PowerSGD on DDP's buckets. Factors are averaged in rank order, so no bit depends on the buckets."""
 
     method_of: tuple[int, ...] = ()
     native: tuple[Any, ...] = ()
@@ -128,7 +130,10 @@ class LowRank:
             return known
         if any(set(bucket.param_indices) & set(numbers) for bucket in self._buckets.values()):
             self._put_away()  # DDP has made its buckets anew
-        params, names = [self._params[number] for number in numbers], [self._names[number] for number in numbers]
+        params, names = (
+            [self._params[number] for number in numbers],
+            [self._names[number] for number in numbers],
+        )
         bucket = _C.Bucket(index, numbers, params, names, 1, 1)
         bucket.add_field("grad")
         self._buckets[index] = bucket
@@ -156,7 +161,9 @@ class LowRank:
         self._buckets.clear()
         self._saved = {field: dict(values) for field, values in state["fields"].items()}
         numbers = {name: number for number, name in enumerate(self._names)}
-        for name in list(next(iter(self._saved.values()), {})):  # the algorithm knows a parameter by its bucket
+        for name in list(
+            next(iter(self._saved.values()), {})
+        ):  # the algorithm knows a parameter by its bucket
             self._bucket(-1 - numbers[name], [numbers[name]])
         self._algorithm.load_state_dict(state["algorithm"])
 

@@ -3,14 +3,12 @@ parameter name. The native part is csrc/engine/comm_hook.h; here are arguments, 
 """
 
 import atexit
-import itertools
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from gossamer import _C
 from gossamer.algorithms import PowerSGD
@@ -18,14 +16,14 @@ from gossamer.codec import Adaptive, Codec
 from gossamer.comm import Communicator, is_communicator, private
 from gossamer.engine import at_end_of_backward, require_equal
 from gossamer.errors import ConfigError
+from gossamer.hooks.arguments import flattened, group_of, named_parameters, shaped
+from gossamer.hooks.in_graph import key_for, mean_in_graph
 from gossamer.hooks.methods import Methods, methods_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _open: "weakref.WeakSet[State]" = weakref.WeakSet()
-_keys = itertools.count()
-_by_key: "weakref.WeakValueDictionary[int, State]" = weakref.WeakValueDictionary()
 
 
 class State:
@@ -54,7 +52,7 @@ class State:
         codec: Codec | Adaptive | None = None,
         powersgd: PowerSGD | None = None,
     ) -> None:
-        named = dict(_named_parameters(model))
+        named = dict(named_parameters(model))
         if not named:
             raise ConfigError("hooks.State: the model has no parameters")
         if codec is not None and not isinstance(codec, (Codec, Adaptive)):
@@ -62,14 +60,13 @@ class State:
         if powersgd is not None and not isinstance(powersgd, PowerSGD):
             raise ConfigError(f"hooks.State: powersgd must be a PowerSGD or None, got {powersgd!r}")
         self._names, self._params = list(named), list(named.values())
-        self._group = _group_of(model, process_group)
+        self._group = group_of(model, process_group)
         self._codec, self._powersgd = codec, powersgd
         self._hook: str | None = None
         self._native: Any = None
         self._methods: Methods | None = None
         self._loaded: dict[str, Any] | None = None
-        self._key = next(_keys)
-        _by_key[self._key] = self
+        self._key = key_for(self)
 
     # --- called by the hooks ---
 
@@ -79,8 +76,8 @@ class State:
             return self.start(hook).reduce_bucket(bucket)
         grad, param = bucket
         if torch.compiler.is_compiling():
-            _mean_in_graph(grad, param, self._key, hook)
-            return grad  # type: ignore[return-value]  # whose value the graph is not told to look at
+            mean_in_graph(grad, param, self._key, hook)
+            return grad  # whose value the graph is not told to look at
         future = self.start(hook).reduce_gradient(grad, param)
         at_end_of_backward(future.wait)
         return future
@@ -92,7 +89,9 @@ class State:
         for param in self._params:
             if param.data_ptr() == address:
                 return param
-        raise ConfigError("hooks: a compiled backward holds a parameter that is not of the model that State was given")
+        raise ConfigError(
+            "hooks: a compiled backward holds a parameter that is not of the model that State was given"
+        )
 
     def start(self, hook: str) -> Any:
         """The native hook; made by the first call, which is collective."""
@@ -103,7 +102,9 @@ class State:
                 )
             return self._native
         comm, control = self._connections()
-        methods = methods_of(hook, self._names, self._params, comm, codec=self._codec, powersgd=self._powersgd)
+        methods = methods_of(
+            hook, self._names, self._params, comm, codec=self._codec, powersgd=self._powersgd
+        )
         shapes = zip(self._names, self._params, strict=True)
         lines = [f"{name} {list(param.shape)} {param.dtype}" for name, param in shapes]
         require_equal(control, [f"hook {hook}: {methods.settings}", *lines], "hooks: the model of State")
@@ -116,8 +117,8 @@ class State:
 
     def _connections(self) -> tuple[Communicator, Communicator]:
         if is_communicator(self._group):
-            return self._group, self._group  # type: ignore[return-value]
-        return private(self._group, self._params[0].device)  # type: ignore[arg-type]
+            return self._group, self._group
+        return private(self._group, self._params[0].device)
 
     # --- what a resumed run needs ---
 
@@ -134,7 +135,7 @@ class State:
             "hook": self._hook,
             "settings": self._methods.settings,
             "steps": self._native.steps,
-            "errors": {name: _shaped(flat, param) for name, param, flat in errors if flat is not None},
+            "errors": {name: shaped(flat, param) for name, param, flat in errors if flat is not None},
             "own": self._methods.state_dict(),
         }
 
@@ -146,7 +147,9 @@ class State:
                 sent yet).
         """
         if state and set(state) != {"hook", "settings", "steps", "errors", "own"}:
-            raise ConfigError(f"hooks.State.load_state_dict: must be what state_dict() returned, got {state!r:.200}")
+            raise ConfigError(
+                f"hooks.State.load_state_dict: must be what state_dict() returned, got {state!r:.200}"
+            )
         shapes = {name: param.shape for name, param in zip(self._names, self._params, strict=True)}
         for name, error in state.get("errors", {}).items():
             if shapes.get(name) != error.shape:
@@ -170,7 +173,7 @@ class State:
         errors = [state["errors"].get(name) for name in self._names]
         self._native.set_errors(
             [
-                None if error is None else _flat(error, param)
+                None if error is None else flattened(error, param)
                 for error, param in zip(errors, self._params, strict=True)
             ]
         )
@@ -188,66 +191,6 @@ class State:
             "hooks.State: it cannot be copied or pickled, because its connections belong to this process; save its "
             "state_dict()"
         )
-
-
-@torch.library.custom_op("gossamer::hook_mean", mutates_args=("grad",))
-def _mean_in_graph(grad: Tensor, param: Tensor, key: int, hook: str) -> None:
-    """A hook in a compiled backward, where the gradient must be there when the operation ends."""
-    state = _by_key[key]
-    own = state.parameter_at(param.data_ptr())
-    if own is not None:
-        state.start(hook).reduce_gradient(grad, own).wait()
-
-
-@_mean_in_graph.register_fake
-def _mean_in_graph_shape(grad: Tensor, param: Tensor, key: int, hook: str) -> None:
-    return None
-
-
-def _named_parameters(model: Any) -> Iterable[tuple[str, nn.Parameter]]:
-    if isinstance(model, DistributedDataParallel):
-        return model.module.named_parameters()
-    if isinstance(model, nn.Module):
-        return model.named_parameters()
-    named = list(model) if isinstance(model, Iterable) and not isinstance(model, (str, bytes, dict)) else [model]
-    for pair in named:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Tensor)):
-            raise ConfigError(
-                f"hooks.State: model must be a DistributedDataParallel, a module or (name, parameter) pairs, got {pair!r}"
-            )
-    return named
-
-
-def _group_of(model: Any, group: Any) -> Any:
-    if not isinstance(model, DistributedDataParallel):
-        return group
-    own = model.process_group
-    if group is None:
-        return own
-    wanted = (own.rank(), own.size())
-    if group is own or (is_communicator(group) and (group.rank, group.size) == wanted):
-        return group
-    got = f"rank {group.rank} of {group.size}" if is_communicator(group) else repr(group)
-    raise ConfigError(
-        f"hooks.State: process_group must be the one that the model averages over, where this is rank {wanted[0]} of "
-        f"{wanted[1]}, got {got}"
-    )
-
-
-def _shaped(flat: Tensor, param: Tensor) -> Tensor:
-    """In the parameter's shape, from the order of its memory."""
-    dense = torch.empty_strided(param.shape, param.stride()).numel() == flat.numel() and _is_dense(param)
-    return flat.as_strided(param.shape, param.stride()) if dense else flat.view(param.shape)
-
-
-def _flat(value: Tensor, param: Tensor) -> Tensor:
-    flat = torch.empty(param.numel(), dtype=value.dtype, device=param.device)
-    _shaped(flat, param).copy_(value)
-    return flat
-
-
-def _is_dense(param: Tensor) -> bool:
-    return bool(torch.ops.aten.is_non_overlapping_and_dense(param))
 
 
 @atexit.register

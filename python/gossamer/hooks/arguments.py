@@ -1,0 +1,59 @@
+"""What State is given: parameters by name, and the group; and what it keeps between memory order and shape."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gossamer.comm import is_communicator
+from gossamer.errors import ConfigError
+
+
+def named_parameters(model: Any) -> Iterable[tuple[str, nn.Parameter]]:
+    """Of whatever State was given, by the names that the module has without DDP around it."""
+    if isinstance(model, DistributedDataParallel):
+        return model.module.named_parameters()
+    if isinstance(model, nn.Module):
+        return model.named_parameters()
+    named = (
+        list(model) if isinstance(model, Iterable) and not isinstance(model, (str, bytes, dict)) else [model]
+    )
+    for pair in named:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Tensor)):
+            raise ConfigError(
+                "hooks.State: model must be a DistributedDataParallel, a module or (name, parameter) pairs, got "
+                f"{pair!r}"
+            )
+    return named
+
+
+def group_of(model: Any, group: Any) -> Any:
+    """What State communicates over; ConfigError if that is not what the model averages over."""
+    if not isinstance(model, DistributedDataParallel):
+        return group
+    own = model.process_group
+    if group is None:
+        return own
+    wanted = (own.rank(), own.size())
+    if group is own or (is_communicator(group) and (group.rank, group.size) == wanted):
+        return group
+    got = f"rank {group.rank} of {group.size}" if is_communicator(group) else repr(group)
+    raise ConfigError(
+        f"hooks.State: process_group must be the one that the model averages over, where this is rank {wanted[0]} of "
+        f"{wanted[1]}, got {got}"
+    )
+
+
+def shaped(flat: Tensor, param: Tensor) -> Tensor:
+    """In the parameter's shape, from the order of its memory."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense(param)
+    return flat.as_strided(param.shape, param.stride()) if dense else flat.view(param.shape)
+
+
+def flattened(value: Tensor, param: Tensor) -> Tensor:
+    """In the order of the parameter's memory, from its shape."""
+    flat = torch.empty(param.numel(), dtype=value.dtype, device=param.device)
+    shaped(flat, param).copy_(value)
+    return flat
