@@ -17,17 +17,8 @@ from rich.table import Table
 FOLDER = Path(__file__).resolve().parent
 NAMES = (
     *("codec", "error", "bytes", "determinism", "exactness", "memory", "step", "powersgd", "autotune"),
-    *(
-        "allreduce",
-        "collectives",
-        "symmetric",
-        "ddp",
-        "hooks",
-        "fuse_optimizer",
-        "flat",
-        "optim",
-        "convergence",
-    ),
+    *("allreduce", "collectives", "symmetric", "ddp", "hooks", "fuse_optimizer", "flat", "optim"),
+    "convergence",
 )
 GPU_NAMES = ("codec", "flat", "optim", "symmetric")
 
