@@ -36,7 +36,7 @@ VARIANTS = {
     ("comm.hierarchical", "comm.c10d"),  # made of two of those
 }
 
-TORCH_FREE = ("base", "codec", "flat", "optim", "shm")
+TORCH_FREE = ("base", "codec", "flat", "negotiate", "optim", "shm")
 NATIVE = (".cpp", ".cu", ".cuh", ".h", ".inl")
 BUDGETS = {".py": 300, **dict.fromkeys(NATIVE, 400)}
 SOURCES = [
