@@ -76,10 +76,13 @@ void Negotiator::execute(const std::vector<Part>& parts) {
 void Negotiator::complete(const Part& part, const std::string& error) {
   const std::string& name = part.response->request.name;
   if (part.operation) {
+    bool wakes = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       in_flight_.erase(name);
+      if (!deferred_.empty()) wakes = release_deferred();
     }
+    if (wakes) transport_->wake();
     trace(Phase::done, name, rank_);
     if (part.operation->done) {
       std::exchange(part.operation->done, nullptr)({part.response, ErrorKind::config, error});
@@ -114,14 +117,16 @@ void Negotiator::end(std::string reason, bool tell) noexcept {
     } catch (...) {
     }
   }
-  std::unordered_map<std::string, Flight> pending;
+  std::vector<Flight> pending;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ended_ = std::move(reason);
-    pending.swap(in_flight_);
+    for (auto& [name, flight] : std::exchange(in_flight_, {})) pending.push_back(flight);
+    for (auto& flights : std::exchange(deferred_, {}))
+      pending.insert(pending.end(), flights.begin(), flights.end());
     queue_.clear();
   }
-  for (auto& [name, flight] : pending) {
+  for (const Flight& flight : pending) {
     try {
       if (flight->done) std::exchange(flight->done, nullptr)({nullptr, ErrorKind::comm, ended_});
     } catch (...) {

@@ -75,7 +75,7 @@ class Negotiator {
   // Any thread. An empty name becomes <kind>.noname.<era>.<number>: numbers count the unnamed of that kind since the last
   // barrier or join that this rank submitted, eras count those; so a rank that skipped one lines up there again.
   // Throws Error(config) for a name in flight, without effect; for a request that cannot work, which then fails on the
-  // other ranks too; Error(comm) once the negotiation has ended.
+  // other ranks too, once they submit it (a later one of that name waits for that); Error(comm) once the negotiation has ended.
   void submit(Operation operation);
   // The same, of several that complete or fail together. An empty group name is numbered as above.
   void submit_group(std::vector<Operation> operations, std::string group);
@@ -91,7 +91,9 @@ class Negotiator {
   using Flight = std::shared_ptr<Operation>;
 
   void enqueue(std::vector<Operation> operations, const std::string& group);
+  void require_free(const std::vector<Operation>& operations, bool& must_wait) const;
   void give_name(Request& request);
+  bool release_deferred();
   void run() noexcept;
   void step();
   void handle(Received received);
@@ -122,8 +124,9 @@ class Negotiator {
   mutable std::mutex mutex_;
   std::vector<Flight> queue_;
   std::unordered_map<std::string, Flight> in_flight_;
-  size_t wake_at_ = 1;  // queued operations that wake the worker
-  std::string ended_;   // why
+  std::vector<std::vector<Flight>> deferred_;  // behind refused ones of the same names
+  size_t wake_at_ = 1;                         // queued operations that wake the worker
+  std::string ended_;                          // why
   bool stopping_ = false;
   int64_t era_ = 0;
   std::unordered_map<std::string, int64_t> unnamed_;  // of this era, by kind

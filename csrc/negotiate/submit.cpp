@@ -1,6 +1,8 @@
 // The side of negotiator.h that users' threads call: names, checks at submission, the queue.
 #include <unistd.h>
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 #include "negotiate/negotiator.h"
@@ -42,6 +44,49 @@ void Negotiator::give_name(Request& request) {
   request.name += ".noname." + std::to_string(era_) + "." + std::to_string(unnamed_[kind]++);
 }
 
+// Throws if a name is in flight. One that was refused has nobody who could wait for its end: `must_wait` instead.
+void Negotiator::require_free(const std::vector<Operation>& operations, bool& must_wait) const {
+  std::set<std::string> taken;
+  for (const auto& flights : deferred_) {
+    for (const Flight& flight : flights) taken.insert(flight->request.name);
+  }
+  for (const Operation& operation : operations) {
+    const Request& request = operation.request;
+    if (request.name.empty() && moves_data(request.kind)) continue;  // it gets a number
+    const std::string wanted = request.name.empty() ? name(request.kind) : request.name;
+    const auto other = in_flight_.find(wanted);
+    const bool waits = other != in_flight_.end() && !other->second->request.refusal.empty();
+    must_wait = must_wait || waits;
+    if (taken.insert(wanted).second && (other == in_flight_.end() || waits)) continue;
+    std::string sites = request.call_site.empty() ? "" : ", got " + request.call_site;
+    if (other != in_flight_.end() && !other->second->request.call_site.empty()) {
+      sites += " and before that " + other->second->request.call_site;
+    }
+    raise(ErrorKind::config, "negotiate: '", wanted, "' must not be submitted again while it is in flight",
+          sites, "; wait for it, or give another name");
+  }
+}
+
+// Moves on what no refused operation is in the way of. Whether the worker must be woken for it. Under the mutex.
+bool Negotiator::release_deferred() {
+  const size_t before = queue_.size();
+  for (auto flights = deferred_.begin(); flights != deferred_.end();) {
+    const bool blocked = std::any_of(flights->begin(), flights->end(), [&](const Flight& flight) {
+      return in_flight_.count(flight->request.name) > 0;
+    });
+    if (blocked) {
+      ++flights;
+      continue;
+    }
+    for (Flight& flight : *flights) {
+      in_flight_[flight->request.name] = flight;
+      queue_.push_back(std::move(flight));
+    }
+    flights = deferred_.erase(flights);
+  }
+  return before < wake_at_ && queue_.size() >= wake_at_;
+}
+
 void Negotiator::enqueue(std::vector<Operation> operations, const std::string& group) {
   std::string refusal;
   bool wakes = false;
@@ -52,22 +97,8 @@ void Negotiator::enqueue(std::vector<Operation> operations, const std::string& g
         "negotiate: a forked child cannot use its parent's process sets; initialise after the fork");
     if (!ended_.empty()) throw Error(ErrorKind::comm, ended_);
     GOSSAMER_CHECK(!stopping_, ErrorKind::comm, "negotiate: ", self(), " has shut down");
-    for (size_t i = 0; i < operations.size(); ++i) {
-      const Request& request = operations[i].request;
-      const std::string& wanted =
-          request.name.empty() && !moves_data(request.kind) ? name(request.kind) : request.name;
-      const auto other = in_flight_.find(wanted);
-      bool repeated = false;
-      for (size_t j = 0; j < i; ++j)
-        repeated = repeated || (!wanted.empty() && operations[j].request.name == wanted);
-      GOSSAMER_CHECK(other == in_flight_.end() && !repeated, ErrorKind::config, "negotiate: '", wanted,
-                     "' must not be submitted again while it is in flight",
-                     request.call_site.empty() ? "" : ", got ", request.call_site,
-                     other == in_flight_.end() || other->second->request.call_site.empty()
-                         ? ""
-                         : " and before that " + other->second->request.call_site,
-                     "; wait for it, or give another name");
-    }
+    bool must_wait = false;
+    require_free(operations, must_wait);
     for (Operation& operation : operations) {
       if (!group.empty()) {
         operation.request.group = group;
@@ -82,7 +113,7 @@ void Negotiator::enqueue(std::vector<Operation> operations, const std::string& g
       }
       give_name(operation.request);
     }
-    const size_t before = queue_.size();
+    std::vector<Flight> flights;
     for (Operation& operation : operations) {
       if (!refusal.empty()) {  // the caller gets it now, the other ranks by the negotiation
         operation.request.refusal = refusal;
@@ -90,11 +121,11 @@ void Negotiator::enqueue(std::vector<Operation> operations, const std::string& g
         operation.payload = nullptr;
       }
       trace(Phase::submitted, operation.request.name, rank_);
-      queue_.push_back(std::make_shared<Operation>(std::move(operation)));
-      in_flight_[queue_.back()->request.name] = queue_.back();
+      flights.push_back(std::make_shared<Operation>(std::move(operation)));
     }
-    wakes = before < wake_at_ && queue_.size() >= wake_at_;
-    counters_.submitted += operations.size();
+    counters_.submitted += flights.size();
+    deferred_.push_back(std::move(flights));
+    if (!must_wait) wakes = release_deferred();
   }
   if (wakes) transport_->wake();
   if (!refusal.empty()) throw Error(ErrorKind::config, refusal);

@@ -202,6 +202,7 @@ TEST(NegotiateErrors, a_failure_of_the_executor_alike_on_all_ranks_fails_its_bat
 
 TEST(NegotiateErrors, an_exception_of_a_callback_ends_the_negotiation_and_not_the_process) {
   Fleet fleet(2);
+  auto waits = fleet.submit(0, request_of(Kind::allreduce, "waits"));
   for (int rank = 0; rank < 2; ++rank) {
     fleet.ranks[rank]->submit({request_of(Kind::allreduce, "x"), nullptr,
                                [rank](const Result&) {
@@ -209,7 +210,6 @@ TEST(NegotiateErrors, an_exception_of_a_callback_ends_the_negotiation_and_not_th
                                },
                                -1});
   }
-  auto waits = fleet.submit(0, request_of(Kind::allreduce, "waits"));
   expect_part("rank 1 failed: an exception of unknown type", answer(waits).error);
 }
 
