@@ -8,9 +8,10 @@
 //
 // What it costs: an operation that all ranks submit at once takes two messages in a row, member to rank 0 and back. Rank 0
 // itself executes after the first, so over a blocking collective the ranks differ by one message only. A submission
-// of cached operations has at most 21 + capacity / 8 bytes, a decision of one batch of them 33 or little more.
-// To stay within 1.3 of a 4-byte all-reduce, a message must cost less than an eighth of it; shared memory does. Over
-// TCP two more messages of its own kind double it, unless several operations are in flight, when they overlap.
+// of cached operations has 17 bytes and one bit a slot, a decision of one batch of them 29 or a little more.
+// To stay within 1.3 of a 4-byte all-reduce, a message must cost less than 0.15 of it: between ranks of one host that
+// wants shared memory. Over TCP two messages cost about what a small all-reduce does, unless several operations are in
+// flight: then they are negotiated while others execute, or together.
 #pragma once
 
 #include "negotiate/wire.h"
