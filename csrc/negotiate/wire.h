@@ -31,11 +31,14 @@ struct Decision {
   std::vector<Batch> batches;
 };
 
-struct Leave {};  // a member shuts down
+// A member shuts down.
+struct Leave {};
+// A member can go on no longer.
 struct Failure {
   std::string reason;
-};             // a member can go on no longer
-struct Stop {  // the end, for everyone
+};
+// The end, for everyone.
+struct Stop {
   std::string reason;
 };
 
