@@ -17,7 +17,7 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).parent.resolve()
-TORCH_FREE_FOLDERS = ("base", "codec", "flat", "optim", "shm")
+TORCH_FREE_FOLDERS = ("base", "codec", "flat", "negotiate", "optim", "shm")
 TORCH_FOLDERS = ("backend", "comm", "collectives", "engine")
 CXX_FLAGS = ["-O3", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-fvisibility=hidden"]
 NVCC_FLAGS = ["-O3", "--fmad=false", "-Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-ffp-contract=off"]

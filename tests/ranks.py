@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 from gossamer import _C
 from gossamer import comm as gossamer_comm
@@ -52,7 +53,11 @@ def run_ranks(
         kept.extend(comms)
         return body(*comms)
 
-    return run_threads(size, rank_body, errors=errors, timeout_s=timeout_s + 20)
+    try:
+        return run_threads(size, rank_body, errors=errors, timeout_s=timeout_s + 20)
+    finally:
+        # Of the whole process: torch's DDP puts back in each forward what it found, which threads mix up.
+        nn.parallel.DistributedDataParallel._active_ddp_module = None
 
 
 def choose_backend(name: str) -> None:

@@ -1,6 +1,6 @@
 # The Torch-free core's own tests: cmake/ builds csrc's Torch-free folders with GoogleTest. All of
-# them under AddressSanitizer and UndefinedBehaviorSanitizer; those of shm/, the ones with threads, under
-# ThreadSanitizer as well. It sees races within one mapping of the shared memory only: each rank has its own.
+# them under AddressSanitizer and UndefinedBehaviorSanitizer; those of shm/ and negotiate/, the ones with threads, under
+# ThreadSanitizer as well. Of shm/ it sees races within one mapping of the shared memory only: each rank has its own.
 
 import shutil
 import subprocess
@@ -39,13 +39,15 @@ def run_tests(folder: Path, *programs: str) -> None:
 @pytest.mark.timeout(1200)  # compiles every Torch-free file with sanitizers; a busy machine takes long
 def test_torch_free_core_passes_its_tests_under_sanitizers(tmp_path) -> None:
     configure(tmp_path, "address,undefined")
-    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", "gossamer_tests", "gossamer_shm_tests")
-    run_tests(tmp_path, "gossamer_tests", "gossamer_shm_tests")
+    programs = ("gossamer_tests", "gossamer_shm_tests", "gossamer_negotiate_tests")
+    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", *programs)
+    run_tests(tmp_path, *programs)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # as above
-def test_shared_memory_passes_its_tests_under_thread_sanitizer(tmp_path) -> None:
+def test_shared_memory_and_negotiation_pass_their_tests_under_thread_sanitizer(tmp_path) -> None:
     configure(tmp_path, "thread")
-    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", "gossamer_shm_tests")
-    run_tests(tmp_path, "gossamer_shm_tests")
+    programs = ("gossamer_shm_tests", "gossamer_negotiate_tests")
+    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", *programs)
+    run_tests(tmp_path, *programs)

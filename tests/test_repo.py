@@ -38,7 +38,7 @@ VARIANTS = {
     ("comm.symmetric", "comm.c10d"),  # made around one of those
 }
 
-TORCH_FREE = ("base", "codec", "flat", "optim", "shm")
+TORCH_FREE = ("base", "codec", "flat", "negotiate", "optim", "shm")
 NATIVE = (".cpp", ".cu", ".cuh", ".h", ".inl")
 BUDGETS = {".py": 300, **dict.fromkeys(NATIVE, 400)}
 SOURCES = [
