@@ -214,7 +214,10 @@ class Mesh:
         ({"bucket_cap_mb_list": [1, -1]}, "bucket_cap_mb must be positive, got"),
         ({"device_mesh": Mesh()}, "Cannot specify both process_group and device_mesh"),
         ({"device_mesh": Mesh(), "process_group": None}, "Only 1D device mesh is supported"),
-        ({"process_group": 3}, "process_group must be a ProcessGroup, a communicator, Hierarchical, Symmetric or None"),
+        (
+            {"process_group": 3},
+            "process_group must be a ProcessGroup, a communicator, Hierarchical, Symmetric or None",
+        ),
         (
             {
                 "delay_all_reduce_named_params": [("x", nn.Parameter(torch.ones(1)))],
