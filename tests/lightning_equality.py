@@ -20,10 +20,10 @@ def step(model: Any, optimizer: Any, batch: torch.Tensor) -> None:
     optimizer.step()
 
 
-def by_hand(name: str) -> torch.Tensor:
+def by_hand(name: str, wrapper: Any = gs.DataParallel) -> torch.Tensor:
     module: Any = Plain()
     optimizer = optimizer_for(name, module.parameters())
-    model = gs.DataParallel(module, optimizer, algorithm=ALGORITHMS[name](**settings(name)))
+    model = wrapper(module, optimizer=optimizer, algorithm=ALGORITHMS[name](**settings(name)))
     for batch in batches():
         step(model, optimizer, batch)
     model.close()
@@ -46,9 +46,10 @@ def by_fabric(name: str, *, compiled: bool = False) -> torch.Tensor:
     return weights(module)
 
 
-def check_trainer_and_fabric_leave_the_bits_of_the_loop_by_hand() -> None:
+def check_trainer_fabric_and_ddp_leave_the_bits_of_the_loop_by_hand() -> None:
     for name in ALGORITHMS:
         hand = by_hand(name)
+        assert torch.equal(by_hand(name, gs.DistributedDataParallel), hand), f"{name}: DistributedDataParallel"
         assert torch.equal(fit(gossamer_strategy(name), Net(name)), hand), f"{name}: Trainer"
         assert torch.equal(by_fabric(name), hand), f"{name}: Fabric"
         if name == "decentralized":
