@@ -79,16 +79,20 @@ def check_bagua_strategy_leaves_the_bits_of_with_bagua() -> None:
 
 
 def check_bagua_and_gossamer_leave_the_same_bits() -> None:
-    pairs = {
-        "gradient_allreduce": gs.GradientAllReduce(),
-        "decentralized": gs.Decentralized(),
-        "low_precision_decentralized": gs.LowPrecisionDecentralized(gs.MinMaxUInt8()),
+    flat = {"hierarchical": False}  # else a single host sends nothing through the codec
+    pairs: dict[str, tuple[gs.Algorithm, dict[str, Any]]] = {
+        "gradient_allreduce": (gs.GradientAllReduce(), {}),
+        "bytegrad": (gs.ByteGrad(codec=gs.MinMaxUInt8()), flat),
+        "decentralized": (gs.Decentralized(), {}),
+        "low_precision_decentralized": (gs.LowPrecisionDecentralized(gs.MinMaxUInt8()), {}),
+        "qadam": (gs.QAdam(gs.MinMaxUInt8()), flat),
+        "async": (gs.AsyncModelAverage(warmup_steps=STEPS), {"warmup_steps": STEPS}),
     }
-    for name, algorithm in pairs.items():
+    for name, (algorithm, options) in pairs.items():
         module: Any = Plain()
         optimizer = optimizer_for(name, module.parameters())
         model = gs.DataParallel(module, optimizer, algorithm=algorithm)
         for batch in batches():
             step(model, optimizer, batch)
         model.close()
-        assert torch.equal(fit(BaguaStrategy(name), Net(name)), weights(module)), name
+        assert torch.equal(fit(BaguaStrategy(name, **options), Net(name)), weights(module)), name
