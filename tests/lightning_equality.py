@@ -49,7 +49,9 @@ def by_fabric(name: str, *, compiled: bool = False) -> torch.Tensor:
 def check_trainer_fabric_and_ddp_leave_the_bits_of_the_loop_by_hand() -> None:
     for name in ALGORITHMS:
         hand = by_hand(name)
-        assert torch.equal(by_hand(name, gs.DistributedDataParallel), hand), f"{name}: DistributedDataParallel"
+        assert torch.equal(by_hand(name, gs.DistributedDataParallel), hand), (
+            f"{name}: DistributedDataParallel"
+        )
         assert torch.equal(fit(gossamer_strategy(name), Net(name)), hand), f"{name}: Trainer"
         assert torch.equal(by_fabric(name), hand), f"{name}: Fabric"
         if name == "decentralized":
