@@ -42,7 +42,7 @@ from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
 from gossamer.ddp import DistributedDataParallel
 from gossamer.engine import Autotune
-from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
+from gossamer.errors import CodecError, CommError, ConfigError, GossamerError, UsageError
 from gossamer.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
 
 __version__ = "0.1.0"
@@ -81,6 +81,7 @@ __all__ = [
     "QAdamOptimizer",
     "Symmetric",
     "TopK",
+    "UsageError",
     "ZeroOneAdam",
     "ZeroOneAdamOptimizer",
     "all_gather",
