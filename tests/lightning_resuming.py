@@ -63,6 +63,16 @@ def check_trainer_resumes_every_algorithm_bit_for_bit() -> None:
         assert torch.equal(resumed(make, name), whole(make, name)), f"Bagua {name}"
 
 
+def check_a_checkpoint_saved_after_fit_is_as_one_saved_in_it() -> None:
+    for name in ("powersgd", "decentralized"):
+        first = trainer(gossamer_strategy(name), max_epochs=2)
+        first.fit(Net(name), loader(4))
+        first.save_checkpoint(path(name))
+        second = Net(name)
+        trainer(gossamer_strategy(name), max_epochs=3).fit(second, loader(4), ckpt_path=path(name))
+        assert torch.equal(weights(second), whole(functools.partial(gossamer_strategy, name), name)), name
+
+
 def check_fabric_resumes_bit_for_bit() -> None:
     for name in ("decentralized", "powersgd"):
         results = []

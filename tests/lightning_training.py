@@ -8,10 +8,11 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 from torch import Tensor, nn
 
 import gossamer as gs
+import lightning_job
 from gossamer.lightning import BaguaStrategy, DDPStrategy, GossamerStrategy
 from lightning_job import (
     Net,
@@ -135,6 +136,9 @@ def check_one_trainer_and_strategy_fit_again_and_evaluate() -> None:
     assert all_equal(torch.tensor([tested["val"]]))
     assert all_equal(weights(module))  # evaluation copies rank 0's
     assert [list(part.shape) for part in run.predict(module, loader(2))] == [[6, 5], [3 + gs.rank(), 5]]
+    stock = trainer(DDPStrategy())  # in a group of another backend than its default
+    stock.fit(module, loader(2))
+    stock.test(module, loader(2), verbose=False)
 
 
 class Consensus(Net):
@@ -208,6 +212,15 @@ def check_an_exception_on_one_rank_is_raised_there_and_ends_the_others() -> None
         ):
             fit(strategy, Failing())
         assert time.monotonic() - begin < 20
+
+
+def check_a_checkpoint_of_an_exception_masks_it_not() -> None:
+    checkpoints = ModelCheckpoint(dirpath=f"{lightning_job.folder}/failed", save_on_exception=True)
+    mine = gs.rank() == 1
+    with pytest.raises(
+        KeyError if mine else gs.CommError, match="a mistake of the user" if mine else "rank 1"
+    ):
+        fit(GossamerStrategy("powersgd"), Failing(), callbacks=[checkpoints], enable_checkpointing=True)
 
 
 def check_an_exception_before_wrapping_is_the_one_that_is_raised() -> None:

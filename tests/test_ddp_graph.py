@@ -90,6 +90,26 @@ def test_a_parameter_left_out_on_one_rank_is_an_error_on_all():
         assert "for rank 0" not in str(error)
 
 
+def test_out_of_lockstep_a_parameter_left_out_is_an_error_on_that_rank_alone():
+    def body(comm):
+        inner = seeded(Halves)
+        optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+        algorithm = gs.LocalSGD(period=50)
+        model = gs.DistributedDataParallel(
+            inner, process_group=comm, algorithm=algorithm, optimizer=optimizer
+        )
+        backward(model, comm, ["first"] if comm.rank == 1 else ("first", "second"))
+        optimizer.step()
+        try:
+            backward(model, comm)
+        finally:
+            model.close()
+
+    first, second = run_ranks(2, body, errors=True)
+    assert first is None
+    assert "did not receive grad for rank 1: 2 3" in str(second)
+
+
 def test_two_backwards_of_one_forward_may_share_the_parameters():
     def body(comm):
         model = gs.DistributedDataParallel(seeded(Halves), process_group=comm)

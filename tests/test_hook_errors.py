@@ -161,6 +161,10 @@ def test_loading_refuses_what_is_not_its_own():
             training.state.load_state_dict(strangers)
         other = Training(group, comm, hooks.onebit)
         other.state.load_state_dict(saved)  # which hook it will serve is not known yet
+        with pytest.raises(
+            gs.ConfigError, match="before the first step, and this State has made 1; make a new"
+        ):
+            training.state.load_state_dict({})
         training.state.close()
         step(other)
 

@@ -300,6 +300,8 @@ void CommHook::load_errors(const Layout& layout, Group& group) {
     if (!own.defined()) continue;
     for (const auto& piece : member.pieces)
       group.error.narrow(0, piece.offset, piece.numel).copy_(own.narrow(0, piece.begin, piece.numel));
+    // It may be of the caller's stream, which would use its memory anew before this one has read it.
+    if (const auto side = executor_.side_stream()) own.record_stream(*side);
     own = at::Tensor();
   }
 }
@@ -314,6 +316,10 @@ void CommHook::store_errors() {
         for (const auto& piece : member.pieces)
           own.narrow(0, piece.begin, piece.numel).copy_(group.error.narrow(0, piece.offset, piece.numel));
         errors_[number] = own;
+      }
+      if (group.error.is_cuda()) {  // of the worker's stream, read on this one
+        const c10::impl::VirtualGuardImpl guard(group.error.device().type());
+        group.error.record_stream(guard.getStream(group.error.device()));
       }
     }
   }

@@ -5,9 +5,13 @@
 >>> model = gs.DataParallel(model, optimizer, algorithm=gs.ByteGrad())
 """
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 import torch as _torch  # noqa: F401  (loads the libraries that gossamer._C links against)
 
-from gossamer import fsdp, hooks, optim
+from gossamer import hooks, optim
 from gossamer.algorithms import (
     Algorithm,
     AsyncModelAverage,
@@ -44,6 +48,9 @@ from gossamer.ddp import DistributedDataParallel
 from gossamer.engine import Autotune
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError, UsageError
 from gossamer.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
+
+if _TYPE_CHECKING:
+    from gossamer import fsdp
 
 __version__ = "0.1.0"
 
@@ -98,3 +105,9 @@ __all__ = [
     "shutdown",
     "size",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "fsdp":  # torch's takes a second to import
+        return _import_module("gossamer.fsdp")
+    raise AttributeError(f"module 'gossamer' has no attribute {name!r}")

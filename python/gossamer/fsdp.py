@@ -134,7 +134,8 @@ def _stream(model: nn.Module) -> dict[str, Any]:
 
 def _refuse_replicate_axis(model: nn.Module) -> None:
     for name, param in model.named_parameters():
-        if isinstance(param, DTensor) and any(isinstance(each, Replicate) for each in param.placements):
+        # The axis of replicas is the first. Tensor parallelism has one of its own, which is none of FSDP's.
+        if isinstance(param, DTensor) and isinstance(param.placements[0], Replicate):
             raise ConfigError(
                 f"fsdp.compress: '{name}' is sharded over a mesh with a replicate axis, whose all-reduce FSDP makes "
                 "itself; use fully_shard(mesh=mesh['shard']) and compress(replicate=mesh['replicate'].get_group())"

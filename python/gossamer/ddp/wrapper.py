@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gossamer.algorithms import Algorithm, GradientAllReduce, resolve
+from gossamer.comm import Hierarchical, Symmetric
 from gossamer.ddp import arguments, precision
 from gossamer.ddp.torch_names import TorchNames
 from gossamer.engine import Engine, Face, connect, optimizers_of
@@ -26,7 +27,7 @@ class DistributedDataParallel(TorchNames, nn.Module, Face):
     means what torch's documentation says; docs/ddp.md lists what differs. Making one is collective.
 
     Args:
-        process_group: as in torch; also a communicator, or Hierarchical(group).
+        process_group: as in torch; also a communicator, Hierarchical(group) or Symmetric(group).
         algorithm: an Algorithm, or its name, as in gossamer.DataParallel.
         optimizer: the optimizer of its parameters, or several, for algorithms that count steps or send weights.
 
@@ -125,9 +126,9 @@ class DistributedDataParallel(TorchNames, nn.Module, Face):
         if self._hook is not None:
             raise UsageError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         algorithm = self._algorithm_of_hook(state, hook)
-        self._hook = (state, hook)
         self.close()
         self._use(algorithm, broadcast=False)
+        self._hook = (state, hook)
 
     @property
     def engine(self) -> Engine:
@@ -175,7 +176,8 @@ class DistributedDataParallel(TorchNames, nn.Module, Face):
             engine.graph.use_static()
 
     def __getstate__(self) -> dict[str, Any]:
-        if not dist.is_initialized() or self.process_group is not dist.group.WORLD:
+        plain = dist.is_initialized() and self.process_group is dist.group.WORLD
+        if not plain or isinstance(self._group, (Hierarchical, Symmetric)):
             raise UsageError(
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group. That is, "
                 "when you have called init_process_group and have not passed process_group argument to DDP constructor"

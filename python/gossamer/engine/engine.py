@@ -133,7 +133,7 @@ class Engine:
             return
         self._native.check_alive()
         self._native.abandon()
-        self.graph.begin_forward()
+        self.graph.begin_forward(self.algorithm.lockstep)
         self._native.survey()
         self._native.check_capture()
         self._buckets.adopt_weights()

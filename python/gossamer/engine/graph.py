@@ -46,22 +46,24 @@ class Graph:
         self._native, self._control, self._named = native, control, named
         self._static = False
         self.require_used = False  # True: a parameter without a gradient is an error in the next forward
+        self._lockstep = True  # of the backward before: else this rank's knowledge is its own
 
     def use_static(self) -> None:
         """Before the first backward: every one will bring the same gradients, a parameter's as often as the first."""
         self._static = True
         self._native.set_static_graph()
 
-    def begin_forward(self) -> None:
-        """On every rank, before each forward.
+    def begin_forward(self, lockstep: bool) -> None:
+        """Before each forward; `lockstep`: on every rank, and so is its backward.
 
         Raises:
-            UsageError: on every rank, if one has left out a parameter in the backward before. The text of a rank that
-                has left out nothing lists what the others have.
+            UsageError: on every rank, if one has left out a parameter in the backward before; out of lockstep on that
+                rank alone. The text of a rank that has left out nothing lists what the others have.
         """
         if self._native.left_out_somewhere and (self.require_used or self._static):
             raise self._error()
         self._native.begin_forward()
+        self._lockstep = lockstep
 
     def _error(self) -> UsageError:
         rank, names = self._control.rank, list(self._named)
@@ -73,7 +75,7 @@ class Graph:
         if debugging:
             lines = f"\nParameters which did not receive grad for rank {rank}: {', '.join(missing)}{lines}"
         own = lines if missing else ""
-        every = gather_texts(self._control, own)
+        every = gather_texts(self._control, own) if self._lockstep else [own]
         return UsageError(
             (_CHANGED if self._static else _UNUSED) + (own or "".join(every)) + ("" if debugging else _ADVICE)
         )

@@ -28,7 +28,7 @@ def int8(state: State, bucket: dist.GradBucket) -> Future:
 
 
 def int4(state: State, bucket: dist.GradBucket) -> Future:
-    """Int4 with error feedback, an eighth of float32's bytes."""
+    """Int4 with error feedback, a seventh of float32's bytes."""
     return _run("int4", state, bucket)
 
 
@@ -73,7 +73,7 @@ def register(model: DistributedDataParallel, state: State, hook: Callable[..., A
     Raises:
         ConfigError: another hook; a model that is no DistributedDataParallel, or whose reducer is torch's Python one.
     """
-    if not isinstance(model, DistributedDataParallel):
+    if not isinstance(model, DistributedDataParallel) or not isinstance(model.reducer, dist.Reducer):
         raise ConfigError(
             f"hooks.register: model must be a DistributedDataParallel, got {type(model).__name__}"
         )

@@ -157,8 +157,13 @@ class State:
                     f"hooks.State.load_state_dict: the error of '{name}' must have that parameter's shape, got "
                     f"{list(error.shape)} for {list(shapes[name]) if name in shapes else 'no such parameter'}"
                 )
+        if self._methods is not None and not state:
+            raise ConfigError(
+                "hooks.State.load_state_dict: the state is of before the first step, and this State has made "
+                f"{self._native.steps}; make a new State"
+            )
         self._loaded = dict(state) if state else None
-        if self._methods is not None and state:
+        if self._methods is not None:
             self._native.wait()
             self._restore(state)
 

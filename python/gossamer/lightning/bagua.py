@@ -60,6 +60,10 @@ class BaguaStrategy(Wrapping):
         if algorithm != "qadam":  # which needs its optimizer
             Algorithm.init(algorithm, **bagua_kwargs)  # refuses wrong arguments here, and not in the workers
 
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """As of Collective, but None is the mean, as it was in Lightning 1.9."""
+        return super().reduce(tensor, group, "mean" if reduce_op is None else reduce_op)
+
     def setup_distributed(self) -> None:
         super().setup_distributed()
         if not communication.is_initialized():

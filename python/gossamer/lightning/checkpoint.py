@@ -24,7 +24,14 @@ _log = logging.getLogger("gossamer")
 def gather(
     wrapper: Any, algorithm: Algorithm, optimizers: Mapping[Any, torch.optim.Optimizer]
 ) -> dict[str, Any] | None:
-    """The states of all ranks, on rank 0; None on the others. Collective.
+    """What own_state() returns of all ranks, on rank 0; None on the others. Collective."""
+    return gather_states(own_state(wrapper, algorithm, optimizers))
+
+
+def own_state(
+    wrapper: Any, algorithm: Algorithm, optimizers: Mapping[Any, torch.optim.Optimizer]
+) -> tuple[str, dict[str, Any]]:
+    """The algorithm's name, and this rank's state.
 
     Args:
         wrapper: gossamer.DataParallel, or the Bagua face's DistributedDataParallel.
@@ -36,9 +43,15 @@ def gather(
         own["weights"] = wrapper.module.state_dict()
         own["optimizers"] = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
     own = tree_map(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, own)
+    return type(algorithm).__name__, own
+
+
+def gather_states(own: tuple[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """What restore() takes, on rank 0; None on the others. Collective."""
+    name, state = own
     every: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(own, every)
-    return None if every is None else {"algorithm": type(algorithm).__name__, "ranks": every}
+    dist.gather_object(state, every)
+    return None if every is None else {"algorithm": name, "ranks": every}
 
 
 def restore(

@@ -31,6 +31,8 @@ class GossamerStrategy(Base):
             Fabric's DDPStrategy.
     """
 
+    _process_group_backend: str | None
+
     def __init__(
         self,
         algorithm: str | Algorithm = "gradient_allreduce",
@@ -74,6 +76,7 @@ class GossamerStrategy(Base):
     def _setup_distributed(self) -> None:
         asked = self._process_group_backend
         super()._setup_distributed()
+        self._process_group_backend = asked  # Lightning leaves its default there, which nobody has asked for
         require_group(asked, size=self.world_size, device=self.root_device)
 
     def setup_module_and_optimizers(self, module: Any, optimizers: list[Any], scheduler: Any = None) -> Any:

@@ -110,7 +110,7 @@ class DDPStrategy(Collective):
         own: dict[str, Any] = {}
         if self._averages is not None:
             own["averages"] = self._averages.state_dict()
-        if hasattr(self._ddp_comm_state, "state_dict"):
+        if hasattr(self._ddp_comm_state, "state_dict") and not self._interrupted():
             every = [None] * self.world_size if self.is_global_zero else None
             dist.gather_object(self._ddp_comm_state.state_dict(), every)
             own["states"] = every
@@ -133,9 +133,9 @@ class DDPStrategy(Collective):
             )
         self._ddp_comm_state.load_state_dict(states[self.global_rank])
 
-    def teardown(self) -> None:
-        self._averages = None
-        super().teardown()
+    def setup(self, trainer: Any) -> None:
+        self._averages = None  # which a checkpoint after the last fit() still took
+        super().setup(trainer)
 
 
 class Averages:

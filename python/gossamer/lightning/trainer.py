@@ -24,6 +24,7 @@ class Collective(Base):
     """reduce() and all_gather() of gossamer.lightning.distributed, and a group that is what was asked for."""
 
     _layer_sync: Any
+    _process_group_backend: str | None
     model: Any
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -38,7 +39,13 @@ class Collective(Base):
     def setup_distributed(self) -> None:
         asked = self._process_group_backend
         super().setup_distributed()
+        self._process_group_backend = asked  # Lightning leaves its default there, which nobody has asked for
         require_group(asked, size=self.world_size, device=self.root_device)
+
+    def _interrupted(self) -> bool:
+        """An exception ends the run: callbacks hear of it before on_exception() does."""
+        module = self.lightning_module
+        return module is not None and module._trainer is not None and module.trainer.interrupted
 
     def setup(self, trainer: Any) -> None:
         if self.root_device.type == "cpu" and type(self._layer_sync).__name__ == "TorchSyncBatchNorm":
@@ -51,6 +58,7 @@ class Wrapping(Collective):
 
     _failed = False
     _paused = False
+    _last: tuple[str, dict[str, Any]] | None = None  # this rank's state when fit() ended
 
     def wrap(self, model: Any) -> Any:
         """The wrapped model. Collective."""
@@ -85,6 +93,7 @@ class Wrapping(Collective):
 
     def setup(self, trainer: Any) -> None:
         self._failed = self._paused = False
+        self._last = None
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
@@ -99,13 +108,23 @@ class Wrapping(Collective):
     def save_checkpoint(
         self, checkpoint_: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Adds the algorithm's state of all ranks. Collective."""
+        """Adds the algorithm's state of all ranks, also after fit(). Collective.
+
+        After an exception, which the other ranks may not have seen, the file goes without.
+        """
         with self.pause():
-            if self.wrapper is not None and "optimizer_states" in checkpoint_:
-                optimizers = dict(enumerate(self.optimizers))
-                states = checkpoint.gather(self.wrapper, self.running, optimizers)
-                checkpoint_ = {**checkpoint_, checkpoint.KEY: states}
+            if "optimizer_states" in checkpoint_ and self._interrupted():
+                _log.warning(
+                    "gossamer: saved after an exception, so without the algorithm's state: %s", filepath
+                )
+            elif "optimizer_states" in checkpoint_ and (own := self._own_state()) is not None:
+                checkpoint_ = {**checkpoint_, checkpoint.KEY: checkpoint.gather_states(own)}
             super().save_checkpoint(checkpoint_, filepath, storage_options)
+
+    def _own_state(self) -> tuple[str, dict[str, Any]] | None:
+        if self.wrapper is None:
+            return self._last
+        return checkpoint.own_state(self.wrapper, self.running, dict(enumerate(self.optimizers)))
 
     def load_optimizer_state_dict(self, checkpoint_: Any) -> None:
         super().load_optimizer_state_dict(checkpoint_)
@@ -159,6 +178,8 @@ class Wrapping(Collective):
     def teardown(self) -> None:
         wrapper = self.wrapper
         if wrapper is not None:
+            if not self._failed:
+                self._last = self._own_state()
             self.model = self.lightning_module
             try:
                 self.unwrap(wrapper, crashed=self._failed)
