@@ -110,14 +110,17 @@ class Wrapping(Collective):
     ) -> None:
         """Adds the algorithm's state of all ranks, also after fit(). Collective.
 
-        After an exception, which the other ranks may not have seen, the file goes without.
+        After an exception the file goes without, and the other ranks, which may know nothing of it yet, are told: they
+        must come to the barrier that follows.
         """
+        if self._interrupted():
+            _log.warning("gossamer: saved after an exception, without the algorithm's state: %s", filepath)
+            if self.wrapper is not None:
+                self.unwrap(self.wrapper, crashed=True)
+            super().save_checkpoint(checkpoint_, filepath, storage_options)
+            return
         with self.pause():
-            if "optimizer_states" in checkpoint_ and self._interrupted():
-                _log.warning(
-                    "gossamer: saved after an exception, so without the algorithm's state: %s", filepath
-                )
-            elif "optimizer_states" in checkpoint_ and (own := self._own_state()) is not None:
+            if "optimizer_states" in checkpoint_ and (own := self._own_state()) is not None:
                 checkpoint_ = {**checkpoint_, checkpoint.KEY: checkpoint.gather_states(own)}
             super().save_checkpoint(checkpoint_, filepath, storage_options)
 
