@@ -108,14 +108,13 @@ def test_no_thread_of_a_dropped_wrapper_is_left_when_the_interpreter_ends():
     assert done.stdout == "0 of ours"
 
 
-@pytest.mark.parametrize("name", ["gradient_allreduce", "decentralized", "bytegrad by hosts", "async"])
+@pytest.mark.parametrize("name", ["gradient_allreduce", "decentralized", "bytegrad", "async"])
 def test_those_who_wait_for_a_rank_that_has_closed_after_a_crash_learn_of_it_at_once(name, backend):
     def body(comm):
         module = seeded(mlp)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        algorithm = gs.AsyncModelAverage(0) if name == "async" else name.split()[0]
-        group = gs.Hierarchical(comm) if name.endswith("hosts") else comm
-        model = gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=group)
+        algorithm = gs.AsyncModelAverage(0) if name == "async" else name
+        model = gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=comm)
         step(model, optimizer, batches(1)[0])
         if comm.rank == 1:
             model.engine.close(crashed=True)
