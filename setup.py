@@ -17,11 +17,11 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).parent.resolve()
-TORCH_FREE_FOLDERS = ("base", "codec", "flat", "negotiate", "optim", "shm")
-TORCH_FOLDERS = ("backend", "comm", "collectives", "engine")
+TORCH_FREE_FOLDERS = ("adasum", "base", "codec", "flat", "negotiate", "observe", "optim", "shm")
+TORCH_FOLDERS = ("backend", "comm", "collectives", "engine", "named")
 CXX_FLAGS = ["-O3", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-fvisibility=hidden"]
 NVCC_FLAGS = ["-O3", "--fmad=false", "-Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-ffp-contract=off"]
-INSTRUCTION_SETS = {  # file of csrc/codec, csrc/optim or csrc/shm: the flags it alone gets
+INSTRUCTION_SETS = {  # such a file of any folder: the flags it alone gets
     "cpu_avx2.cpp": ["-mavx2", "-mf16c", "-mfma"],
     "cpu_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c"],
 }

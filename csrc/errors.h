@@ -20,6 +20,13 @@ class PythonError : public torch::PyTorchError {
   ErrorKind kind;
 };
 
+// Python's own, for misuse that programs expect as such.
+class AssertionError : public torch::PyTorchError {
+ public:
+  explicit AssertionError(std::string message) : torch::PyTorchError(std::move(message)) {}
+  PyObject* python_type() override { return PyExc_AssertionError; }
+};
+
 PyObject* python_error_type(ErrorKind kind);  // borrowed, GIL held
 
 // c10d's errors carry a C++ backtrace after the first line; the first line is what a user can act on.

@@ -13,6 +13,8 @@
 #include "engine/bindings.h"
 #include "engine/engine.h"
 #include "errors.h"
+#include "named/bindings.h"
+#include "observe_bindings.h"
 #include "optim/optim.h"
 
 namespace py = pybind11;
@@ -45,6 +47,8 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("device", &Communicator::device)
       .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
+      .def_property_readonly("bytes_received", &Communicator::bytes_received)
+      .def_property_readonly("piece_bytes", &Communicator::piece_bytes)
       .def("all_reduce", &Communicator::all_reduce, py::arg("x"), py::arg("op") = ReduceOp::sum, KeepComm(),
            Release())
       .def("reduce_scatter", &Communicator::reduce_scatter, py::arg("out"), py::arg("x"), KeepComm(),
@@ -171,6 +175,8 @@ void bind_engine(py::module_& module) {
   py::class_<BucketWork, std::shared_ptr<BucketWork>>(module, "BucketWork");
   py::class_<NativeAllReduce, BucketWork, std::shared_ptr<NativeAllReduce>>(module, "NativeAllReduce")
       .def(py::init<bool>(), py::arg("average"));
+  py::class_<ScaledAllReduce, BucketWork, std::shared_ptr<ScaledAllReduce>>(module, "ScaledAllReduce")
+      .def(py::init<double, double>(), py::arg("prescale"), py::arg("postscale"));
   py::class_<CodecAllReduce, BucketWork, std::shared_ptr<CodecAllReduce>>(module, "CodecAllReduce")
       .def(py::init<CodecChoice, bool>(), py::arg("codec"), py::arg("average"));
   py::class_<TimedWork, BucketWork, std::shared_ptr<TimedWork>>(module, "TimedWork")
@@ -194,6 +200,7 @@ void bind_engine(py::module_& module) {
           },
           py::arg("task"))
       .def("busy", &Executor::busy, Release())
+      .def_property_readonly("recorder", &Executor::shared_recorder)
       .def(
           "wait", [](Executor& executor) { executor.wait(raise_interrupt); }, Release())
       .def("stop", &Executor::stop, Release());
@@ -232,6 +239,10 @@ void bind_engine(py::module_& module) {
       .def("set_lockstep", &Engine::set_lockstep, py::arg("lockstep"))
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def_property_readonly("step", &Engine::step)
+      .def("keep_gradients", &Engine::keep_gradients, py::arg("keep"), Release())
+      .def("kept_gradients", &Engine::kept_gradients, Release())
+      .def_property_readonly("recorder", &Engine::recorder)
+      .def("activity", [](const Engine& engine) { return activity_of(*engine.recorder()); })
       .def("set_static_graph", &Engine::set_static_graph)
       .def("begin_forward", &Engine::begin_forward, Release())
       .def_property_readonly("left_out", &Engine::left_out)
@@ -255,8 +266,12 @@ void bind_engine(py::module_& module) {
           py::arg("mean_of_active"), py::arg("raise_early"), py::arg("on_begin") = py::none())
       .def("end_join", &Engine::end_join, Release())
       .def("shadow", &Engine::shadow, Release())
+      .def("use_rounds", &Engine::use_rounds, py::arg("passes"), Release())
+      .def("end_round", &Engine::end_round, Release())
+      .def_property_readonly("round_is_under_way", &Engine::round_is_under_way)
       .def_property_readonly("ended_early", &Engine::ended_early)
       .def("give_up", &Engine::give_up, py::arg("why"), py::arg("announce"), Release())
+      .def("tell_stall", &Engine::tell_stall, py::arg("facts"), py::arg("stop"), Release())
       .def("check_alive", &Engine::check_alive)
       .def("close", &Engine::close);
 }
@@ -267,9 +282,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   translate_errors();
   bind_communicator(module);
   bind_collectives(module);
+  bind_observe(module);
   bind_engine(module);
   bind_comm_hook(module);
   bind_backend(module);
+  bind_named(module);
 #ifdef GOSSAMER_WITH_CUDA
   module.attr("with_cuda") = true;
 #else

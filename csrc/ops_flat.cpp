@@ -4,8 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
-#include <sstream>
-
+#include "check_argument.h"
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
 #include "errors.h"
@@ -13,31 +12,23 @@
 namespace gossamer {
 namespace {
 
-template <class... Parts>
-void check(bool ok, const Parts&... parts) {
-  if (ok) return;
-  std::ostringstream message;
-  (message << ... << parts);
-  throw PythonError(ErrorKind::config, message.str());
-}
-
 // The tensors' places in `flat`, one behind another.
 std::vector<flat::Segment> segments_of(const char* where, at::TensorList tensors, const at::Tensor& flat) {
-  check(flat.dim() == 1 && flat.is_contiguous(), where, ": flat must be a contiguous vector, got ",
-        flat.sizes());
+  check_argument(flat.dim() == 1 && flat.is_contiguous(), where, ": flat must be a contiguous vector, got ",
+                 flat.sizes());
   std::vector<flat::Segment> segments;
   int64_t offset = 0;
   for (const at::Tensor& tensor : tensors) {
-    check(tensor.is_contiguous() && tensor.scalar_type() == flat.scalar_type() &&
-              tensor.device() == flat.device(),
-          where, ": tensors must be contiguous ", flat.scalar_type(), " on ", flat.device(),
-          ", as flat is, got ", tensor.scalar_type(), " ", tensor.sizes(), " with strides ", tensor.strides(),
-          " on ", tensor.device());
+    check_argument(tensor.is_contiguous() && tensor.scalar_type() == flat.scalar_type() &&
+                       tensor.device() == flat.device(),
+                   where, ": tensors must be contiguous ", flat.scalar_type(), " on ", flat.device(),
+                   ", as flat is, got ", tensor.scalar_type(), " ", tensor.sizes(), " with strides ",
+                   tensor.strides(), " on ", tensor.device());
     segments.push_back({tensor.data_ptr(), offset, tensor.numel()});
     offset += tensor.numel();
   }
-  check(offset == flat.numel(), where, ": flat must hold as many elements as the tensors, ", offset, ", got ",
-        flat.numel());
+  check_argument(offset == flat.numel(), where, ": flat must hold as many elements as the tensors, ", offset,
+                 ", got ", flat.numel());
   return segments;
 }
 

@@ -9,22 +9,14 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <sstream>
 
+#include "check_argument.h"
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
 #include "errors.h"
 
 namespace gossamer {
 namespace {
-
-template <class... Parts>
-void check(bool ok, const Parts&... parts) {
-  if (ok) return;
-  std::ostringstream message;
-  (message << ... << parts);
-  throw PythonError(ErrorKind::config, message.str());
-}
 
 // Segments that one call of a kernel takes. `step` counts this one; 0 where it does not matter.
 struct Batch {
@@ -47,10 +39,10 @@ class Step {
   void add(const at::Tensor& param, const at::Tensor& grad, std::initializer_list<at::Tensor> states,
            double step) {
     const auto type = param.scalar_type();
-    check(param.layout() == at::kStrided &&
-              (type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16),
-          where_, ": parameters must be dense float32, float64, float16 or bfloat16, got ", param.layout(),
-          " ", type, " ", param.sizes());
+    check_argument(param.layout() == at::kStrided && (type == at::kFloat || type == at::kDouble ||
+                                                      type == at::kHalf || type == at::kBFloat16),
+                   where_, ": parameters must be dense float32, float64, float16 or bfloat16, got ",
+                   param.layout(), " ", type, " ", param.sizes());
     const Dtype dtype = to_dtype(type, where_);
     const auto state_type = dtype == Dtype::f64 ? at::kDouble : at::kFloat;
     check_like(param, grad, "gradient", type);
@@ -83,9 +75,9 @@ class Step {
                   at::ScalarType type) const {
     const bool alike = other.layout() == at::kStrided && other.device() == param.device() &&
                        other.scalar_type() == type && other.sizes() == param.sizes();
-    check(alike, where_, ": the ", what, " of a parameter ", param.scalar_type(), " ", param.sizes(), " on ",
-          param.device(), " must be dense ", type, " of its shape, got ", other.layout(), " ",
-          other.scalar_type(), " ", other.sizes(), " on ", other.device());
+    check_argument(alike, where_, ": the ", what, " of a parameter ", param.scalar_type(), " ", param.sizes(),
+                   " on ", param.device(), " must be dense ", type, " of its shape, got ", other.layout(),
+                   " ", other.scalar_type(), " ", other.sizes(), " on ", other.device());
   }
 
   const at::Tensor& in_order_of(const at::Tensor& base, const at::Tensor& tensor) {
@@ -139,15 +131,15 @@ class Step {
 
 void check_counts(const char* where, size_t params, std::initializer_list<size_t> others) {
   for (const size_t count : others)
-    check(count == params, where, ": every list must have a tensor for each of ", params, " parameters, got ",
-          count);
+    check_argument(count == params, where, ": every list must have a tensor for each of ", params,
+                   " parameters, got ", count);
 }
 
 double count_of(const at::Tensor& step) {
-  check(step.device().is_cpu() && step.numel() == 1 &&
-            (step.scalar_type() == at::kFloat || step.scalar_type() == at::kDouble),
-        "Adam: step must be one float32 or float64 on the CPU, got ", step.scalar_type(), " ", step.sizes(),
-        " on ", step.device());
+  check_argument(step.device().is_cpu() && step.numel() == 1 &&
+                     (step.scalar_type() == at::kFloat || step.scalar_type() == at::kDouble),
+                 "Adam: step must be one float32 or float64 on the CPU, got ", step.scalar_type(), " ",
+                 step.sizes(), " on ", step.device());
   return step.scalar_type() == at::kFloat ? *step.const_data_ptr<float>() : *step.const_data_ptr<double>();
 }
 

@@ -1,13 +1,16 @@
 // The two-shot all-reduce with error feedback: what a codec leaves out is added to the next call. See two_shot.h.
 #include <ATen/DeviceGuard.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "collectives/hops.h"
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
+#include "observe/recorder.h"
 
 namespace gossamer {
 namespace two_shot {
@@ -29,35 +32,45 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
 
   auto spec = codec.spec(error.scalar_type());  // wide all the way: no rounding that the error does not see
   const int64_t chunk = chunk_numel(numel, n, spec.block);
-  const int64_t row_bytes = codec::row_bytes(spec, chunk);
   const int64_t begin = std::min(comm.rank() * chunk, numel);
   const int64_t valid = std::clamp<int64_t>(numel - begin, 0, chunk);
   const codec::Rows rows{n, chunk, numel};
-  Hops hops(comm, scratch, x.device(), row_bytes);
+  Hops hops(comm, scratch, x.device(), codec, spec, chunk);
   const at::Tensor left_out = error.view({numel});
   const at::Tensor decoded = at::empty_like(left_out);
 
   left_out.add_(x.view({numel}));  // what this rank owes
   spec.key = codec.key(nonce, Phase::first, comm.rank());
-  kernels.encode(spec, spec.dtype, left_out.data_ptr(), rows, hops.send());
-  kernels.decode(spec, hops.send(), rows, decoded.data_ptr());
+  for (const auto& piece : hops.pieces()) {
+    encode_piece(kernels, spec, left_out, rows, piece, hops.send(piece));
+    hops.post(piece);
+  }
+  for (const auto& piece : hops.pieces()) decode_piece(kernels, spec, hops.send(piece), rows, piece, decoded);
   left_out.sub_(decoded);
-  const codec::WireRows received = hops.swap();
 
-  const at::Tensor sum = at::zeros({chunk}, left_out.options());
-  kernels.decode_add(spec, received, n, chunk, valid, sum.data_ptr());
-  kernels.scale(spec.dtype, sum.data_ptr(), valid, scale);
+  const at::Tensor sum = at::empty({chunk}, left_out.options());
   spec.key = codec.key(nonce, Phase::reduced, comm.rank());
-  kernels.encode(spec, spec.dtype, sum.data_ptr(), {1, chunk, valid}, hops.own());
-  if (valid > 0) {
-    // What the second encoding loses of the result joins what this rank has left out of its own part of the sum.
-    const at::Tensor mine = left_out.narrow(0, begin, valid);
-    const at::Tensor result = decoded.narrow(0, begin, valid);
-    kernels.decode(spec, hops.own(), {1, chunk, valid}, result.data_ptr());
-    mine.add_(sum.narrow(0, 0, valid).sub_(result), 1.0 / scale);
+  for (const auto& piece : hops.pieces()) {
+    const codec::WireRows received = hops.swap(piece);
+    const int64_t filled = std::clamp<int64_t>(valid - piece.begin, 0, piece.numel);
+    std::optional<observe::Span> reducing(std::in_place, "reduce", "codec", piece.row_bytes);
+    const at::Tensor part = sum.narrow(0, 0, piece.numel).zero_();
+    kernels.decode_add(spec, received, n, piece.numel, filled, part.data_ptr());
+    kernels.scale(spec.dtype, part.data_ptr(), filled, scale);
+    kernels.encode(spec, spec.dtype, part.data_ptr(), {1, piece.numel, filled}, hops.own(piece));
+    if (filled > 0) {
+      // What the second encoding loses of the result joins what this rank has left out of its own part of the sum.
+      const at::Tensor mine = left_out.narrow(0, begin + piece.begin, filled);
+      const at::Tensor result = decoded.narrow(0, begin + piece.begin, filled);
+      kernels.decode(spec, hops.own(piece), {1, piece.numel, filled}, result.data_ptr());
+      mine.add_(part.narrow(0, 0, filled).sub_(result), 1.0 / scale);
+    }
+    reducing.reset();
+    hops.share(piece);
   }
   forget_what_is_not_finite(left_out);
-  kernels.decode(spec, hops.gather(), rows, decoded.data_ptr());
+  for (const auto& piece : hops.pieces())
+    decode_piece(kernels, spec, hops.gather(piece), rows, piece, decoded);
   x.view({numel}).copy_(decoded);
 }
 

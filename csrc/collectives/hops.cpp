@@ -2,23 +2,72 @@
 // its own row anew while another still reads that of the call before; it lies where it lay then.
 #include "collectives/hops.h"
 
+#include <algorithm>
+
 #include "backend/peers.h"
+#include "observe/recorder.h"
 
 namespace gossamer {
+namespace {
 
-Hops::Hops(Communicator& comm, Scratch& scratch, at::Device device, int64_t row_bytes,
-           const at::Tensor& whole)
-    : comm_(comm), row_bytes_(row_bytes), peers_(comm.peer_rows(row_bytes)) {
+constexpr int64_t kMostPieces = 32;
+constexpr int64_t kLeastBlock = 64;  // elements; a row's begin on the wire is aligned anyway
+
+std::vector<Hops::Piece> cut(const codec::Spec& spec, int64_t chunk, int64_t ranks, int64_t piece_bytes) {
+  const int64_t row_bytes = codec::row_bytes(spec, chunk);
+  int64_t numel = chunk;
+  if (piece_bytes > 0 && row_bytes > piece_bytes) {
+    const int64_t count = std::min(kMostPieces, (row_bytes + piece_bytes - 1) / piece_bytes);
+    const int64_t block = spec.block * ((kLeastBlock + spec.block - 1) / spec.block);
+    numel = (chunk + count * block - 1) / (count * block) * block;
+  }
+  std::vector<Hops::Piece> pieces;
+  int64_t offset = 0;
+  for (int64_t begin = 0; begin < chunk; begin += numel) {
+    const int64_t length = std::min(numel, chunk - begin);
+    pieces.push_back({begin, length, codec::row_bytes(spec, length), offset});
+    offset += ranks * pieces.back().row_bytes;
+  }
+  return pieces;
+}
+
+int64_t valid_of(const codec::Rows& rows, int64_t row, const Hops::Piece& piece) {
+  return std::clamp<int64_t>(rows.numel - row * rows.row_numel - piece.begin, 0, piece.numel);
+}
+
+int64_t byte_of(const at::Tensor& x, const codec::Rows& rows, int64_t row, const Hops::Piece& piece) {
+  const int64_t element = std::min(rows.numel, row * rows.row_numel + piece.begin);
+  return element * static_cast<int64_t>(x.element_size());
+}
+
+}  // namespace
+
+Hops::Hops(Communicator& comm, Scratch& scratch, at::Device device, const CodecChoice& codec,
+           const codec::Spec& spec, int64_t chunk, const at::Tensor& whole)
+    : comm_(comm), peers_(comm.peer_rows(codec::row_bytes(spec, chunk))) {
+  // Statistics of a row are of all of it, and random numbers go by an element's place in it.
+  const bool divisible = !codec::has_row_statistics(spec) && !codec.stochastic;
+  const bool one = peers_.block != nullptr || whole.defined() || !divisible;
+  pieces_ = cut(spec, chunk, comm.size(), one ? 0 : comm.piece_bytes());
+  pending_.resize(pieces_.size());
   if (peers_.block != nullptr) {
     send_ = peers_.block->bases().at(static_cast<size_t>(comm.rank()));
     own_ = send_ + peers_.for_all;
     return;
   }
+  const int64_t bytes = pieces_.back().offset + comm.size() * pieces_.back().row_bytes;
   in_place_ = whole.defined();
-  sending_ = in_place_ ? whole : scratch.send(comm.size() * row_bytes, device);
-  receiving_ = scratch.receive(comm.size() * row_bytes, device);
+  sending_ = in_place_ ? whole : scratch.send(bytes, device);
+  receiving_ = scratch.receive(bytes, device);
   send_ = bytes_of(sending_);
-  own_ = send_ + comm.rank() * row_bytes;  // after the all-to-all this rank's own row is free
+}
+
+PendingPtr& Hops::pending(const Piece& piece) {
+  return pending_.at(static_cast<size_t>(&piece - pieces_.data()));
+}
+
+at::Tensor Hops::rows_of(const at::Tensor& memory, const Piece& piece) const {
+  return memory.narrow(0, piece.offset, comm_.size() * piece.row_bytes);
 }
 
 codec::WireRows Hops::rows_at(int64_t offset) {
@@ -27,22 +76,66 @@ codec::WireRows Hops::rows_at(int64_t offset) {
   return codec::WireRows(rows_.data());
 }
 
-codec::WireRows Hops::swap() {
-  if (peers_.block != nullptr) {
-    peers_.block->meet();
-    return rows_at(comm_.rank() * row_bytes_);
-  }
-  comm_.all_to_all(receiving_, sending_)->wait();
-  return bytes_of(receiving_);
+void Hops::meet() {
+  observe::Flight flight("meet", 0);
+  peers_.block->meet();
+  flight.posted();
 }
 
-codec::WireRows Hops::gather() {
+void Hops::post(const Piece& piece) {
+  if (peers_.block != nullptr) return;
+  pending(piece) = comm_.all_to_all(rows_of(receiving_, piece), rows_of(sending_, piece));
+}
+
+codec::WireRows Hops::swap(const Piece& piece) {
   if (peers_.block != nullptr) {
-    peers_.block->meet();
+    meet();
+    return rows_at(comm_.rank() * piece.row_bytes);
+  }
+  pending(piece)->wait();
+  return bytes_of(receiving_) + piece.offset;
+}
+
+uint8_t* Hops::own(const Piece& piece) const {
+  // After the all-to-all this rank's own row of what it sent is free.
+  return own_ != nullptr ? own_ : send(piece) + comm_.rank() * piece.row_bytes;
+}
+
+void Hops::share(const Piece& piece) {
+  if (peers_.block != nullptr) return;
+  const at::Tensor rows = rows_of(sending_, piece);
+  pending(piece) = comm_.all_gather(rows, rows.narrow(0, comm_.rank() * piece.row_bytes, piece.row_bytes));
+}
+
+codec::WireRows Hops::gather(const Piece& piece) {
+  if (peers_.block != nullptr) {
+    meet();
     return rows_at(peers_.for_all);
   }
-  comm_.all_gather(sending_, sending_.narrow(0, comm_.rank() * row_bytes_, row_bytes_))->wait();
-  return bytes_of(sending_);
+  pending(piece)->wait();
+  return send(piece);
+}
+
+void encode_piece(const DeviceKernels& kernels, const codec::Spec& spec, const at::Tensor& x,
+                  const codec::Rows& rows, const Hops::Piece& piece, uint8_t* wire) {
+  const observe::Span span("encode", "codec", rows.rows * piece.row_bytes);
+  if (piece.numel == rows.row_numel) return kernels.encode(spec, spec.dtype, x.data_ptr(), rows, wire);
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    const codec::Rows one{1, piece.numel, valid_of(rows, row, piece)};
+    const uint8_t* values = bytes_of(x) + byte_of(x, rows, row, piece);
+    kernels.encode(spec, spec.dtype, values, one, wire + row * piece.row_bytes);
+  }
+}
+
+void decode_piece(const DeviceKernels& kernels, const codec::Spec& spec, const codec::WireRows& wire,
+                  const codec::Rows& rows, const Hops::Piece& piece, const at::Tensor& out) {
+  const observe::Span span("decode", "codec", rows.rows * piece.row_bytes);
+  if (piece.numel == rows.row_numel) return kernels.decode(spec, wire, rows, out.data_ptr());
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    const codec::Rows one{1, piece.numel, valid_of(rows, row, piece)};
+    uint8_t* values = bytes_of(out) + byte_of(out, rows, row, piece);
+    kernels.decode(spec, wire.row(row, piece.row_bytes), one, values);
+  }
 }
 
 }  // namespace gossamer

@@ -10,6 +10,7 @@
 #include "collectives/hops.h"
 #include "device_kernels.h"
 #include "errors.h"
+#include "observe/recorder.h"
 
 namespace gossamer {
 namespace {
@@ -84,18 +85,30 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
   // Uncoded chunks that fill whole rows are sent from, and gathered into, the tensor itself.
   const bool whole_rows =
       spec.kind == codec::Kind::identity && n * row_bytes == static_cast<int64_t>(x.nbytes());
-  Hops hops(comm, scratch, x.device(), row_bytes, whole_rows ? as_bytes(x) : at::Tensor());
+  Hops hops(comm, scratch, x.device(), codec, spec, chunk, whole_rows ? as_bytes(x) : at::Tensor());
   void* sum = codec::has_row_statistics(spec)
                   ? scratch.sum(chunk * element_size(accumulate_dtype(spec.dtype)), x.device()).data_ptr()
                   : nullptr;
 
   spec.key = codec.key(nonce, Phase::first, comm.rank());
-  if (!hops.in_place()) kernels.encode(spec, spec.dtype, x.data_ptr(), rows, hops.send());
-  const codec::WireRows received = hops.swap();
+  for (const auto& piece : hops.pieces()) {
+    if (!hops.in_place()) encode_piece(kernels, spec, x, rows, piece, hops.send(piece));
+    hops.post(piece);
+  }
   spec.key = codec.key(nonce, Phase::reduced, comm.rank());
-  kernels.reduce_encode(spec, received, n, chunk, valid, scale, hops.own(), sum);
-  const codec::WireRows results = hops.gather();
-  if (!hops.in_place()) kernels.decode(spec, results, rows, x.data_ptr());
+  for (const auto& piece : hops.pieces()) {
+    const codec::WireRows received = hops.swap(piece);
+    const int64_t filled = std::clamp<int64_t>(valid - piece.begin, 0, piece.numel);
+    {
+      const observe::Span span("reduce", "codec", piece.row_bytes);
+      kernels.reduce_encode(spec, received, n, piece.numel, filled, scale, hops.own(piece), sum);
+    }
+    hops.share(piece);
+  }
+  for (const auto& piece : hops.pieces()) {
+    const codec::WireRows results = hops.gather(piece);
+    if (!hops.in_place()) decode_piece(kernels, spec, results, rows, piece, x);
+  }
 }
 
 void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x, double scale,

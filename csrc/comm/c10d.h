@@ -7,6 +7,14 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "comm/communicator.h"
 
 namespace gossamer {
@@ -32,6 +40,7 @@ class C10dCommunicator : public Communicator {
   PendingPtr exchange(at::Tensor out, at::Tensor x, int to, int source) override;
 
   at::Tensor allocate(int64_t bytes) override;
+  int64_t piece_bytes() const override { return piece_bytes_; }
 
   void announce_failure() noexcept override;
   std::string capture_refusal() const override;
@@ -40,6 +49,9 @@ class C10dCommunicator : public Communicator {
   // Waits for a work, and gives up once another rank of the group has failed.
   void wait(c10d::Work& work);
 
+  // Takes works that nobody will wait for, such as those behind one that has failed.
+  void leave(std::vector<c10::intrusive_ptr<c10d::Work>> works);
+
   // Throws PythonError(comm) for an operation that the backend refused or lost.
   [[noreturn]] void fail(const char* operation, int64_t bytes, const std::exception& error);
 
@@ -47,18 +59,31 @@ class C10dCommunicator : public Communicator {
   // Says which ranks do not answer, by the store and not by the broken backend. Waits a few seconds at most.
   std::string roll_call();
 
+  template <class Post>
+  PendingPtr rows(const char* operation, int64_t bytes, at::Tensor out, at::Tensor x, int64_t own_rows,
+                  const Post& post);
+  void decide_on_pieces();
   template <class Start>
-  PendingPtr start(const char* operation, int64_t bytes, int64_t bytes_to_peers, Start&& start);
+  PendingPtr start(const char* operation, int64_t bytes, int64_t bytes_to_peers, Start&& start,
+                   std::function<void()> finish = {}, std::optional<int64_t> bytes_from_peers = {});
+  PendingPtr sum_and_take_own(at::Tensor out, const at::Tensor& x);
   std::string key(const std::string& leaf) const;
   void require(const at::Tensor& x, const char* operation) const;
+  bool leaves_unfinished() const;
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   at::Device device_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::string name_;
   GossamerBackend* shared_memory_;  // backend_ if it is one; else null
-  bool async_;                      // false where an operation costs less than handing it to another thread
+  bool gloo_;
+  bool async_;  // false where an operation costs less than handing it to another thread
   std::atomic<bool> gave_up_{false};
+  int long_rows_ = 0;  // operations with them so far, see rows()
+  double seconds_per_byte_ = std::numeric_limits<double>::infinity();  // the best of those
+  int64_t piece_bytes_ = 0;                                            // 0: whole
+  std::mutex left_mutex_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> left_;
   pid_t owner_ = getpid();
 };
 

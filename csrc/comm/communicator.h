@@ -57,6 +57,10 @@ class Communicator {
   // For a collective that sends and gets rows of row_bytes; collective where it has to grow. Until the next call.
   virtual PeerRows peer_rows(int64_t /*row_bytes*/) { return {}; }
 
+  // Rows of bytes that are longer travel sooner in pieces of about this length, each an operation; 0: whole. The same on
+  // all ranks between two operations.
+  virtual int64_t piece_bytes() const { return 0; }
+
   // Why a CUDA graph cannot hold what this group does; empty if it can.
   virtual std::string capture_refusal() const { return "its group is not known to work in a graph"; }
 
@@ -65,14 +69,18 @@ class Communicator {
 
   // Payload bytes this rank has handed to other ranks since construction.
   virtual uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+  // And has taken from them.
+  virtual uint64_t bytes_received() const { return bytes_received_.load(std::memory_order_relaxed); }
 
  protected:
-  void count_sent(int64_t bytes) {
-    bytes_sent_.fetch_add(static_cast<uint64_t>(bytes), std::memory_order_relaxed);
+  void count(int64_t sent, int64_t received) {
+    bytes_sent_.fetch_add(static_cast<uint64_t>(sent), std::memory_order_relaxed);
+    bytes_received_.fetch_add(static_cast<uint64_t>(received), std::memory_order_relaxed);
   }
 
  private:
   std::atomic<uint64_t> bytes_sent_{0};
+  std::atomic<uint64_t> bytes_received_{0};
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 

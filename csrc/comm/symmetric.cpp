@@ -15,6 +15,7 @@
 #include "backend/gil.h"
 #include "device_kernels.h"
 #include "errors.h"
+#include "observe/recorder.h"
 
 namespace gossamer {
 namespace {
@@ -156,10 +157,13 @@ bool SymmetricCommunicator::sum_in_place(const at::Tensor& x, double scale) {
   std::vector<void*> rows;
   for (uint8_t* base : block->bases()) rows.push_back(base + offset);
 
+  const int64_t moved = 2 * static_cast<int64_t>(x.nbytes()) * (n - 1) / n;
+  observe::Flight flight("sum_in_place", moved);
   block->meet();
   device_kernels(device().type()).sum_rows(*dtype, rows.data(), n, valid, scale);
   block->meet();
-  count_sent(2 * static_cast<int64_t>(x.nbytes()) * (n - 1) / n);
+  flight.posted();
+  count(moved, moved);
   return true;
 }
 
@@ -175,7 +179,8 @@ PeerRows SymmetricCommunicator::peer_rows(int64_t row_bytes) {
     auto [memory, block] = new_block((size() + 1) * row_bytes);
     rows_ = Rows{row_bytes, std::move(memory), std::move(block)};
   }
-  count_sent(2 * (size() - 1) * row_bytes);
+  const int64_t moved = 2 * (size() - 1) * row_bytes;
+  count(moved, moved);
   return {&*rows_.block, size() * rows_.row_bytes};
 }
 

@@ -41,6 +41,9 @@ class SymmetricCommunicator : public Communicator {
   void announce_failure() noexcept override;
   std::string capture_refusal() const override { return ""; }
   uint64_t bytes_sent() const override { return Communicator::bytes_sent() + other_->bytes_sent(); }
+  uint64_t bytes_received() const override {
+    return Communicator::bytes_received() + other_->bytes_received();
+  }
 
  private:
   // The block that x lies in; the map's entries stay where they are while they live.

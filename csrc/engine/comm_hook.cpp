@@ -206,9 +206,9 @@ void CommHook::run_group(const Message& message, Group& group, uint64_t nonce) {
   }
   const auto count = static_cast<int64_t>(segments.size());
   const auto padding = static_cast<int64_t>(group.padding.size());
-  kernels.gather(dtype, segments.data(), count, group.flat.data_ptr(), 1.0);
-  // It holds what the codec made of it in the step before.
-  kernels.gather(dtype, group.padding.data(), padding, group.flat.data_ptr(), 1.0);
+  // Padding holds what the codec made of it in the step before; it is not scattered below.
+  segments.insert(segments.end(), group.padding.begin(), group.padding.end());
+  kernels.gather(dtype, segments.data(), count + padding, group.flat.data_ptr(), 1.0);
   std::optional<at::Tensor> error;
   if (group.error.defined()) {
     error = group.error;

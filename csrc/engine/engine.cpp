@@ -9,6 +9,11 @@
 #include <utility>
 
 namespace gossamer {
+namespace {
+
+constexpr auto kAgreement = "agreement";  // as an observer sees it
+
+}  // namespace
 
 Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
                std::vector<std::string> names, std::function<void()> on_late,
@@ -50,6 +55,7 @@ void Engine::announce_failure() noexcept {
 void Engine::check_alive() const {
   if (closed_) throw PythonError(ErrorKind::config, "this engine is closed; wrap the model again");
   if (broken_) throw PythonError(ErrorKind::comm, "this engine stopped: " + *broken_);
+  if (stopped_) throw PythonError(ErrorKind::comm, "this engine stopped: " + stall_facts());
 }
 
 std::string Engine::place() const {
@@ -62,6 +68,7 @@ void Engine::clear_buckets() {
   check_alive();
   const std::lock_guard<std::mutex> lock(mutex_);
   buckets_.clear();
+  kept_.clear();
   for (auto& slot : slots_) slot.bucket = -1;
   reset_locked();
 }
@@ -92,6 +99,7 @@ void Engine::reset_locked() {
   for (auto& slot : slots_) {
     slot.ready = slot.has_gradient = false;
     slot.arrivals = 0;
+    if (passes_) slot.expected = *passes_;
     if (slot.bucket >= 0 && slot.expected > 0) ++progress_[static_cast<size_t>(slot.bucket)].pending;
   }
   next_ = 0;
@@ -112,7 +120,7 @@ void Engine::fire_locked(bool everything) {
     if (everything) record_event(progress_[next_]);
     submit_bucket_locked(next_++);
     // Waited for here too: the caller's wait for the worker can be interrupted, this operation's cannot.
-    if (last && in_lockstep_) executor_->submit([round = round_] { round->wait(); });
+    if (last && in_lockstep_) executor_->submit([round = round_] { round->wait(); }, kAgreement);
   }
   if (everything && in_lockstep_ && !round_)
     submit_agreement_locked(used);  // a plan without buckets, after a failed re-plan
@@ -157,14 +165,17 @@ void Engine::submit_agreement_locked(const std::vector<bool>& used) {
   const auto steps = shadowing_ ? std::nullopt : std::optional<int64_t>(optimizer_steps_);
   const bool left_out = !left_out_locked().empty();
   round_ = std::make_shared<AgreementRound>(*control_, steps, failure_.has_value(), late_, left_out, used);
-  executor_->submit([round = round_] { round->start(); });
+  executor_->submit([round = round_] { round->start(); }, kAgreement);
 }
 
 void Engine::submit_bucket_locked(size_t index) {
   auto events = std::make_shared<Events>(std::move(progress_[index].events));
-  executor_->submit([this, planned = buckets_[index], events] {
+  const auto& bucket = *buckets_[index].bucket;
+  observe::instant("bucket queued", bucket.index(), step_, bucket.bytes());
+  const auto run = [this, planned = buckets_[index], events] {
     run_guarded(planned.bucket->describe(), [&] { run_bucket(planned, *events); });
-  });
+  };
+  executor_->submit(run, "bucket", bucket.index());
 }
 
 void Engine::run_bucket(const Planned& planned, Events& events) {
@@ -172,13 +183,18 @@ void Engine::run_bucket(const Planned& planned, Events& events) {
     for (auto& [stream, event] : events) event.block(*side);
   }
   planned.bucket->set_step(step_);
-  planned.bucket->gather(planned.work->gather_scale(*comm_));
+  observe::context().step = step_;
+  {
+    const observe::Span span("gather", "memory", planned.bucket->bytes());
+    planned.bucket->gather(planned.work->gather_scale(*comm_));
+  }
+  if (keeps_gradients_) keep(*planned.bucket);
   planned.work->run(*comm_, planned.bucket);
 }
 
 void Engine::submit(std::function<void()> task, const std::string& what) {
   check_alive();
-  executor_->submit_behind_current([this, task = std::move(task), what] { run_guarded(what, task); });
+  executor_->submit_behind_current([this, task = std::move(task), what] { run_guarded(what, task); }, what);
 }
 
 void Engine::resume(int64_t step, int64_t optimizer_steps) {
@@ -186,42 +202,6 @@ void Engine::resume(int64_t step, int64_t optimizer_steps) {
   step_ = step;
   optimizer_steps_ = optimizer_steps;
   order_shared_ = step > 0;
-}
-
-void Engine::wait() {
-  check_alive();
-  try {
-    executor_->wait(raise_interrupt);
-  } catch (const std::exception& error) {
-    broken_ = error.what();
-    announce_failure();
-    throw;
-  }
-}
-
-void Engine::run_guarded(const std::string& what, const std::function<void()>& task) {
-  try {
-    task();
-  } catch (...) {
-    announce_failure();
-    rethrow_with_context(place() + " " + what + ": ");
-  }
-}
-
-void Engine::rethrow_with_context(const std::string& context) {
-  try {
-    throw;
-  } catch (const PythonError& error) {
-    throw PythonError(error.kind, context + error.what());
-  } catch (const Error& error) {
-    throw PythonError(error.kind, context + error.what());
-  } catch (const torch::PyTorchError&) {
-    throw;
-  } catch (const python_error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw PythonError(ErrorKind::comm, context + error.what());
-  }
 }
 
 void Engine::abandon() {
@@ -273,6 +253,7 @@ void Engine::finish(bool abandoned) {
   }
   scale_to_active();
   share_arrival_order();
+  executor_->recorder().end_step();
   if (const auto on_end = on_end_) on_end();  // a copy: it may take itself away
 }
 
@@ -281,6 +262,7 @@ void Engine::finish_alone(bool abandoned) {
   if (!failure_) take_stock(std::nullopt);
   if (abandoned) return;  // its error has been raised, and training may go on
   if (failure_) throw PythonError(failure_->first, place() + ": " + failure_->second);
+  executor_->recorder().end_step();
   if (!late_) return;
   throw PythonError(
       ErrorKind::config,
@@ -296,25 +278,29 @@ Agreement Engine::complete() {
     fire_locked(/*everything=*/true);
   }
   try {
-    executor_->wait(raise_interrupt);
+    executor_->wait([this] { look_around(); });
     return round_ ? round_->wait() : Agreement();
-  } catch (const std::exception& error) {
-    broken_ = error.what();
-    announce_failure();  // so that the worker's operation and the other ranks' end soon as well
-    throw;
+  } catch (const std::exception&) {
+    fail_wait();
   }
 }
 
-// A parameter without a gradient here takes the reduced one if any rank had one; if none had, it keeps none.
+// A parameter without a gradient here takes the reduced one if any rank had one; if none had, it keeps none. In rounds it
+// takes the zeros, so that an optimizer treats it alike on all ranks whatever their graphs.
 void Engine::adopt_used(const Agreement& agreement, size_t first_bucket) {
   for (size_t b = first_bucket; b < buckets_.size(); ++b) {
     const auto& bucket = *buckets_[b].bucket;
     if (!bucket.has("grad")) continue;  // each rank's gradients are its own
     for (size_t position = 0; position < bucket.indices().size(); ++position) {
       const at::Tensor& param = bucket.params()[position];
-      if (!param.grad().defined() && agreement.used[static_cast<size_t>(bucket.indices()[position])]) {
-        param.mutable_grad() = bucket.views("grad")[position];
-      }
+      const at::Tensor& view = bucket.views("grad")[position];
+      const at::Tensor& grad = param.grad();
+      const bool wanted = agreement.used[static_cast<size_t>(bucket.indices()[position])] ||
+                          (passes_ && param.requires_grad());
+      const bool
+          elsewhere =  // a round may have been long over for the parameter when its gradient was replaced
+          passes_ && grad.defined() && (grad.layout() != at::kStrided || grad.data_ptr() != view.data_ptr());
+      if (wanted && (!grad.defined() || elsewhere)) param.mutable_grad() = view;
     }
   }
 }

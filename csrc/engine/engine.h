@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -102,6 +103,26 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Ends this engine for an error that it has no part in. `announce`: lets the other ranks know, who have not had it.
   void give_up(const std::string& why, bool announce);
 
+  // From any thread (waiting.cpp): what is known of a wait that lasts too long, which the error that ends it says too; empty
+  // if none does any more. `stop`: ends the wait, of the others for this rank as well, and this engine.
+  void tell_stall(const std::string& facts, bool stop);
+
+  // Rounds (rounds.cpp), for a face that sees no forward: the end of a backward means nothing, and several may bring
+  // gradients. A parameter is complete with its gradient number `passes`; one more before end_round() throws an
+  // AssertionError out of that backward. end_round() sends what is left, and waits. Between rounds; again, at any time,
+  // to count `passes` from now on for what is not complete.
+  void use_rounds(int64_t passes);
+  void end_round();
+  bool round_is_under_way() const;  // some parameter of this round is complete
+
+  // From the next backward on, keeps a copy of each bucket's gradients as they are before they are sent: what a codec does
+  // to them cannot be told from what comes back. By bucket; false: forgets them.
+  void keep_gradients(bool keep);
+  std::map<int64_t, at::Tensor> kept_gradients() const;
+
+  // What its worker does and how long it took; the same object as long as the engine lives.
+  std::shared_ptr<observe::Recorder> recorder() const { return executor_->shared_recorder(); }
+
   int64_t step() const { return step_; }  // synchronised backwards that have ended
   void check_alive() const;               // throws the error that ended this engine, if one did
 
@@ -143,6 +164,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void submit_agreement_locked(const std::vector<bool>& used);
   void submit_bucket_locked(size_t index);
   std::vector<bool> used_locked() const;
+  std::vector<int64_t> survey_locked();
+  void begin_round_locked();
   std::vector<int64_t> left_out_locked() const;
   void take_stock(std::optional<bool> left_out_somewhere);
   void reset_locked();
@@ -157,12 +180,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::shared_ptr<Bucket> bucket;
     std::shared_ptr<BucketWork> work;
   };
+  void keep(const Bucket& bucket);
   void run_bucket(const Planned& planned, Events& events);
   void run_guarded(const std::string& what, const std::function<void()>& task);
   void adopt_used(const Agreement& agreement, size_t first_bucket);
   void raise_disagreement(const Agreement& agreement, bool abandoned);
   void share_arrival_order();
   [[noreturn]] void rethrow_with_context(const std::string& context);
+  [[noreturn]] void fail_wait();  // in a catch
+  void look_around() const;       // while a thread waits: throws if it must not any more
+  std::string stall_facts() const;
   std::string place() const;  // "rank 3/8 step 120"
 
   CommunicatorPtr comm_;
@@ -173,7 +200,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::function<void(std::vector<int64_t>)> on_order_;
   std::function<void()> on_end_;
 
-  std::mutex mutex_;  // guards what autograd's threads and the caller share while a backward runs
+  mutable std::mutex mutex_;  // guards what autograd's threads and the caller share while a backward runs
   std::vector<Planned> buckets_;
   std::vector<Slot> slots_;
   std::vector<Progress> progress_;
@@ -189,11 +216,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool closed_ = false;
   std::optional<std::pair<ErrorKind, std::string>> failure_;  // of this rank, in this backward
   std::optional<std::string> broken_;
+  mutable std::mutex stall_mutex_;
+  std::string stall_;
+  std::atomic<bool> stopped_{false};
   std::atomic<int64_t> step_{0};
   std::atomic<int64_t> optimizer_steps_{0};
   bool order_shared_ = false;
   bool static_graph_ = false;
   bool counted_ = false;  // the arrivals of its first backward
+  std::atomic<bool> keeps_gradients_{false};
+  std::map<int64_t, at::Tensor> kept_;
   std::vector<int64_t> left_out_;
   bool left_out_somewhere_ = false;
   struct Join {
@@ -204,6 +236,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::optional<Join> join_;
   std::shared_ptr<RollCall> roll_;  // of this backward, in a join
   bool shadowing_ = false;
+  std::optional<int64_t> passes_;  // in rounds: the gradients that make a parameter complete
   std::optional<std::string> ended_early_;
   std::unique_ptr<Executor> executor_;
 };

@@ -11,6 +11,8 @@
 #include <memory>
 #include <utility>
 
+#include "engine/profiled.h"
+
 namespace gossamer {
 namespace {
 
@@ -29,7 +31,7 @@ Executor::Executor(c10::Device device) : device_(device) {
 void Executor::stop() {
   if (!thread_.joinable()) return;
   if (getpid() != owner_) return thread_.detach();
-  std::deque<std::function<void()>> dropped;
+  std::deque<Task> dropped;
   {
     const std::lock_guard<std::mutex> lock(state_->mutex);
     state_->stop = true;
@@ -37,6 +39,7 @@ void Executor::stop() {
   }
   state_->wake_worker.notify_one();
   dropped.clear();
+  recorder().leave_all();
   if (std::this_thread::get_id() == thread_.get_id()) return thread_.detach();
   // A Python task may need the GIL that this thread holds.
   std::optional<pybind11::gil_scoped_release> release;
@@ -49,7 +52,9 @@ bool Executor::busy() {
   return state_->busy || !state_->tasks.empty();
 }
 
-void Executor::submit(std::function<void()> task) {
+void Executor::submit(std::function<void()> run, std::string what, int64_t bucket) {
+  const uint64_t id = recorder().enter("queued: " + what, bucket);
+  Task task{std::move(run), std::move(what), bucket, id, profiled_thread()};
   {
     const std::lock_guard<std::mutex> lock(state_->mutex);
     state_->tasks.push_back(std::move(task));
@@ -57,18 +62,20 @@ void Executor::submit(std::function<void()> task) {
   state_->wake_worker.notify_one();
 }
 
-void Executor::submit_behind_current(std::function<void()> task) {
-  if (!side_stream()) return submit(std::move(task));
+void Executor::submit_behind_current(std::function<void()> task, std::string what) {
+  if (!side_stream()) return submit(std::move(task), std::move(what));
   auto ready = std::make_shared<c10::Event>(device_.type());
   ready->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  submit([side = *side_stream(), ready, task = std::move(task)] {
+  const auto behind = [side = *side_stream(), ready, task = std::move(task)] {
     ready->block(side);
     task();
-  });
+  };
+  submit(behind, std::move(what));
 }
 
 void Executor::wait(const std::function<void()>& meanwhile) {
   State& state = *state_;
+  const observe::Waiting waiting(recorder(), "wait", profiled_thread() != nullptr);
   std::unique_lock<std::mutex> lock(state.mutex);
   while (!state.wake_waiter.wait_for(lock, kMeanwhile, [&] { return state.tasks.empty() && !state.busy; })) {
     lock.unlock();
@@ -93,8 +100,18 @@ void Executor::loop(const std::shared_ptr<State>& state) {
   }
 }
 
+void Executor::observed(State& state, const Task& task) {
+  std::optional<ProfiledGuard> profiled;
+  if (task.from) profiled.emplace(*task.from);
+  const observe::Scope scope(*state.recorder, state.recorder->number(), task.from != nullptr);
+  observe::context().bucket = task.bucket;
+  state.recorder->change(task.id, task.what);
+  const observe::Span span(task.what.c_str(), "task");
+  task.run();
+}
+
 void Executor::run_one(State& state, std::unique_lock<std::mutex>& lock) {
-  auto task = std::move(state.tasks.front());
+  Task task = std::move(state.tasks.front());
   state.tasks.pop_front();
   const bool dropped = state.failure != nullptr;
   state.busy = true;
@@ -104,12 +121,13 @@ void Executor::run_one(State& state, std::unique_lock<std::mutex>& lock) {
     try {
       c10::OptionalStreamGuard guard;
       if (state.side_stream) guard.reset_stream(*state.side_stream);
-      task();
+      observed(state, task);
     } catch (...) {
       failure = std::current_exception();
     }
   }
-  task = nullptr;  // what it owns is freed before a waiter goes on
+  state.recorder->leave(task.id);
+  task = {};  // what it owns is freed before a waiter goes on
   lock.lock();
   state.busy = false;
   if (failure) state.failure = std::move(failure);

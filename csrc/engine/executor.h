@@ -13,11 +13,16 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include <unistd.h>
 
+#include "observe/recorder.h"
+
 namespace gossamer {
+
+struct ProfiledThread;  // engine/profiled.h
 
 class Executor {
  public:
@@ -29,10 +34,11 @@ class Executor {
   void stop();
   bool busy();  // something was submitted that has not ended
 
-  void submit(std::function<void()> task);
+  // `what` and `bucket` are for those who look at it: its recorder, and through that a trace or a profiler.
+  void submit(std::function<void()> task, std::string what = "task", int64_t bucket = -1);
 
   // The same, behind what the caller's current stream holds.
-  void submit_behind_current(std::function<void()> task);
+  void submit_behind_current(std::function<void()> task, std::string what = "task");
 
   // Returns when every task has run; rethrows the first exception. After one, later tasks are dropped until it
   // has been rethrown. The caller's current stream then waits for the side stream. `meanwhile` is called ten
@@ -40,22 +46,33 @@ class Executor {
   void wait(const std::function<void()>& meanwhile);
 
   std::optional<c10::Stream> side_stream() const { return state_->side_stream; }
+  observe::Recorder& recorder() const { return *state_->recorder; }
+  std::shared_ptr<observe::Recorder> shared_recorder() const { return state_->recorder; }
 
  private:
   // Of the thread too, which may outlive the executor. Tasks are never destroyed with the mutex held: what they hold
   // may need the GIL, whose holder may want the mutex.
+  struct Task {
+    std::function<void()> run;
+    std::string what;
+    int64_t bucket = -1;
+    uint64_t id = 0;                             // the recorder's
+    std::shared_ptr<const ProfiledThread> from;  // who submitted it, if a profiler looks at that thread
+  };
   struct State {
+    std::shared_ptr<observe::Recorder> recorder = std::make_shared<observe::Recorder>();
     std::optional<c10::Stream> side_stream;
     std::mutex mutex;
     std::condition_variable wake_worker;
     std::condition_variable wake_waiter;
-    std::deque<std::function<void()>> tasks;
+    std::deque<Task> tasks;
     bool busy = false;
     bool stop = false;
     std::exception_ptr failure;
   };
   static void loop(const std::shared_ptr<State>& state);
   static void run_one(State& state, std::unique_lock<std::mutex>& lock);
+  static void observed(State& state, const Task& task);
 
   c10::Device device_;
   std::shared_ptr<State> state_ = std::make_shared<State>();

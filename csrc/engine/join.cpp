@@ -29,7 +29,7 @@ void Engine::call_roll_locked(bool present) {
   if (ended_early_) throw std::runtime_error(*ended_early_);  // the other ranks have left
   const bool over = present && join_->on_begin && !join_->on_begin();
   roll_ = std::make_shared<RollCall>(*control_, present, over);
-  executor_->submit([this, roll = roll_] { run_guarded("join", [&] { roll->run(); }); });
+  executor_->submit([this, roll = roll_] { run_guarded("join", [&] { roll->run(); }); }, "roll call");
   // With the mutex, so that another device's thread of this backward sends nothing meanwhile.
   if (present && join_->raise_early) finish_roll(/*raise_early=*/true);
 }

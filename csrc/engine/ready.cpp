@@ -41,6 +41,10 @@ void Engine::add_hook(int64_t index) {
 
 std::vector<int64_t> Engine::survey() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  return survey_locked();
+}
+
+std::vector<int64_t> Engine::survey_locked() {
   std::vector<int64_t> outside;
   for (size_t i = 0; i < params_.size(); ++i) {
     const Slot& slot = slots_[i];
@@ -98,13 +102,14 @@ void Engine::begin_backward() {
   in_backward_ = true;
   in_lockstep_ = lockstep_;
   arrival_.clear();
+  if (passes_) return begin_round_locked();
   torch::autograd::Engine::get_default_engine().queue_callback([engine = weak_from_this()] {
     if (const auto alive = engine.lock()) alive->finish(/*abandoned=*/false);
   });
 }
 
 void Engine::on_gradient(int64_t index, bool arrived) {
-  if (!sync_) return;
+  if (!sync_ || (passes_ && broken_)) return;  // a round's end says so
   begin_backward();
   const std::lock_guard<std::mutex> lock(mutex_);
   Slot& slot = slots_[static_cast<size_t>(index)];
@@ -120,6 +125,10 @@ void Engine::on_gradient(int64_t index, bool arrived) {
   if (check_gradient(index) && comm_->device().is_cpu()) {
     const Planned& planned = buckets_[static_cast<size_t>(slot.bucket)];
     planned.bucket->take(slot.position, planned.work->gather_scale(*comm_));
+  }
+  if (observe::tracing()) {  // its name is made only then
+    const std::string text = "gradient " + names_[static_cast<size_t>(index)];
+    observe::instant(text, buckets_[static_cast<size_t>(slot.bucket)].bucket->index(), step_);
   }
   slot.ready = true;
   arrival_.push_back(index);
@@ -139,6 +148,12 @@ bool Engine::awaits_more(int64_t index) {
   }
   if (slot.arrivals <= slot.expected) return slot.arrivals < slot.expected;
   const std::string what = "parameter '" + names_[static_cast<size_t>(index)] + "' ";
+  if (passes_) {
+    throw AssertionError(
+        place() + ": " + what + "got its gradient more often than backward_passes_per_step (" +
+        std::to_string(*passes_) + ") allows before step(); call step() or synchronize() first, " +
+        "or give a larger backward_passes_per_step");
+  }
   remember_failure(ErrorKind::config,
                    static_graph_
                        ? what + "got its gradient " + std::to_string(slot.arrivals) +

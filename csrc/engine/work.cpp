@@ -21,6 +21,13 @@ void NativeAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& buc
   if (comm.size() > 1) comm.all_reduce(bucket->flat("grad"), ReduceOp::sum)->wait();
 }
 
+void ScaledAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
+  if (comm.size() > 1) comm.all_reduce(bucket->flat("grad"), ReduceOp::sum)->wait();
+  if (postscale_ == 1.0) return;
+  const c10::OptionalDeviceGuard guard(bucket->device());
+  bucket->flat("grad").mul_(postscale_);
+}
+
 void CodecAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
   const at::Tensor grad = bucket->flat("grad");
   at::Tensor error;

@@ -43,6 +43,19 @@ class NativeAllReduce : public BucketWork {
   bool average_;
 };
 
+// The group's own sum between two factors, each of which rounds once to the gradient's dtype.
+class ScaledAllReduce : public BucketWork {
+ public:
+  ScaledAllReduce(double prescale, double postscale) : prescale_(prescale), postscale_(postscale) {}
+  double gather_scale(const Communicator&) const override { return prescale_; }
+  void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
+  std::string capture_refusal() const override { return ""; }
+
+ private:
+  double prescale_;
+  double postscale_;
+};
+
 // The two-shot all-reduce through a codec; Identity makes it the deterministic exact one. With error feedback where
 // the bucket has a field "error".
 class CodecAllReduce : public BucketWork {

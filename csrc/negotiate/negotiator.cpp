@@ -10,8 +10,8 @@
 namespace gossamer::negotiate {
 namespace {
 
-constexpr int kWindowsToSkip = 8;   // after one in which nothing came
-constexpr int kLongestWindow = 10;  // of them, while operations keep coming
+constexpr int kWindowsToSkip = 8;    // after one in which nothing came
+constexpr int kLongestWindow = 100;  // of them, while operations keep coming
 
 std::vector<int> numbers_of(const std::vector<int>& ranks, int size) {
   if (!ranks.empty()) return ranks;
@@ -100,19 +100,19 @@ void Negotiator::handle(Received received) {
 }
 
 // Whether to wait for more operations of a burst. `burst` is what was submitted between two moments with nothing in flight:
-// a burst that begins is expected to be as large as the last, and waited for while it grows. So an operation alone
-// is never held back, but for the first after a burst; and where bursts come slowly, most windows are skipped.
+// a burst that begins is expected to be as large as the last, and waited for while it grows and nobody waits for its
+// operations. So an operation alone is never held back, but for the first after a burst; and where bursts come slowly, most
+// windows are skipped.
 bool Negotiator::hold(size_t queued, Clock::time_point now) {
   const auto take = [&] {
     window_seen_ = 0;
     burst_ += queued;
     return false;
   };
-  if (stopping_) return take();
+  if (std::exchange(hurries_, false) || stopping_) return take();
   if (window_seen_ == 0) {
-    if (in_flight_.size() > queued) return take();
-    expected_ = std::exchange(burst_, 0);
-    if (queued >= expected_ || options_.window.count() == 0) return take();
+    if (in_flight_.size() == queued) expected_ = std::exchange(burst_, 0);
+    if (burst_ + queued >= expected_ || options_.window.count() == 0) return take();
     if (skip_windows_ > 0) {
       --skip_windows_;
       return take();
@@ -120,14 +120,14 @@ bool Negotiator::hold(size_t queued, Clock::time_point now) {
     window_first_ = queued;
     window_opened_ = now;
   } else {
-    if (queued >= expected_) return take();
+    if (burst_ + queued >= expected_) return take();
     if (now < window_end_) return true;
     if (queued == window_first_) skip_windows_ = kWindowsToSkip;
     if (queued == window_seen_ || now >= window_opened_ + kLongestWindow * options_.window) return take();
   }
   window_seen_ = queued;
   window_end_ = now + options_.window;
-  wake_at_ = expected_;
+  wake_at_ = expected_ - burst_;
   return true;
 }
 

@@ -82,6 +82,9 @@ class Negotiator {
   // This rank cannot take part, for a reason that the caller found: the operation fails on all ranks, and numbers count on.
   void refuse(Request request, const std::string& reason);
 
+  // Somebody waits, so a burst is over: what was submitted is negotiated now. Any thread.
+  void hurry();
+
   // Ends the negotiation on all ranks. What is agreed on already is executed; what waits fails. Idempotent.
   void shutdown();
 
@@ -128,6 +131,7 @@ class Negotiator {
   size_t wake_at_ = 1;                         // queued operations that wake the worker
   std::string ended_;                          // why
   bool stopping_ = false;
+  bool hurries_ = false;
   int64_t era_ = 0;
   std::unordered_map<std::string, int64_t> unnamed_;  // of this era, by kind
   struct {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "negotiate/negotiator.h"
@@ -46,18 +47,21 @@ void Negotiator::give_name(Request& request) {
 
 // Throws if a name is in flight. One that was refused has nobody who could wait for its end: `must_wait` instead.
 void Negotiator::require_free(const std::vector<Operation>& operations, bool& must_wait) const {
-  std::set<std::string> taken;
+  std::set<std::string_view> taken;
   for (const auto& flights : deferred_) {
     for (const Flight& flight : flights) taken.insert(flight->request.name);
   }
+  const bool compares = operations.size() > 1 || !taken.empty();
   for (const Operation& operation : operations) {
     const Request& request = operation.request;
     if (request.name.empty() && moves_data(request.kind)) continue;  // it gets a number
-    const std::string wanted = request.name.empty() ? name(request.kind) : request.name;
-    const auto other = in_flight_.find(wanted);
+    const std::string kind = request.name.empty() ? name(request.kind) : "";
+    const auto other = in_flight_.find(request.name.empty() ? kind : request.name);
     const bool waits = other != in_flight_.end() && !other->second->request.refusal.empty();
     must_wait = must_wait || waits;
-    if (taken.insert(wanted).second && (other == in_flight_.end() || waits)) continue;
+    const std::string_view wanted =
+        request.name.empty() ? name(request.kind) : std::string_view(request.name);
+    if ((!compares || taken.insert(wanted).second) && (other == in_flight_.end() || waits)) continue;
     std::string sites = request.call_site.empty() ? "" : ", got " + request.call_site;
     if (other != in_flight_.end() && !other->second->request.call_site.empty()) {
       sites += " and before that " + other->second->request.call_site;
@@ -129,6 +133,15 @@ void Negotiator::enqueue(std::vector<Operation> operations, const std::string& g
   }
   if (wakes) transport_->wake();
   if (!refusal.empty()) throw Error(ErrorKind::config, refusal);
+}
+
+void Negotiator::hurry() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (queue_.empty() || queue_.size() >= wake_at_) return;  // the worker is on its way to them
+    hurries_ = true;
+  }
+  transport_->wake();
 }
 
 void Negotiator::shutdown() {

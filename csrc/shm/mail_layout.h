@@ -53,6 +53,9 @@ class Ring {
       : counters_(reinterpret_cast<RingCounters*>(mail) + from * size + to),
         data_(mail + counters_bytes(size) + ring_bytes(size) * (from * size + to)),
         capacity_(static_cast<uint64_t>(ring_bytes(size))) {}
+  // Elsewhere than in the mail area.
+  Ring(RingCounters* counters, uint8_t* data, int64_t capacity)
+      : counters_(counters), data_(data), capacity_(static_cast<uint64_t>(capacity)) {}
 
   uint64_t written() const { return counters_->written.load(); }
   uint64_t read() const { return counters_->read.load(); }

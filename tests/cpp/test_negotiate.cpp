@@ -173,6 +173,33 @@ TEST(Negotiate, a_group_stays_whole_above_the_threshold_and_apart_from_others_if
   }
 }
 
+TEST(Negotiate, a_burst_like_the_last_is_held_until_it_is_whole_or_somebody_waits) {
+  Fleet fleet(2, [](int, Options& options) { options.window = std::chrono::seconds(20); });
+  const auto burst_of_four = [&] {
+    std::vector<Request> group;
+    for (int i = 0; i < 4; ++i) group.push_back(request_of(Kind::allreduce, "g" + std::to_string(i)));
+    auto mine = fleet.submit_group(0, group, "g");
+    auto theirs = fleet.submit_group(1, group, "g");
+    expect_done(std::move(mine));
+    expect_done(std::move(theirs));
+  };
+  burst_of_four();
+  auto alone = fleet.everywhere(request_of(Kind::allreduce, "alone"));
+  EXPECT_EQ(alone[0].wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  for (auto& rank : fleet.ranks) rank->hurry();
+  expect_done(std::move(alone));
+
+  burst_of_four();
+  std::vector<Pending> four;
+  for (int i = 0; i < 4; ++i) {
+    for (auto& pending : fleet.everywhere(request_of(Kind::allreduce, "of four " + std::to_string(i))))
+      four.push_back(std::move(pending));
+  }
+  expect_done(std::move(four));
+  for (auto& rank : fleet.ranks) rank->shutdown();
+  for (const auto& batches : fleet.batches) EXPECT_EQ(batches.back().size(), 4u);
+}
+
 std::vector<Agreed> agreed(const Request& request) {
   auto response = std::make_shared<Response>();
   response->request = request;

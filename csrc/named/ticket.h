@@ -1,0 +1,61 @@
+// One submitted operation as its submitter sees it: whether it is over, how it went, and what came of it. Made by
+// collectives.cpp, completed on the worker thread of the negotiation, waited for by any thread. No GIL anywhere.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "negotiate/negotiator.h"
+
+namespace gossamer::named {
+
+class Ticket {
+ public:
+  // What the executor reads and fills. The tensors have no Python object, so that any thread may let go of them.
+  struct Data {
+    at::Tensor input;   // as it was given
+    at::Tensor target;  // given too: where the result is to land; undefined: in memory of its own
+    at::Tensor output;
+    std::vector<int64_t> received_splits;  // alltoall: rows from each rank
+    std::optional<c10::Event> submitted;   // on the submitter's stream; none on the CPU
+    std::optional<c10::Event> finished;    // on the executor's
+  };
+
+  // `negotiator` is told when somebody waits.
+  Ticket(std::string name, std::weak_ptr<negotiate::Negotiator> negotiator)
+      : name_(std::move(name)), negotiator_(std::move(negotiator)) {}
+
+  const std::string& name() const { return name_; }
+  bool done() const;
+  // Until it is over, or for this long; true if it is over.
+  bool wait_for(std::chrono::milliseconds limit) const;
+  // After that: throws Error(config) if this operation failed on every rank, Error(comm) if everything has ended; else
+  // the caller's current stream waits for the result.
+  void settle() const;
+
+  Data& data() { return data_; }            // the executor's until done(), anyone's to read afterwards
+  int64_t value() const { return value_; }  // after done(): a join's last rank, in the set; an added set's id
+  void complete(const negotiate::Result& result);
+
+ private:
+  std::string name_;
+  std::weak_ptr<negotiate::Negotiator> negotiator_;
+  Data data_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable over_;
+  bool done_ = false;
+  ErrorKind kind_ = ErrorKind::config;
+  std::string error_;
+  int64_t value_ = -1;
+};
+using TicketPtr = std::shared_ptr<Ticket>;
+
+}  // namespace gossamer::named
