@@ -19,7 +19,10 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "run": Command("gossamer.launch.run", "start a training script in several workers"),
+    "plan": Command("gossamer.planner.cli", "predict the step time of every algorithm on a network"),
     "demo": Command("gossamer.demo.cli", "train a small GPT with 4 workers and 8-bit gradients"),
+    "doctor": Command("gossamer.doctor.cli", "check this machine, or all workers of a job"),
+    "bench": Command("gossamer.bench.cli", "measure all-reduces, codecs and training steps on this machine"),
 }
 
 

@@ -1,38 +1,48 @@
 # `gossamer run`: torchrun with better manners. It fills in what torchrun leaves to the user (single-host
 # rendezvous, prefixed output, threads per worker) and ends with the first failure's own traceback.
 # Starting, watching and restarting workers is torch.distributed.run's; its options pass through unchanged.
+# Flags of horovodrun are in horovod_flags.py, those for several hosts in hosts.py.
 """The ``gossamer run`` command."""
 
 import argparse
-import math
 import os
+import shutil
 import signal
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gossamer.errors import ConfigError
+from gossamer.launch import horovod_flags, hosts, outcome
+from gossamer.launch.elastic import command as elastic
+from gossamer.launch.outcome import Outcome
+from gossamer.launch.output import PREFIX, splitting
 
 WORKER = Path(__file__).with_name("worker.py")
-NOTICE_S = 5  # a killed worker may be noticed this much later than the errors it causes
 EXAMPLES = """\
 examples:
   gossamer run -np 4 train.py --epochs 3        four workers on this host
   gossamer run -np 4 -m package.train           a module instead of a file
   gossamer run -np 8 --max-restarts 2 train.py  start all again after a failure, twice at most
+  gossamer run --min-np 2 --max-np 4 train.py   the others go on when a worker dies
+  gossamer run -np 6 -H localhost:4,other:2 train.py
+                                                four workers here, two on the host `other`, over ssh
+  gossamer run -np 2 --timeline trace.json train.py
+                                                what all ranks did, for ui.perfetto.dev
+  gossamer run -np 4 --as-horovod train.py      a script that says `import horovod.torch`, unchanged
   gossamer run --nnodes 2 -np 8 --rdzv-backend c10d --rdzv-endpoint host0:29400 train.py
                                                 the same command on each of two hosts
 """
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
-    """torchrun's own parser, so that every option of the installed torch is known, and -np."""
+    """torchrun's own parser, so that every option of the installed torch is known, -np and horovodrun's flags."""
     parser = torchrun.get_args_parser()
     parser.prog = prog
     parser.description = "Starts a training script in several workers; one that fails ends all."
@@ -41,29 +51,79 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "-np",
         "--np",
-        dest="nproc_per_node",
-        default=argparse.SUPPRESS,
+        "--num-proc",
+        dest="num_proc",
         metavar="N",
-        help="workers on this host: a number, cpu, gpu or auto (same as --nproc-per-node)",
+        help="workers: with -H or --hostfile on all hosts together; else on this host (a number, cpu, gpu or auto; "
+        "same as --nproc-per-node)",
     )
+    parser.add_argument(
+        "--as-horovod",
+        action="store_true",
+        help="`import horovod.torch` in the script finds gossamer.horovod.torch",
+    )
+    parser.add_argument(
+        "--timeline",
+        metavar="FILE",
+        help="rank 0 writes there, at the end, what Gossamer did on all ranks: a Chrome trace (GOSSAMER_TIMELINE)",
+    )
+    elastic.add_arguments(parser)
+    hosts.add_arguments(parser)
+    horovod_flags.add_arguments(parser)
+    # Set by fleet.py for each host: slots of all hosts, its name, the attempt. By function.py: a folder to carry along.
+    parser.set_defaults(slots=None, host_name=None, attempt=0, payload=None)
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
     """Starts the workers, waits, and returns 0, the failed worker's exit code, or 128 + its signal."""
+    prepare(args)
+    return outcome.report(start(args))
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Puts flags into the environment of this process, which the workers inherit; refuses what cannot be met."""
+    horovod_flags.apply(args)
+    hosts.export(args)
+    if args.timeline is not None:
+        os.environ["GOSSAMER_TIMELINE"] = os.path.abspath(args.timeline)
+    _check_command(args)
+
+
+def start(args: argparse.Namespace) -> Outcome:
+    """Starts the workers where they belong, and waits for all."""
+    if elastic.asked_for(args):
+        return elastic.start(args, worker_arguments(args))
+    chosen = hosts.chosen(args)
+    if chosen is not None and not (len(chosen) == 1 and chosen[0].is_local()):
+        from gossamer.launch import fleet
+
+        return fleet.run(args, chosen)
+    if chosen is not None:
+        args.nproc_per_node, args.host_name = str(chosen[0].slots), chosen[0].name
+    elif args.num_proc is not None:
+        if args.nproc_per_node not in ("1", str(args.num_proc)):
+            raise ConfigError(
+                f"-np and --nproc-per-node must agree, got {args.num_proc} and {args.nproc_per_node}"
+            )
+        args.nproc_per_node = str(args.num_proc)
+    with _output(args):
+        return run_here(args)
+
+
+def run_here(args: argparse.Namespace) -> Outcome:
+    """Runs torch's agent for the workers of this host, in this process."""
     with ExitStack() as stack:
         _complete(args, stack)
         try:
             torchrun.run(args)
         except ChildFailedError as error:
-            return _report(error)
+            return outcome.failed(error)
         except SignalException as error:
-            print(f"gossamer run: stopped by {error.sigval.name}; all workers ended", file=sys.stderr)
-            return 128 + int(error.sigval)
+            return Outcome(stopped_by=int(error.sigval))
         except KeyboardInterrupt:
-            print("gossamer run: stopped by SIGINT; all workers ended", file=sys.stderr)
-            return 128 + signal.SIGINT
-    return 0
+            return Outcome(stopped_by=int(signal.SIGINT))
+    return Outcome()
 
 
 def _complete(args: argparse.Namespace, stack: ExitStack) -> None:
@@ -73,7 +133,7 @@ def _complete(args: argparse.Namespace, stack: ExitStack) -> None:
         args.standalone = True
     if (args.tee, args.redirects) == ("0", "0"):
         args.tee = "3"  # torchrun prefixes only what it tees: stdout and stderr, through files
-        os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ")
+        os.environ.setdefault(PREFIX, "[${rank}] ")
         if args.log_dir is None:
             folder = tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
             args.log_dir = stack.enter_context(folder)
@@ -81,10 +141,67 @@ def _complete(args: argparse.Namespace, stack: ExitStack) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // workers))
-    if not (args.no_python or args.run_path):
-        target = ["-m", args.training_script] if args.module else [args.training_script]
-        args.training_script_args = [*target, *args.training_script_args]
-        args.training_script, args.module = str(WORKER), False
+    if args.run_path:
+        return
+    args.training_script_args = worker_arguments(args)
+    args.training_script, args.module, args.no_python = str(WORKER), False, False
+
+
+def worker_arguments(args: argparse.Namespace) -> list[str]:
+    """What worker.py is started with: its flags, what it cannot know from torchrun's variables, and the command."""
+    switches = {"--as-horovod": args.as_horovod, "--exec": args.no_python, "--module": args.module}
+    flags = [flag for flag, given in switches.items() if given]
+    if args.slots is not None:
+        flags += ["--slots", ",".join(map(str, args.slots))]
+    if args.host_name is not None:
+        flags += ["--host-name", args.host_name]
+    if args.attempt:
+        flags += ["--attempt", str(args.attempt)]
+    return [*flags, "--", args.training_script, *args.training_script_args]
+
+
+def _check_command(args: argparse.Namespace) -> None:
+    """Takes `python` from the front of a command, as horovodrun's users write it; refuses what cannot be met."""
+    command = args.training_script
+    named = command in ("python", "python3", "python{}.{}".format(*sys.version_info)) and not os.path.isfile(
+        command
+    )
+    if (named or command == sys.executable) and not args.no_python and not args.module:
+        rest = [
+            argument for argument in args.training_script_args if argument != "-u"
+        ]  # it is unbuffered anyway
+        args.module = rest[:1] == ["-m"]
+        del rest[: int(args.module)]
+        if not rest or rest[0].startswith("-"):
+            raise ConfigError(
+                f"gossamer run starts scripts and modules by itself, got {command} {' '.join(rest)}; leave out "
+                f"{command}, or set --no-python to run it as a program of its own"
+            )
+        args.training_script, args.training_script_args = rest[0], rest[1:]
+    elif not (args.no_python or args.module or os.path.exists(command)) and shutil.which(command):
+        raise ConfigError(
+            f"gossamer run starts Python scripts, and {command} is a program; set --no-python to run it"
+        )
+    if args.as_horovod and (args.no_python or args.run_path):
+        raise ConfigError(
+            "--as-horovod needs a Python script or -m MODULE; leave out --no-python and --run-path"
+        )
+
+
+@contextmanager
+def _output(args: argparse.Namespace) -> Iterator[None]:
+    """With --output-filename: what torch's agent prints goes to the files of the ranks too."""
+    if args.output_filename is None and not args.prefix_output_with_timestamp:
+        yield
+        return
+    size = _local_workers(str(args.nproc_per_node))
+    with splitting(args, size) as (out, err):
+        kept = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = out, err
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = kept
 
 
 def _local_workers(wanted: str) -> int:
@@ -95,38 +212,3 @@ def _local_workers(wanted: str) -> int:
     if workers < 1:
         raise ConfigError(f"-np must be a positive number, cpu, gpu or auto, got {wanted!r}")
     return workers
-
-
-def _report(error: ChildFailedError) -> int:
-    """Prints the root cause last on stderr: the first worker that failed, and its traceback."""
-    rank, failure = min(error.failures.items(), key=lambda item: _failed_at_ns(item[1]))
-    others = ", ".join(str(other) for other in sorted(error.failures) if other != rank)
-    extra = _extra(failure)
-    if failure.exitcode < 0 and not extra:
-        what = f"was killed by signal {-failure.exitcode} ({failure.signal_name()})"
-        code = 128 - failure.exitcode
-    else:
-        # An exception is reported as such even if the agent's own SIGTERM came before the exit.
-        code = failure.exitcode if failure.exitcode > 0 else 1
-        what = f"failed with exit code {code}"
-    also = f" (then rank {others} ended too)" if others else ""
-    print(f"gossamer run: rank {rank} {what}{also}", file=sys.stderr)
-    if extra.get("py_callstack"):
-        print(extra["py_callstack"].rstrip(), file=sys.stderr)
-    return code
-
-
-def _failed_at_ns(failure: ProcessFailure) -> float:
-    """When a worker failed, for finding the first. torch's own times are whole seconds."""
-    if "time_ns" in (extra := _extra(failure)):
-        return int(extra["time_ns"])
-    if failure.exitcode == -signal.SIGTERM:
-        return math.inf  # how the agent ends the others
-    # Died without a word; the agent saw it only after peers had lost the connection and said so.
-    return (failure.timestamp - NOTICE_S) * 1e9
-
-
-def _extra(failure: ProcessFailure) -> dict[str, Any]:
-    message = failure.error_file_data.get("message")
-    extra = message.get("extraInfo") if isinstance(message, dict) else None
-    return extra if isinstance(extra, dict) else {}

@@ -1,31 +1,43 @@
-# What `gossamer run` starts in each worker: runs the user's script or module as __main__ and, if it
-# raises, leaves the traceback in the agent's error file. Run as a file, not imported: so that the script
-# is the first to import torch and gossamer, and their errors are reported like its own.
-"""Worker side of ``gossamer run``: ``worker.py SCRIPT ARGS...`` or ``worker.py -m MODULE ARGS...``."""
+# What `gossamer run` starts in each worker: sets Horovod's variables, runs the user's script or module as
+# __main__ and, if it raises, leaves the traceback in the agent's error file. Run as a file, not imported: so
+# that the script is the first to import torch and gossamer, and their errors are reported like its own.
+"""Worker side of ``gossamer run``: ``worker.py [FLAGS] -- SCRIPT ARGS...``; the flags are run.py's alone."""
 
+import argparse
 import faulthandler
 import json
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from types import TracebackType
+from typing import NoReturn
 
+ALIAS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "alias")
 NOT_THE_USERS = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def main() -> None:
     faulthandler.enable()  # a crash in native code prints where Python was
-    arguments = sys.argv[1:]
-    as_module = arguments[0] == "-m"
-    if as_module:
-        del arguments[0]
-    target = arguments[0]
+    dashes = sys.argv.index("--")
+    flags, arguments = _flags(sys.argv[1:dashes]), sys.argv[dashes + 1 :]
+    if "GROUP_WORLD_SIZE" in os.environ:
+        os.environ.update(_horovod_variables(flags, os.environ))
+    if flags.attempt:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(flags.attempt)
+    target, as_module = arguments[0], flags.module
+    if flags.exec:
+        _exec(target, arguments)
     sys.argv[:] = arguments
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = "" if as_module else os.path.dirname(os.path.abspath(target))
+    if flags.as_horovod:
+        # Multiprocessing hands the path to the processes that it spawns, which import the script as well.
+        sys.path.insert(0, ALIAS)
     try:
         if as_module:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
@@ -44,6 +56,42 @@ def main() -> None:
         _write_error_file(error, text)
         print(text, file=sys.stderr, end="", flush=True)
         sys.exit(1)
+
+
+def _flags(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("worker.py", allow_abbrev=False)
+    for switch in ("--module", "--exec", "--as-horovod"):
+        parser.add_argument(switch, action="store_true")
+    parser.add_argument("--slots", help="workers of each host, in the order of the hosts")
+    parser.add_argument("--host-name", default=socket.gethostname())
+    parser.add_argument("--attempt", type=int, default=0)
+    return parser.parse_args(arguments)
+
+
+def _horovod_variables(flags: argparse.Namespace, env: Mapping[str, str]) -> dict[str, str]:
+    """Horovod's names for what torch's agent has set; cross: the hosts that have a worker with this local rank."""
+    local_rank, host, count = (int(env[name]) for name in ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"))
+    size, local_size = int(env["WORLD_SIZE"]), int(env["LOCAL_WORLD_SIZE"])
+    found = {"RANK": int(env["RANK"]), "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
+    slots = [int(text) for text in flags.slots.split(",")] if flags.slots else []
+    if not slots and size == count * local_size:
+        slots = [local_size] * count
+    # Unknown where the user started each host's agent, with unequal numbers of workers.
+    if slots:
+        with_this = [index for index, workers in enumerate(slots) if workers > local_rank]
+        found |= {"CROSS_RANK": with_this.index(host), "CROSS_SIZE": len(with_this)}
+    return {f"HOROVOD_{name}": str(value) for name, value in found.items()} | {
+        "HOROVOD_HOSTNAME": flags.host_name
+    }
+
+
+def _exec(program: str, arguments: list[str]) -> NoReturn:
+    try:
+        os.execvp(program, arguments)
+    except OSError as error:
+        _write_error_file(error, "")
+        print(f"{program}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:

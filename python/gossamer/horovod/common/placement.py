@@ -1,0 +1,144 @@
+# Where this process stands: joins the workers by gossamer.runtime, as init(comm=...) says, and asks the others where
+# they stand, for the ranks within and across hosts. basics.py calls it once an init().
+"""Joining the workers, and ``Place``: rank and size among all, on the host and across hosts."""
+
+import json
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from gossamer import config, runtime
+from gossamer.errors import ConfigError
+from gossamer.horovod.common.environment import Knobs
+
+_meetings: Counter[tuple[int, ...]] = Counter()
+
+
+@dataclass(frozen=True)
+class Place:
+    """As Horovod counts: the cross family is over the hosts that have this local rank."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    homogeneous: bool
+    owns_group: bool  # shutdown() leaves the workers, because init() joined them
+    mpi_world: Any = None  # of mpi4py
+    told: tuple[Any, ...] = ()  # of each rank: what it gave to join()
+
+
+def join(comm: Any, knobs: Knobs, *, backend: str | None, tell: Callable[[Any], Any]) -> Place:
+    """Joins the workers, or takes the group that is there. What `tell(mpi_world)` is on each rank ends in ``told``."""
+    owns = not runtime.is_initialized()
+    mpi_world = None
+    if not owns:
+        if comm is not None and (hasattr(comm, "Get_size") or list(comm) != list(range(runtime.size()))):
+            raise ConfigError(
+                f"hvd.init: the workers have been joined already; comm must be None or all their ranks, got {comm!r}"
+            )
+    elif comm is None:
+        runtime.init(backend, timeout_s=None if dist.is_initialized() else knobs.timeout_s)
+    elif hasattr(comm, "Get_size"):
+        mpi_world = comm
+        _join_mpi(comm, knobs, backend)
+    else:
+        _join_ranks(list(comm), knobs, backend)
+    try:
+        if mpi_world is None and config.launched_by() == "mpirun":
+            mpi_world = _mpi_world()
+        return _place(knobs, owns=owns, mpi_world=mpi_world, tell=tell(mpi_world))
+    except BaseException:
+        if owns:
+            runtime.shutdown()
+        raise
+
+
+def _join_ranks(ranks: Sequence[int], knobs: Knobs, backend: str | None) -> None:
+    """Of all workers those in `ranks`, which are numbered in that order; other workers may form other groups."""
+    world, store = runtime.meet(knobs.timeout_s)
+    if len(set(ranks)) != len(ranks) or not all(0 <= rank < world.size for rank in ranks):
+        raise ConfigError(
+            f"hvd.init: comm must be different ranks of 0 to {world.size - 1}, got {list(ranks)}"
+        )
+    if world.rank not in ranks:
+        raise ConfigError(
+            f"hvd.init: comm must hold this process's own rank {world.rank}, got {list(ranks)}; "
+            "a process that takes no part does not call init()"
+        )
+    key = tuple(ranks)
+    _meetings[key] += 1
+    own = dist.PrefixStore(f"gossamer/ranks/{'-'.join(map(str, ranks))}/{_meetings[key]}", store)
+    rank = ranks.index(world.rank)
+    own.set(f"host{rank}", json.dumps(_host()))
+    hosts = [tuple(json.loads(own.get(f"host{peer}"))) for peer in range(len(ranks))]
+    _join_hosts(hosts, rank, own, knobs=knobs, backend=backend)
+
+
+def _join_mpi(comm: Any, knobs: Knobs, backend: str | None) -> None:
+    seconds = config.current().timeout_s if knobs.timeout_s is None else knobs.timeout_s
+    store = runtime.mpi_store(comm, seconds)
+    _join_hosts(comm.allgather(_host()), comm.rank, store, knobs=knobs, backend=backend)
+
+
+def _join_hosts(
+    hosts: Sequence[Any], rank: int, store: dist.Store, *, knobs: Knobs, backend: str | None
+) -> None:
+    here = [peer for peer, host in enumerate(hosts) if host == hosts[rank]]
+    runtime.join(
+        store,
+        rank=rank,
+        size=len(hosts),
+        local_rank=here.index(rank),
+        local_size=len(here),
+        node_rank=list(dict.fromkeys(hosts)).index(hosts[rank]),
+        backend=backend,
+        timeout_s=knobs.timeout_s,
+    )
+
+
+def _host() -> tuple[int, str]:
+    return config.node_rank(), socket.gethostname()
+
+
+def _mpi_world() -> Any:
+    from mpi4py import MPI  # is there: the workers have met over it
+
+    return MPI.COMM_WORLD
+
+
+def _place(knobs: Knobs, *, owns: bool, mpi_world: Any, tell: Any) -> Place:
+    rank, size = runtime.rank(), runtime.size()
+    local_rank, local_size = runtime.local_rank(), runtime.local_size()
+    host = runtime.node_rank(), socket.gethostname()
+    everyone: list[Any] = [(host, local_rank, local_size, tell)]
+    if size > 1:
+        mine, everyone = everyone[0], [None] * size
+        dist.all_gather_object(everyone, mine)
+    across = [peer for peer, other_local_rank, _, _ in everyone if other_local_rank == local_rank]
+    cross_rank, cross_size = across.index(host), len(across)
+    outside = config.variables("HOROVOD_")
+    launched_as = outside.get("HOROVOD_RANK"), outside.get("HOROVOD_SIZE")
+    if knobs.cross is not None and launched_as == (
+        str(rank),
+        str(size),
+    ):  # of this group, not of an earlier one
+        cross_rank, cross_size = knobs.cross
+    return Place(
+        rank,
+        size,
+        local_rank,
+        local_size,
+        cross_rank,
+        cross_size,
+        homogeneous=len({other_local_size for _, _, other_local_size, _ in everyone}) == 1,
+        owns_group=owns,
+        mpi_world=mpi_world,
+        told=tuple(told for *_, told in everyone),
+    )

@@ -1,0 +1,142 @@
+# Process sets: some of the ranks, that run operations among themselves. Here is what scripts hold and call; which sets
+# there are is in set_table.py, what they do is native (gossamer.comm.named).
+"""Horovod's ``ProcessSet``, ``add_process_set`` and ``remove_process_set``."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gossamer.horovod.common.exceptions import HorovodInternalError
+
+if TYPE_CHECKING:
+    from gossamer import _C
+    from gossamer.horovod.common.set_table import Table
+
+
+class ProcessSet:
+    """Some of the ranks. It works once init() or add_process_set() has registered it.
+
+    ``ranks``: in ascending order. ``process_set_id``: None while it is not registered; 0 is the set of all.
+    ``ranks_or_comm``: the ranks, or an mpi4py communicator of theirs. ValueError for ranks that cannot be.
+    """
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm: Any = None
+    collectives: "_C.NamedCollectives | None" = None  # the native object, on members of a registered set
+
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+        if hasattr(ranks_or_comm, "Get_size"):
+            self.mpi_comm = ranks_or_comm
+            return
+        self.ranks = checked_ranks(ranks_or_comm)
+
+    def size(self) -> int | None:
+        """Number of its ranks; None while it is not registered."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        return len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process's number within the set; None while it is not registered. ValueError if it is no member."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        if not self.included():
+            raise ValueError(f"hvd.ProcessSet.rank: rank {_table().rank} must be a member, got {self}")
+        return self.ranks.index(_table().rank)
+
+    def included(self) -> bool | None:
+        """Whether this process is a member; None while it is not registered."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        return _table().rank in self.ranks
+
+    def native(self) -> "_C.NamedCollectives":
+        """What runs its operations. HorovodInternalError before init(); ValueError if not registered, or no member."""
+        if self.collectives is not None:
+            return self.collectives
+        if _active is None:
+            raise HorovodInternalError("hvd: Horovod has not been initialized; call hvd.init() first")
+        if self.process_set_id is None:
+            raise ValueError(
+                f"hvd: the process set must be registered, got {self}; use hvd.add_process_set() or init(process_sets=)"
+            )
+        raise ValueError(f"hvd: rank {_active.rank} must be a member of the process set, got {self}")
+
+    def root(self, root_rank: int) -> int:
+        """Where a global rank stands in the set. ValueError if it is no member."""
+        if self.ranks is None or root_rank not in self.ranks:
+            raise ValueError(
+                f"root_rank must be one of the ranks {self.ranks} of the process set, got {root_rank}"
+            )
+        return self.ranks.index(root_rank)
+
+    def __repr__(self) -> str:
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+        )
+
+
+def checked_ranks(ranks: Iterable[int]) -> list[int]:
+    """In ascending order. ValueError if one is negative, no number, or there twice."""
+    given = list(ranks)
+    if any(isinstance(rank, bool) or not hasattr(rank, "__index__") for rank in given):
+        raise ValueError(f"hvd.ProcessSet: ranks must be integers, got {given}")
+    ordered = sorted(int(rank) for rank in given)
+    if len(set(ordered)) != len(ordered) or any(rank < 0 for rank in ordered):
+        raise ValueError(f"hvd.ProcessSet: ranks must be different ones from 0, got {given}")
+    return ordered
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = 0
+global_process_set.ranks = None
+
+
+def ranks_of_comm(comm: Any, world: Any) -> list[int]:
+    """The ranks of an mpi4py communicator within that of all workers. ValueError if they did not meet over MPI."""
+    if world is None:
+        raise ValueError("hvd.ProcessSet: an MPI communicator needs workers that mpirun started")
+    group = comm.Get_group()
+    return checked_ranks(group.Translate_ranks(list(range(group.size)), world.Get_group()))
+
+
+_active: "Table | None" = None
+
+
+def activate(table: "Table | None") -> None:
+    """session.py's: the table that add_process_set() means from now on."""
+    global _active
+    _active = table
+
+
+def _table() -> "Table":
+    if _active is None:
+        raise ValueError("hvd: Horovod has not been initialized; call hvd.init() first")
+    return _active
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a set that was not known at init(); every rank must call it, members or not, and waits for the others.
+
+    Returns it. ValueError: HOROVOD_DYNAMIC_PROCESS_SETS=1 or init(process_sets="dynamic") is missing, these ranks have
+    a set already, or ranks give different ones.
+    """
+    table = _dynamic("add_process_set")
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    table.add(process_set)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Ends a set; every rank must call it. False, without effect, for one not registered and for that of all ranks."""
+    return _dynamic("remove_process_set").remove(process_set)
+
+
+def _dynamic(what: str) -> "Table":
+    table = _table()
+    if not table.dynamic:
+        raise ValueError(
+            f"hvd.{what}: needs HOROVOD_DYNAMIC_PROCESS_SETS=1 at hvd.init(), or hvd.init(process_sets='dynamic')"
+        )
+    return table

@@ -1,0 +1,150 @@
+# One session, from init() to shutdown(): joins the workers, opens the process sets, and leaves again. basics.py keeps
+# the one that is open, and answers from it.
+"""``Session`` and ``start()``."""
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from gossamer import membership, runtime
+from gossamer.comm.named import NamedOptions, abort_all, open_named
+from gossamer.horovod.common import environment, placement, process_sets
+from gossamer.horovod.common.environment import Knobs
+from gossamer.horovod.common.placement import Place
+from gossamer.horovod.common.process_sets import ProcessSet
+from gossamer.horovod.common.set_table import Table
+from gossamer.horovod.common.timeline import Timeline
+
+if TYPE_CHECKING:
+    from gossamer import _C
+
+_counts: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()  # of sessions, by torch's default group
+
+
+@dataclass
+class Session:
+    """What holds between init() and shutdown()."""
+
+    knobs: Knobs
+    place: Place
+    table: Table
+    timeline: Timeline | None  # on rank 0, if HOROVOD_TIMELINE is set
+    process: int  # that called init(); a forked child of it has no part in it
+    key: str  # equal on all ranks, and of no other session: the beginning of the keys of its connections
+
+    def close(self) -> None:
+        """Ends the operations of every set, and leaves the workers, if init() joined them."""
+        try:
+            self.table.close()
+            process_sets.activate(None)
+            if self.timeline is not None:
+                self.timeline.stop()
+        finally:
+            if self.place.owns_group:
+                runtime.shutdown()
+
+
+def start(comm: Any, wanted: Any, backend: str | None) -> Session:
+    """init() with its arguments. Leaves nothing behind where it raises."""
+    knobs = environment.read()
+    if isinstance(wanted, str) and wanted != "dynamic":
+        raise ValueError(f"hvd.init: process_sets must be a list of ProcessSet or 'dynamic', got {wanted!r}")
+    given = [] if wanted is None or wanted == "dynamic" else list(wanted)
+    static = [entry if isinstance(entry, ProcessSet) else ProcessSet(entry) for entry in given]
+
+    def tell(mpi_world: Any) -> list[tuple[list[int] | None, bool]]:
+        for entry in static:
+            if entry.mpi_comm is not None:
+                entry.ranks = process_sets.ranks_of_comm(entry.mpi_comm, mpi_world)
+        return [(entry.ranks, entry.mpi_comm is not None) for entry in static]
+
+    place = placement.join(comm, knobs, backend=_backend(knobs, backend), tell=tell)
+    timeline = Timeline() if knobs.timeline is not None and place.rank == 0 else None
+    dynamic = knobs.dynamic_process_sets or wanted == "dynamic"
+    key = f"horovod/{_count()}"
+    table = _table(key, knobs, place, timeline, dynamic=dynamic)
+    session = Session(knobs, place, table, timeline, os.getpid(), key)
+    if (member := membership.member()) is not None:
+        member.on_broken(abort_all)
+    try:
+        _begin(session, static)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _begin(session: Session, static: list[ProcessSet]) -> None:
+    knobs, place, table = session.knobs, session.place, session.table
+    if knobs.log_level is not None:
+        logging.getLogger("gossamer").setLevel(knobs.log_level)
+    sets = _agreed_sets(place, static)
+    process_sets.activate(table)
+    table.start()
+    for entry in sets:
+        table.add(entry)
+    if session.timeline is not None and knobs.timeline not in (None, "DYNAMIC"):
+        session.timeline.start(str(knobs.timeline), mark_cycles=knobs.mark_cycles)
+
+
+def _agreed_sets(place: Place, static: list[ProcessSet]) -> list[ProcessSet]:
+    """The sets of all ranks in one order. What MPI_Comm_split gave to each rank are several sets at one place.
+
+    ValueError, on all ranks, if they differ otherwise.
+    """
+    given = [[ranks for ranks, _ in told] for told in place.told]
+    for rank, told in enumerate(place.told):
+        splits = len(told) == len(static) and all(
+            of_comm and rank in ranks
+            for (ranks, of_comm), first in zip(told, given[0], strict=True)
+            if ranks != first
+        )
+        if not splits:
+            raise ValueError(
+                f"hvd.init: process_sets must be equal on all ranks, got {given[0]} on rank 0 and {given[rank]} on "
+                f"rank {rank}"
+            )
+    sets = []
+    for entry, *alternatives in zip(static, *given, strict=True):
+        for ranks in {tuple(ranks): ranks for ranks in alternatives}.values():
+            sets.append(entry if ranks == entry.ranks else ProcessSet(ranks))
+    return sets
+
+
+def _count() -> int:
+    """Sessions of this group of workers."""
+    group = dist.group.WORLD
+    _counts[group] = count = _counts.get(group, 0) + 1
+    return count
+
+
+def _table(key: str, knobs: Knobs, place: Place, timeline: Timeline | None, *, dynamic: bool) -> Table:
+    def open_set(number: int, ranks: list[int]) -> "_C.NamedCollectives":
+        options = NamedOptions(
+            fusion_bytes=knobs.fusion_bytes,
+            fuse_groups=knobs.fuse_groups,
+            cache_capacity=knobs.cache_capacity,
+            stall_warning_s=knobs.stall_warning_s,
+            stall_shutdown_s=knobs.stall_shutdown_s,
+            on_event=None if timeline is None else timeline.listener(number),
+        )
+        return open_named(None, ranks, key=f"{key}/{number}", options=options)
+
+    return Table(place.rank, place.size, dynamic=dynamic, open_set=open_set, mpi_world=place.mpi_world)
+
+
+def _backend(knobs: Knobs, backend: str | None) -> str | None:
+    """For gossamer.init(). HOROVOD_CPU_OPERATIONS says nothing of GPUs, and nothing of a group that is there."""
+    for part in backend.split(",") if backend else ():
+        if part.split(":")[-1] not in dist.Backend.backend_list:
+            raise ValueError(f"hvd.init: backend must be of {dist.Backend.backend_list}, got {backend!r}")
+    if dist.is_initialized() or backend is not None:
+        return backend
+    if knobs.backend is not None and torch.cuda.is_available():
+        return f"cpu:{knobs.backend},cuda:nccl"
+    return knobs.backend

@@ -1,0 +1,103 @@
+# The timeline of rank 0: a Chrome trace (chrome://tracing, ui.perfetto.dev) with Horovod's names of events. Fed by the
+# native core's events, on its threads; basics.py starts and stops it.
+"""Writing what the negotiation tells as a Chrome trace."""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gossamer.observe.trace_file import TraceFile
+
+FLUSH_S = 1.0
+
+
+class Timeline:
+    """A JSON array of events: one process of the trace an operation's name, times in microseconds from the start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._file: TraceFile | None = None
+
+    def start(self, path: str, *, mark_cycles: bool) -> None:
+        """Begins a file. ValueError if it cannot be written."""
+        self.stop()
+        try:
+            file = TraceFile(path)
+        except OSError as error:
+            raise ValueError(
+                f"hvd: the timeline must be a file that can be written, got {path!r}: {error}"
+            ) from error
+        with self._lock:
+            self._file = file
+            self._mark_cycles = mark_cycles
+            self._epoch = self._flushed = time.monotonic()
+            self._numbers: dict[tuple[int, str], int] = {}
+            self._open: dict[int, list[str]] = {}  # phases begun and not ended, by number
+            self._deciding = False
+            args = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
+            file.event("start_time", "M", pid=0, args=args)
+
+    def stop(self) -> None:
+        """Ends the file, if one is being written."""
+        with self._lock:
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
+
+    def listener(self, process_set: int) -> Callable[[str, str, int, float], None]:
+        """The function that the native core of one process set calls."""
+        return partial(self._event, process_set)
+
+    def _event(self, process_set: int, phase: str, name: str, rank: int, time_s: float) -> None:
+        with self._lock:
+            if self._file is None:
+                return
+            if phase != "rank_ready" and (process_set, name) not in self._numbers:
+                return  # it began before the file
+            number = self._number(process_set, name)
+            kind = name.split(".", 1)[0].removeprefix("grouped_").upper()
+            if phase == "rank_ready":
+                self._begin(number, f"NEGOTIATE_{kind}", time_s)
+                self._write(number, str(rank), time_s, ph="X", dur=0)
+            elif phase == "agreed":
+                self._cycle(time_s)
+                self._end(number, time_s)
+            elif phase == "executing":
+                self._end(number, time_s)
+                self._begin(number, kind, time_s)
+            elif phase == "done":
+                self._end(number, time_s)
+            self._deciding = phase == "agreed"
+            if time_s - self._flushed > FLUSH_S:
+                self._flushed = time_s
+                self._file.flush()
+
+    def _number(self, process_set: int, name: str) -> int:
+        key = process_set, name
+        if key not in self._numbers:
+            number = self._numbers[key] = len(self._numbers) + 1
+            shown = name if process_set == 0 else f"{name} (process set {process_set})"
+            self._write(number, "process_name", None, ph="M", args={"name": shown})
+            self._write(number, "process_sort_index", None, ph="M", args={"sort_index": number})
+        return self._numbers[key]
+
+    def _cycle(self, time_s: float) -> None:
+        """One marker for all that was agreed on at once."""
+        if self._mark_cycles and not self._deciding:
+            self._write(0, "CYCLE_START", time_s, ph="i", s="g")
+
+    def _begin(self, number: int, name: str, time_s: float) -> None:
+        if name not in self._open.setdefault(number, []):
+            self._open[number].append(name)
+            self._write(number, name, time_s, ph="B")
+
+    def _end(self, number: int, time_s: float) -> None:
+        while self._open.get(number):
+            self._write(number, self._open[number].pop(), time_s, ph="E")
+
+    def _write(self, number: int, name: str, time_s: float | None, *, ph: str, **fields: Any) -> None:
+        assert self._file is not None
+        ts_us = None if time_s is None else (time_s - self._epoch) * 1e6
+        self._file.event(name, ph, pid=number, ts_us=ts_us, **fields)

@@ -1,0 +1,166 @@
+# Copies of one rank's state on all ranks: parameters and optimizers; objects are in objects.py. By negotiated
+# operations.
+"""``broadcast_parameters``, ``broadcast_optimizer_state``, ``broadcast_object`` and ``allgather_object``."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.horovod.common import basics
+from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
+from gossamer.horovod.torch.asynchronous import broadcast_async_
+from gossamer.horovod.torch.handles import synchronize
+from gossamer.horovod.torch.objects import allgather_object, broadcast_object
+from gossamer.horovod.torch.waiting import wait_for_all
+from gossamer.torch_private import tree_map
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+
+def broadcast_parameters(
+    params: Mapping[str, Tensor] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Copies tensors from one rank, in place: a state_dict(), named_parameters(), or a list of tensors. Collective.
+
+    ValueError for anything else, and for a root that is not in the set. HorovodInternalError if ranks' tensors differ.
+    """
+    if isinstance(params, Mapping):
+        named: list[tuple[str | None, Any]] = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, (Tensor, str)):
+        named = [each if isinstance(each, tuple) else (None, each) for each in params]
+    else:
+        raise ValueError(
+            f"hvd.broadcast_parameters: params must be a state_dict, (name, tensor) tuples or tensors, got "
+            f"{type(params).__name__}"
+        )
+    for name, tensor in named:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"hvd.broadcast_parameters: {name!r} must be a tensor, got {type(tensor).__name__}; use "
+                f"hvd.broadcast_object() for it"
+            )
+    handles = [
+        broadcast_async_(tensor, root_rank, name=name, process_set=process_set) for name, tensor in named
+    ]
+    wait_for_all([partial(synchronize, handle) for handle in handles])
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a tensor that travels by itself."""
+
+    number: int
+    shape: torch.Size
+    dtype: torch.dtype
+    on_cpu: bool
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives an optimizer the groups' options and the state of one rank's, in place. Collective.
+
+    No step is taken, and parameters do not change; an optimizer that has no state yet on the root has none
+    afterwards. `model` is taken for Horovod's sake, whose zero gradients need it.
+
+    ValueError: for LBFGS; on every rank, if an optimizer differs from the root's in its groups.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "hvd.broadcast_optimizer_state: the state of torch.optim.LBFGS is one history for all parameters, which "
+            "cannot be copied; make a new optimizer on every rank"
+        )
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    tensors: dict[int, Tensor] = {}
+    skeleton = None
+    if basics.rank() == root_rank:
+        skeleton = tree_map(partial(_detached, tensors=tensors), _contents(optimizer, params))
+    skeleton = broadcast_object(
+        skeleton, root_rank, name="broadcast_optimizer_state", process_set=process_set
+    )
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    every = allgather_object(own, name="broadcast_optimizer_state.groups", process_set=process_set)
+    if any(each != skeleton["sizes"] for each in every):
+        raise ValueError(
+            f"hvd.broadcast_optimizer_state: optimizers must have groups of equal sizes, got {skeleton['sizes']} on "
+            f"the root and {every} on the ranks {process_set.ranks}"
+        )
+    if basics.rank() != root_rank:
+        _fill(optimizer, params, skeleton, tensors)
+    named = [(f"broadcast_optimizer_state.{number}", tensor) for number, tensor in sorted(tensors.items())]
+    broadcast_parameters(named, root_rank, process_set)
+
+
+def _contents(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, Any]:
+    numbers = {id(param): number for number, param in enumerate(params)}
+    options = [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+    state = [
+        (
+            numbers.get(id(key)),
+            None if id(key) in numbers else key,
+            dict(value) if id(key) in numbers else value,
+        )
+        for key, value in optimizer.state.items()
+    ]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    return {"sizes": sizes, "options": options, "state": state}
+
+
+def _detached(leaf: Any, *, tensors: dict[int, Tensor]) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    place = _Place(len(tensors), leaf.shape, leaf.dtype, leaf.device.type == "cpu")
+    tensors[place.number] = leaf.detach()
+    return place
+
+
+def _fill(
+    optimizer: torch.optim.Optimizer,
+    params: list[Tensor],
+    skeleton: dict[str, Any],
+    tensors: dict[int, Tensor],
+) -> None:
+    """Gives the optimizer what the skeleton says, with memory for the tensors, which are put into the dict."""
+    before = dict(optimizer.state)
+    optimizer.state.clear()
+    for number, other_key, value in skeleton["state"]:
+        param = None if number is None else params[number]
+        key = other_key if param is None else param
+        optimizer.state[key] = _attached(value, before.get(key), param, tensors)
+    for group, options in zip(optimizer.param_groups, skeleton["options"], strict=True):
+        first = group["params"][0] if group["params"] else None
+        new = _attached(options, dict(group), first, tensors)
+        for key in [key for key in group if key != "params" and key not in new]:
+            del group[key]
+        group.update(new)
+
+
+def _attached(value: Any, old: Any, param: Tensor | None, tensors: dict[int, Tensor]) -> Any:
+    """The value with tensors in the places of tensors: those of `old` where they fit, else new ones."""
+    if isinstance(value, dict):
+        olds = old if isinstance(old, dict) else {}
+        return {key: _attached(each, olds.get(key), param, tensors) for key, each in value.items()}
+    if isinstance(value, _Place):
+        tensors[value.number] = tensor = _memory(value, old, param)
+        return tensor
+    return tree_map(
+        lambda leaf: _attached(leaf, None, param, tensors) if type(leaf) is _Place else leaf, value
+    )
+
+
+def _memory(place: _Place, old: Any, param: Tensor | None) -> Tensor:
+    device = torch.device("cpu") if place.on_cpu or param is None else param.device
+    if isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (place.shape, place.dtype, device):
+        return old
+    if param is not None and param.shape == place.shape:  # in its memory format
+        return torch.empty_like(param, dtype=place.dtype, device=device, requires_grad=False)
+    return torch.empty(place.shape, dtype=place.dtype, device=device)

@@ -1,0 +1,230 @@
+# The gradients of one DistributedOptimizer: counted as they come, reduced when it is to step, in one of two ways. The
+# way is chosen in the first synchronize(), where all ranks compare what they were asked for (reduction_choice.py), and
+# lasts for the session.
+"""``Reduction``, and what joins it to init(), shutdown() and join()."""
+
+import contextlib
+import gc
+import itertools
+import logging
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from gossamer import config
+from gossamer.errors import ConfigError
+from gossamer.horovod.common import basics
+from gossamer.horovod.common.exceptions import HorovodInternalError
+from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
+from gossamer.horovod.torch.compression import GossamerCompressor
+from gossamer.horovod.torch.optimizer_arguments import Request
+from gossamer.horovod.torch.passes import Passes
+from gossamer.horovod.torch.reduction_choice import Choice
+from gossamer.horovod.torch.reduction_engine import EngineReduction, refusal_of
+from gossamer.horovod.torch.reduction_negotiated import NegotiatedReduction, sparse_dims
+from gossamer.horovod.torch.waiting import during_join
+
+_log = logging.getLogger("gossamer")
+_live: "weakref.WeakSet[Reduction]" = weakref.WeakSet()
+# Of the optimizers of this session, in the order of their first steps: by the number of their process set, since only
+# its ranks count alike.
+_numbers: dict[int | None, Iterator[int]] = defaultdict(itertools.count)
+
+
+class Reduction:
+    """Reduces what a request asks for, once a step. Does nothing where the process set leaves it nothing to do."""
+
+    def __init__(self, request: Request, passes: int) -> None:
+        self.request = request
+        self._passes = Passes(request.names, request.params, passes, self._completed)
+        self._number: int | None = None
+        self._way: EngineReduction | NegotiatedReduction | None = None
+        self.why = "the first synchronize() chooses"
+        # A later one has some of the parameters, whose gradients must not be reduced twice.
+        self._replaced = False
+        ids = {id(param) for param in request.params}
+        for other in list(_live):
+            if not ids.isdisjoint(map(id, other.request.params)):
+                other.retire()
+                other._replaced = True
+        if self.active:
+            self._passes.install()
+        _live.add(self)
+
+    @property
+    def active(self) -> bool:
+        """Whether there are others, or may be: in elastic training of one process too."""
+        process_set = self.request.process_set
+        if process_set.included() is None:
+            process_set.native()  # says what is missing
+        size = process_set.size()
+        if not process_set.included() or size is None:
+            return False
+        return size > 1 or config.variables("HOROVOD_").get("HOROVOD_ELASTIC", "0") not in ("", "0")
+
+    @property
+    def way(self) -> str:
+        """Which is taken: "engine", "negotiated" or, before the choice, "undecided"."""
+        if self._way is None:
+            return "undecided"
+        return "engine" if isinstance(self._way, EngineReduction) else "negotiated"
+
+    @property
+    def buckets(self) -> list[Any]:
+        """The engine's buckets; empty without it."""
+        return self._way.buckets if isinstance(self._way, EngineReduction) else []
+
+    @property
+    def under_way(self) -> bool:
+        """Whether gradients of this step may be travelling."""
+        if isinstance(self._way, EngineReduction):
+            return self._way.under_way
+        return bool(self._passes.complete)
+
+    def set_passes(self, passes: int) -> None:
+        """Every parameter waits for so many gradients from now on."""
+        self._passes.set_passes(passes)
+        if isinstance(self._way, EngineReduction):
+            self._way.set_passes(passes)
+
+    def synchronize(self) -> None:
+        """Every parameter has the reduced gradient afterwards.
+
+        Raises:
+            ConfigError: on every rank: in the first step, the ranks ask for different things; a Reduction that was made
+                later has some of the parameters.
+            HorovodInternalError: on every rank: a reduction failed.
+        """
+        if not self.active:
+            return
+        if self._replaced:
+            raise ConfigError(
+                "hvd.DistributedOptimizer: an optimizer that was made later has some of these parameters, and reduces "
+                "them; use that one alone"
+            )
+        if not isinstance(self._way, EngineReduction):
+            self._passes.install()
+        try:
+            way = self._way if self._way is not None else self._choose()
+            way.synchronize()
+        finally:
+            self._passes.reset()
+
+    def abandon(self) -> None:
+        """Ends a step that was begun, so that no rank waits for this one: the optimizer is given another state."""
+        self._passes.reset()
+        if self._way is None:
+            return
+        try:
+            self._way.abandon()
+        except HorovodInternalError as error:
+            _log.debug("gossamer: the gradients under way were lost: %s", error)
+
+    def close(self, *, crashed: bool = False) -> None:
+        """Ends the way that was chosen; the next synchronize() chooses again. crashed: ranks that wait get an error."""
+        if self._way is not None:
+            self._way.close(crashed=crashed)
+            self._passes.install()
+        self._way, self._number = None, None
+        self._passes.reset()
+
+    def retire(self) -> None:
+        """Another Reduction takes its place."""
+        self.close()
+        self._passes.remove()
+
+    def shadow(self) -> None:
+        """In join(): takes part in the others' steps until all have joined."""
+        if isinstance(self._way, EngineReduction):
+            self._way.shadow()
+
+    def _completed(self, index: int) -> None:
+        if isinstance(self._way, NegotiatedReduction):
+            self._way.completed(index)
+
+    # --- the choice ---
+
+    def _choose(self) -> EngineReduction | NegotiatedReduction:
+        if self._number is None:
+            self._number = next(_numbers[self.request.process_set.process_set_id])
+        refusal = refusal_of(self.request)
+        dims = list(sparse_dims(self.request.params))
+        choice = Choice(self.request, self._number)
+        all_here, sparse_somewhere = choice.compare(refusal, sparse=any(dims))
+        sparse = choice.agree_on_sparse(dims) if sparse_somewhere else {}
+        if sparse and not refusal:
+            refusal = "a gradient is sparse"
+        if not all_here:
+            # A rank in join() answers allreduces, and can choose nothing: what it can answer, for this step alone.
+            refusal = refusal or "a rank has joined before the first step"
+        if refusal and isinstance(self.request.compression, GossamerCompressor):
+            raise ConfigError(
+                f"hvd.DistributedOptimizer: {self.request.compression!r} cannot be used: {refusal}"
+            )
+        if refusal:
+            way: Any = NegotiatedReduction(self.request, self._number, sparse=sparse, early=all_here)
+        else:
+            way = self._engine()
+        if all_here:
+            self._way, self.why = way, refusal or "all gradients are dense and summed alike"
+            _log.info(
+                "rank %d: DistributedOptimizer %d is %s: %s", basics.rank(), self._number, self.way, self.why
+            )
+        return way
+
+    def _engine(self) -> EngineReduction:
+        wanted = config.variables("HOROVOD_").get("HOROVOD_FUSION_THRESHOLD")
+        order = list(self._passes.complete)
+        way = EngineReduction(
+            self.request,
+            key=f"{basics.session_key()}/{self.request.process_set.process_set_id}/optimizer{self._number}",
+            passes=self._passes.passes,
+            order=order,
+            bucket_bytes=int(wanted) if wanted else None,
+        )
+        self._passes.remove()  # the engine counts natively
+        return way
+
+
+@basics.at_shutdown
+def _close_all() -> None:
+    # After an exception the others, who know nothing of it, may wait in a step.
+    crashed = sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
+    for reduction in list(_live):
+        reduction.close(crashed=crashed)
+    _numbers.clear()
+
+
+@during_join
+@contextlib.contextmanager
+def shadowing(process_set: ProcessSet) -> Iterator[None]:
+    """While this rank is in join(): it adds zeros to what the engines of its optimizers reduce over this set; where the
+    set is that of all ranks, over any set.
+
+    HorovodInternalError when it ends, if one of them failed.
+    """
+    failures: list[BaseException] = []
+
+    def shadow(reduction: Reduction) -> None:
+        try:
+            reduction.shadow()
+        except BaseException as error:  # raised below, in the thread that joined
+            failures.append(error)
+
+    gc.collect()  # an optimizer that was dropped has no part in it, whenever each rank's collector would have come by
+    concerned = [
+        each for each in _live if process_set is global_process_set or each.request.process_set is process_set
+    ]
+    threads = [threading.Thread(target=shadow, args=(each,), daemon=True) for each in concerned]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise HorovodInternalError(f"hvd.join: {failures[0]}") from failures[0]

@@ -1,0 +1,135 @@
+# The way of every collective to the native core: names as Horovod's, the caller's place in the script, the exceptions;
+# and refusals: what is wrong on this rank alone fails on the others too. Called by asynchronous.py and its like.
+"""Handing operations to the native core of a process set."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+
+from gossamer.errors import CommError
+from gossamer.horovod.common.exceptions import HorovodInternalError
+from gossamer.horovod.common.process_sets import ProcessSet
+from gossamer.horovod.torch.handles import Handle, Pending, PendingGroup, handle_of
+
+# Horovod's numbers.
+Average, Sum, Adasum, Min, Max, Product = range(6)
+OPS = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min", Max: "Max", Product: "Product"}
+
+# Frames of these are not the caller's.
+PACKAGES = tuple(
+    str(folder) + os.sep for folder in (Path(__file__).resolve().parents[2], Path(torch.__file__).parent)
+)
+_files: dict[str, str | None] = {}  # by file name: its last part, None inside those packages
+
+
+def call_site() -> str:
+    """Where the script called, as "train.py:12"."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        try:
+            shown = _files[file]
+        except KeyError:
+            shown = _files[file] = None if file.startswith(PACKAGES) else os.path.basename(file)
+        if shown is not None:
+            return f"{shown}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def one(
+    kind: str,
+    tensor: Any,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    in_place: bool = False,
+    pending: type[Pending] = Pending,
+    **options: Any,
+) -> Handle:
+    """Submits one operation. ValueError for what is wrong here; the other ranks learn it too."""
+    native = process_set.collectives or process_set.native()
+    if not isinstance(tensor, torch.Tensor):
+        refuse(process_set, kind, [name], f"the argument must be a tensor, got {type(tensor).__name__}")
+    try:
+        (operation,) = native.submit(
+            kind,
+            [tensor],
+            names=[f"{kind}.{name}" if name else ""],
+            in_place=in_place,
+            call_site=call_site(),
+            **options,
+        )
+    except CommError as error:
+        raise HorovodInternalError(str(error)) from error
+    return handle_of(pending(operation, tensor if in_place else None))
+
+
+def group(
+    kind: str,
+    tensors: Sequence[Any],
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    in_place: bool = False,
+    **options: Any,
+) -> Handle:
+    """Submits operations that complete or fail together."""
+    native = process_set.native()
+    tensors = list(tensors)
+    if not tensors:
+        raise ValueError(f"hvd.grouped_{kind}: needs at least one tensor, got an empty list")
+    names = group_names(kind, name, len(tensors))
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            reason = f"the arguments must be tensors, got {type(tensor).__name__}"
+            refuse(process_set, kind, names, reason)
+    try:
+        operations = native.submit(
+            kind,
+            tensors,
+            names=names,
+            in_place=in_place,
+            group=f"grouped_{kind}.{name}" if name else "",
+            call_site=call_site(),
+            **options,
+        )
+    except CommError as error:
+        raise HorovodInternalError(str(error)) from error
+    return handle_of(PendingGroup(operations, tensors if in_place else None))
+
+
+def group_names(kind: str, name: str | None, count: int) -> list[str]:
+    """Of the members of a group: "grouped_allreduce.<name>_1of3"; empty where the group has no name."""
+    if not name:
+        return [""] * count
+    return [f"grouped_{kind}.{name}_{index}of{count}" for index in range(1, count + 1)]
+
+
+def refuse(
+    process_set: ProcessSet,
+    kind: str,
+    names: Sequence[str | None],
+    reason: str,
+    error: type[Exception] = ValueError,
+) -> NoReturn:
+    """Raises, and lets the other ranks' operations fail, which would wait for this rank's otherwise.
+
+    ``names``: of a single operation as the user gave it, of a group's members as group_names() made them.
+    """
+    native, site = process_set.native(), call_site()
+    for name in names:
+        whole = name if not name or name.startswith("grouped_") else f"{kind}.{name}"
+        try:
+            native.refuse(kind, whole or "", reason, site)
+        except ValueError:  # an operation of that name is on its way, and goes its own way
+            continue
+        except CommError as ended:
+            raise HorovodInternalError(str(ended)) from ended
+    shown = f" {names[0]!r}" if names and names[0] else ""
+    raise error(f"hvd.{kind}{shown}: {reason}")

@@ -1,0 +1,177 @@
+# The flags of an elastic `gossamer run`, what they mean together, and how its end is reported. Decides nothing while
+# the workers run: driver.py does. Called by launch/run.py when one of the flags is given.
+"""``gossamer run --min-np M --max-np N``."""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from gossamer.errors import ConfigError
+from gossamer.launch import hosts as host_lists
+from gossamer.launch.elastic.board import Board
+from gossamer.launch.elastic.driver import Driver, Limits
+from gossamer.launch.elastic.process import LocalWorker, Program, Worker
+from gossamer.launch.elastic.remote import RemoteWorker
+from gossamer.launch.elastic.slots import Discovery, Slot, Slots
+from gossamer.launch.hosts import Host
+from gossamer.launch.outcome import Outcome
+from gossamer.launch.ssh import ssh_options
+
+WORKER = Path(__file__).parents[1] / "worker.py"
+FLAGS = (
+    "min_np",
+    "max_np",
+    "host_discovery_script",
+    "slots_per_host",
+    "elastic_timeout",
+    "reset_limit",
+    "blacklist_cooldown_range",
+)
+# What serves other runs: torchrun's for groups that its agents make, and files by rank, which change here.
+OTHERS = host_lists.OTHER_WAYS | {
+    "max_restarts": 0,
+    "run_path": False,
+    "output_filename": None,
+    "prefix_output_with_timestamp": False,
+}
+OTHERS.pop("nproc_per_node")
+LOCAL = "localhost"
+TIMEOUT_S = 600.0
+START_TIMEOUT_S = 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("elastic runs (any of these; the workers live on when one dies)")
+    group.add_argument("--min-np", type=int, metavar="M", help="wait for more while there are fewer workers")
+    group.add_argument("--max-np", type=int, metavar="N", help="never more workers; default: one a slot")
+    group.add_argument(
+        "--host-discovery-script", metavar="COMMAND", help="run each second; prints lines host:slots"
+    )
+    group.add_argument("--slots-per-host", type=int, metavar="S", help="of hosts that are printed without")
+    group.add_argument(
+        "--elastic-timeout", type=float, metavar="SECONDS", help="for a group to form; default: 600"
+    )
+    group.add_argument(
+        "--reset-limit", type=int, metavar="N", help="end when a group must form anew once more"
+    )
+    group.add_argument(
+        "--blacklist-cooldown-range",
+        type=float,
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="seconds until a slot whose worker died gets another, doubled each time; default: it gets none",
+    )
+
+
+def asked_for(args: argparse.Namespace) -> bool:
+    """Whether this run is elastic."""
+    return any(getattr(args, flag) is not None for flag in FLAGS)
+
+
+def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
+    """Runs the program elastically, until it ends.
+
+    Args:
+        args: of `gossamer run`.
+        arguments: of worker.py, which runs the script.
+
+    Raises:
+        ConfigError: flags that cannot work, a discovery script that fails at first, a host with other versions.
+        CommError: no group could be formed within the limits.
+    """
+    slots, limits = _plan(args)
+    with ExitStack() as stack:
+        if args.log_dir is None:
+            folder = tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
+            args.log_dir = stack.enter_context(folder)
+        env = {}
+        if "OMP_NUM_THREADS" not in os.environ:
+            env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // limits.first_size))
+        tee = "3" if (args.tee, args.redirects) == ("0", "0") else args.tee
+        command = [sys.executable, "-u", str(WORKER), *arguments]
+        program = Program(command, args.log_dir, env=env, tee=tee, redirects=args.redirects)
+        driver = Driver(_starter(args, program, slots), slots=slots, board=Board(), limits=limits)
+        try:
+            return driver.run()
+        except SignalException as error:
+            return Outcome(stopped_by=int(error.sigval))
+        except KeyboardInterrupt:
+            return Outcome(stopped_by=int(signal.SIGINT))
+
+
+def _starter(
+    args: argparse.Namespace, program: Program, slots: Slots
+) -> Callable[[int, Slot, Mapping[str, str]], Worker]:
+    """How a worker is started: here, or over ssh."""
+    from gossamer.launch import agent  # it imports run.py, which imports this
+
+    known: dict[str, bool] = {}
+
+    def is_local(host: str) -> bool:
+        if host not in known:
+            known[host] = Host(host, 1).is_local()
+        return known[host]
+
+    def begin(number: int, slot: Slot, env: Mapping[str, str]) -> Worker:
+        others = [each.host for each in slots.present() if not is_local(each.host)]
+        if others:
+            agent.choose_device(Host(others[0], 1).address)  # for the workers here
+        if is_local(slot.host):
+            return LocalWorker(program, number, slot, env=env)
+        timeout_s = int(os.environ.get("HOROVOD_START_TIMEOUT", START_TIMEOUT_S))
+        options = ssh_options(port=args.remote_port, identity=args.identity_file, timeout_s=timeout_s)
+        return RemoteWorker(program, number, slot, env=env, options=options, exported=args.exported)
+
+    return begin
+
+
+def _plan(args: argparse.Namespace) -> tuple[Slots, Limits]:
+    given = args.num_proc if args.nproc_per_node == "1" else args.nproc_per_node
+    for flag, usual in OTHERS.items():
+        if (value := getattr(args, flag)) not in (usual, "1"):
+            name = flag.replace("_", "-")
+            raise ConfigError(f"elastic: --{name} does not go with an elastic run, got {value!r}")
+    if given is not None and not str(given).isdigit():
+        raise ConfigError(f"elastic: -np must be a number in an elastic run, got {given!r}")
+    np = None if given is None else int(given)
+    listed = None
+    if args.hosts is not None or args.hostfile is not None:
+        listed = host_lists.chosen(argparse.Namespace(**vars(args) | {"num_proc": None}))
+    smallest = args.min_np if args.min_np is not None else np or 1
+    hosts: Discovery | dict[str, int]
+    if args.host_discovery_script is not None:
+        if listed is not None:
+            raise ConfigError(
+                f"elastic: --host-discovery-script excludes -H and --hostfile, got {args.host_discovery_script!r}"
+            )
+        hosts = Discovery(args.host_discovery_script, default_slots=args.slots_per_host)
+        slots = sum(hosts().values())
+    elif listed is not None:
+        hosts = {host.name: host.slots for host in listed}
+        slots = sum(hosts.values())
+    else:
+        count = args.max_np or np or smallest
+        hosts, slots = {LOCAL: count}, count
+    largest = args.max_np if args.max_np is not None else sys.maxsize  # hosts may come
+    first = np if np is not None else max(smallest, min(largest, slots))
+    if not 1 <= smallest <= first <= largest:
+        raise ConfigError(
+            f"elastic: needs 1 <= --min-np <= -np <= --max-np, got {smallest}, {first} and {args.max_np}"
+        )
+    cooldown = args.blacklist_cooldown_range
+    if cooldown is not None and not 0 <= cooldown[0] <= cooldown[1]:
+        raise ConfigError(f"elastic: --blacklist-cooldown-range needs 0 <= MIN <= MAX, got {cooldown}")
+    timeout_s = TIMEOUT_S if args.elastic_timeout is None else args.elastic_timeout
+    if not timeout_s > 0:
+        raise ConfigError(f"elastic: --elastic-timeout must be above 0 s, got {timeout_s:g}")
+    if args.reset_limit is not None and args.reset_limit < 0:
+        raise ConfigError(f"elastic: --reset-limit must be at least 0, got {args.reset_limit}")
+    limits = Limits(smallest, largest, first, timeout_s=timeout_s, resets=args.reset_limit)
+    return Slots(hosts, tuple(cooldown) if cooldown else None), limits

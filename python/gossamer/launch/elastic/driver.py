@@ -1,0 +1,253 @@
+# The driver of an elastic run: starts workers in free slots, sees them die, and forms groups. A group is formed when
+# every worker that is in the present one has left it (the board tells them to) and those that are new have arrived, so
+# that no group waits for a dead member or for a process that is still starting. Used by command.py.
+"""Who is in the group."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from gossamer.errors import CommError
+from gossamer.launch.elastic.board import Board, News
+from gossamer.launch.elastic.process import Worker
+from gossamer.launch.elastic.slots import Slot, Slots
+from gossamer.launch.outcome import Failure, Outcome, signal_name
+
+STEP_S = 0.05
+SILENT_S = 15.0  # before it says that it waits
+PATIENCE_S = 30.0  # for workers that were told to end
+
+
+@dataclass(frozen=True)
+class Limits:
+    """min_size, max_size: workers of a group. first_size: of the first group, unless it takes too long to come.
+    timeout_s: how long a group may take to form. resets: groups after the first; None: any number."""
+
+    min_size: int
+    max_size: int
+    first_size: int
+    timeout_s: float = 600.0
+    resets: int | None = None
+
+
+class Driver:
+    """Runs one program elastically.
+
+    Args:
+        start: starts a worker: its number, its slot, and variables for it.
+        slots: where.
+        board: how it and they talk.
+        limits: of the groups.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int, Slot, Mapping[str, str]], Worker],
+        *,
+        slots: Slots,
+        board: Board,
+        limits: Limits,
+    ) -> None:
+        self.start, self.slots, self.board, self.limits = start, slots, board, limits
+        self.epoch = 0
+        self.workers: dict[int, Worker] = {}  # that run
+        self.members: list[int] = []  # of the present group, by rank; those that have ended too
+        self.failures: list[Failure] = []  # of workers that ended by an error of their own, and took all down
+        self.finished: set[int] = set()  # have ended well, without having been told to
+        self._started = 0
+        self._told_to_go: set[int] = set()
+        self._waiting = False  # and the user knows it
+        self._unformed_since = time.monotonic()
+
+    def run(self) -> Outcome:
+        """Returns when a group has finished, or a worker has ended with an error of its own.
+
+        Raises:
+            CommError: no group could be formed within the limits.
+        """
+        try:
+            while self.step():
+                time.sleep(STEP_S)
+        finally:
+            self.end_all()
+        return Outcome(self.failures)
+
+    def step(self) -> bool:
+        """One look at everything; False once it is over. Raises as run() does."""
+        self._reap()
+        if self.failures:
+            return False
+        self._start_workers()
+        self._regroup()
+        self.board.tidy()
+        return not self._over()
+
+    def end_all(self) -> list[Failure]:
+        """Ends all workers; returns the failures that they report then."""
+        for worker in self.workers.values():
+            worker.end()
+        failures: list[Failure] = []
+        due = time.monotonic() + PATIENCE_S
+        for worker in self.workers.values():
+            while (outcome := worker.ended()) is False and time.monotonic() < due:
+                time.sleep(STEP_S)
+            if outcome is False:
+                worker.kill()
+            elif isinstance(outcome, Failure):
+                failures.append(self._by_rank(outcome))
+        self.workers.clear()
+        return failures
+
+    def _by_rank(self, failure: Failure) -> Failure:
+        """Reports are by rank; a worker that has none yet is named by its number."""
+        number = failure.rank
+        return replace(failure, rank=self.members.index(number)) if number in self.members else failure
+
+    def _over(self) -> bool:
+        """All members have ended, and one of them well. Who only waits to be taken in is not needed any more."""
+        awaited = self.members if self.epoch else self.workers  # a script need not form a group at all
+        return bool(self.finished) and not any(number in self.workers for number in awaited)
+
+    def _reap(self) -> None:
+        for number, worker in list(self.workers.items()):
+            outcome = worker.ended()
+            if outcome is False:
+                continue
+            del self.workers[number]
+            if isinstance(outcome, Failure) and outcome.exit_code > 0:
+                # The script has raised, or chosen its exit code: that would happen again.
+                self.failures = [self._by_rank(outcome), *self.end_all()]
+                return
+            if outcome is True or number in self._told_to_go:
+                self.finished |= {number} - self._told_to_go
+                continue
+            self.slots.fail(worker.slot)
+            if number in self.members:
+                self.board.declare_broken(self.epoch)
+            print(
+                f"gossamer run: worker {number} (slot {worker.slot.index} of {worker.slot.host}) {_how(outcome)}; "
+                f"{len(self.workers)} are left",
+                file=sys.stderr,
+            )
+
+    def _start_workers(self) -> None:
+        if self.finished:
+            return
+        taken = {worker.slot for worker in self.workers.values()}
+        for slot in self.slots.usable():
+            if slot in taken:
+                continue
+            if len(self.workers) >= self.limits.max_size:
+                return
+            number, self._started = self._started, self._started + 1
+            self.board.admit(number)
+            env = {
+                "GOSSAMER_ELASTIC_BOARD": self.board.endpoint,
+                "GOSSAMER_ELASTIC_WORKER": str(number),
+                "HOROVOD_ELASTIC": "1",
+                "HOROVOD_HOSTNAME": slot.host,
+            }
+            self.workers[number] = self.start(number, slot, env)
+
+    def _regroup(self) -> None:
+        """Forms a new group if there is a reason to and all that it needs have come; else sees to it that they do."""
+        news = self.board.news(list(self.workers))
+        present = set(self.slots.present())
+        removed = [number for number, worker in self.workers.items() if worker.slot not in present]
+        living = [number for number in self.members if number in self.workers]
+        left = [number for number in living if number in news and news[number].left == self.epoch]
+        new = [number for number in news if number not in self.members and number not in removed]
+        dead = len(living) + len(self.finished & set(self.members)) < len(self.members)
+        self._dismiss(removed)
+        if self.epoch and not (left or (dead and not self.finished)):
+            # A group that works: it goes on until its next commit.
+            self._unformed_since = time.monotonic()
+            if not self.finished and (new or set(removed) & set(living)):
+                self.board.announce_update(self.epoch, kind="added" if new else "removed")
+            return
+        if any(news[number].reason == "error" for number in left):
+            self.board.declare_broken(self.epoch)
+        members = [number for number in left if number not in removed] + sorted(new)
+        timeout_s = self.limits.timeout_s
+        late = time.monotonic() - self._unformed_since > timeout_s
+        most = self.slots.at_most() + len(self.finished)
+        needed: float = self.limits.first_size if not (self.epoch or late) else self.limits.min_size
+        needed = max(self.limits.min_size, min(needed, most))
+        if len(left) == len(living) and len(members) + len(self.finished) >= needed and members:
+            self._form(members, removed, news)
+        elif late or most < needed:
+            raise CommError(self._no_group(living, left, members))
+        elif not self._waiting and time.monotonic() - self._unformed_since > min(SILENT_S, timeout_s / 4):
+            self._waiting = True
+            print(
+                f"gossamer run: {len(members)} workers are ready; waits up to {timeout_s:g} s for {needed}",
+                file=sys.stderr,
+            )
+
+    def _form(self, members: list[int], removed: list[int], news: dict[int, News]) -> None:
+        resets = self.limits.resets
+        if resets is not None and self.epoch > resets:
+            raise CommError(
+                f"elastic: the group has been formed anew {resets} times, as --reset-limit allows, and "
+                f"would have to be again, with {len(members)} workers; find out why workers end or come so often"
+            )
+        self.epoch += 1
+        self.members = members
+        self._waiting = False
+        sync = not all(news[number].skip_sync for number in self.members)
+        slots = {number: self.workers[number].slot for number in self.members}
+        self.board.publish(self.epoch, seats=seats(slots), removed=removed, sync=sync)
+        self._told_to_go |= set(removed)
+        self._unformed_since = time.monotonic()
+
+    def _dismiss(self, removed: list[int]) -> None:
+        """Ends those whose slots are gone and that no group would miss."""
+        for number in set(removed) - set(self.members) - self._told_to_go:
+            self._told_to_go.add(number)
+            self.workers[number].end()
+
+    def _no_group(self, living: list[int], left: list[int], members: list[int]) -> str:
+        here = f"{len(self.workers)} workers are there, fewer than --min-np {self.limits.min_size}"
+        if self.slots.at_most() < self.limits.min_size:
+            return (
+                f"elastic: {here}, and no slot is left for another; give --blacklist-cooldown-range to use slots "
+                f"again whose workers have died, or --host-discovery-script"
+            )
+        begin = f"elastic: no group has formed within --elastic-timeout {self.limits.timeout_s:g} s: "
+        if stuck := sorted(set(living) - set(left)):
+            return begin + (
+                f"workers {stuck} have not come back from the group before, in which others have failed; "
+                f"they do something else than communicate"
+            )
+        return begin + f"{here}; {len(self.slots.usable())} of {len(self.slots.present())} slots are usable"
+
+
+def seats(slots: dict[int, Slot]) -> dict[int, dict[str, int]]:
+    """The places of workers, given in rank order with their slots.
+
+    A worker's local rank is its slot's number where it can be, so that a worker keeps its GPU, and no other gets it.
+    """
+    hosts = list(dict.fromkeys(slot.host for slot in slots.values()))
+    local: dict[int, int] = {}
+    for host in hosts:
+        here = {number: slot.index for number, slot in slots.items() if slot.host == host}
+        keeping = {number: index for number, index in here.items() if index < len(here)}
+        free = iter(sorted(set(range(len(here))) - set(keeping.values())))
+        local |= {number: keeping[number] if number in keeping else next(free) for number in here}
+    return {
+        number: {
+            "rank": rank,
+            "local_rank": local[number],
+            "local_size": sum(other.host == slot.host for other in slots.values()),
+            "node_rank": hosts.index(slot.host),
+        }
+        for rank, (number, slot) in enumerate(slots.items())
+    }
+
+
+def _how(failure: Failure) -> str:
+    """A failure without an exit code of its own."""
+    if failure.trace:
+        return f"has been lost: {failure.trace}"
+    return f"was killed by signal {-failure.exit_code} ({signal_name(-failure.exit_code)})"

@@ -1,0 +1,58 @@
+# The far end of remote.py, one process a worker: starts the worker on its host, says how it ended, and ends it when its
+# input ends, because it is told so, or because the driver or the network between is gone.
+"""The host's side of a worker of an elastic run that was started over ssh."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+
+import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from gossamer import __version__
+from gossamer.config import ELASTIC_VARIABLES
+from gossamer.launch import agent
+from gossamer.launch.elastic.process import LocalWorker, Program
+from gossamer.launch.elastic.slots import Slot
+from gossamer.launch.outcome import Failure
+
+STEP_S = 0.05
+LEAVE_S = 30.0  # for the worker to end when it is told to
+
+
+def main() -> None:
+    control = os.fdopen(os.dup(0), "rb")  # not inherited by the worker, who reads nothing
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    job = json.loads(control.readline() or sys.exit(1))
+    agent.say("ready", versions={"gossamer": __version__, "torch": torch.__version__})
+    host, _, port = os.environ[ELASTIC_VARIABLES[0]].rpartition(":")
+    # "client-address port server-address port": the driver as this host sees it.
+    seen = os.environ.get("SSH_CONNECTION", "").split()
+    host = seen[0] if len(seen) == 4 else host
+    os.environ[ELASTIC_VARIABLES[0]] = f"{host}:{port}"
+    agent.choose_device(host)
+    with contextlib.ExitStack() as stack:
+        folder = agent.scratch()
+        program = Program(job["command"], stack.enter_context(folder), tee=job["tee"])
+        worker = LocalWorker(program, job["number"], Slot(*job["slot"]), env={})
+        threading.Thread(target=agent.watch, args=(control, folder), daemon=True).start()
+        outcome = _await(worker)
+    agent.say("ended", failure=dataclasses.asdict(outcome) if isinstance(outcome, Failure) else None)
+
+
+def _await(worker: LocalWorker) -> bool | Failure:
+    try:
+        while (outcome := worker.ended()) is False:
+            time.sleep(STEP_S)
+    except SignalException:  # torch's, for the signal of agent.watch()
+        worker.end()
+        deadline = time.monotonic() + LEAVE_S
+        while (outcome := worker.ended()) is False and time.monotonic() < deadline:
+            time.sleep(STEP_S)
+        if outcome is False:
+            worker.kill()
+    return outcome

@@ -1,0 +1,85 @@
+# One worker of an elastic run on another host: the near end, over the ssh of launch/ssh.py. The far end is far.py,
+# which starts the process and says how it ended; it ends its worker when this end is gone. Used by command.py.
+"""A worker that is reached over ssh."""
+
+import os
+import queue
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from gossamer import __version__
+from gossamer.errors import ConfigError
+from gossamer.launch import ssh
+from gossamer.launch.elastic.process import Program
+from gossamer.launch.elastic.slots import Slot
+from gossamer.launch.hosts import Host
+from gossamer.launch.outcome import Failure
+
+FAR = ssh.AGENT.replace("gossamer.launch.agent", "gossamer.launch.elastic.far")
+
+
+class RemoteWorker:
+    """A worker on another host.
+
+    Args:
+        options: of ssh.
+        exported: names of variables that go along, as -x has them.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        number: int,
+        slot: Slot,
+        *,
+        env: Mapping[str, str],
+        options: Sequence[str],
+        exported: Sequence[str],
+    ) -> None:
+        self.number, self.slot = number, slot
+        self._events: queue.Queue[ssh.Event] = queue.Queue()
+        self._said: bool | Failure = False
+        self._agent = ssh.Agent(
+            Host(slot.host, 1), number, options=options, events=self._events, out=sys.stdout, err=sys.stderr
+        )
+        variables = dict(ssh.environment(exported)) | dict(program.env) | dict(env)
+        self._agent.send({"environment": variables, "directory": os.getcwd(), "agent": FAR})
+        self._agent.send(
+            {
+                "command": list(program.command),
+                "number": number,
+                "slot": [slot.host, slot.index],
+                "tee": program.tee,
+            }
+        )
+
+    def ended(self) -> bool | Failure:
+        while not self._events.empty():
+            event = self._events.get()
+            if event.kind == "ready":
+                own, there = {"gossamer": __version__, "torch": torch.__version__}, event.said["versions"]
+                if there != own:
+                    raise ConfigError(
+                        f"host {self.slot.host}: must have the same versions as here, {own}, got {there}"
+                    )
+            elif event.kind == "ended":
+                failure = event.said["failure"]
+                self._said = True if failure is None else Failure(**failure)
+            elif event.kind == "exit":
+                return self._said or self._lost(event.said)
+        return False
+
+    def end(self) -> None:
+        self._agent.end()
+
+    def kill(self) -> None:
+        self._agent.process.kill()
+
+    def _lost(self, code: int) -> Failure:
+        why = (
+            f"{self._agent.command[0]} ended with code {code}: {self._agent.last_words or 'it said nothing'}"
+        )
+        return Failure(self.number, -signal.SIGHUP, 0.0, why, told=False)

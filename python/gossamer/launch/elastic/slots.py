@@ -1,0 +1,143 @@
+# Where workers of an elastic run may be: hosts and their slots, from fixed hosts or from a script that is asked every
+# second; and which slots rest after a failure. Starts no worker and knows no group. Used by driver.py.
+"""Hosts and slots of an elastic run."""
+
+import math
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gossamer.errors import ConfigError
+
+ASK_S = 1.0  # between two runs of the discovery script
+SCRIPT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, order=True)
+class Slot:
+    """A place for one worker: on a host, counted from 0."""
+
+    host: str
+    index: int
+
+
+def parse_hosts(text: str, *, default_slots: int | None) -> dict[str, int]:
+    """Slots by host, in the order of the lines "host:slots", or "host" where `default_slots` is given.
+
+    Raises:
+        ConfigError: a line of another form, a number below 0, a host twice.
+    """
+    hosts: dict[str, int] = {}
+    for line in filter(None, (line.strip() for line in text.splitlines())):
+        host, colon, number = line.rpartition(":")
+        if not colon:
+            host, number = line, "" if default_slots is None else str(default_slots)
+        if not host or not number.isdigit() or host in hosts:
+            raise ConfigError(
+                f"host discovery: each line must be host:slots, each host once, or host alone with "
+                f"--slots-per-host, got {line!r}"
+            )
+        hosts[host] = int(number)
+    return hosts
+
+
+class Discovery:
+    """Runs a script each second, on a thread of its own, for lines "host:slots".
+
+    Args:
+        command: of the shell.
+        default_slots: of hosts whose line has no number.
+
+    Raises:
+        ConfigError: the first run of the script fails, or prints something else.
+    """
+
+    def __init__(self, command: str, *, default_slots: int | None) -> None:
+        self._command, self._default = command, default_slots
+        self._found = self._ask()
+        self._complaint = ""
+        threading.Thread(target=self._keep_asking, daemon=True).start()
+
+    def __call__(self) -> dict[str, int]:
+        """What the script has last said without an error."""
+        return self._found
+
+    def _ask(self) -> dict[str, int]:
+        try:
+            done = subprocess.run(
+                self._command,
+                shell=True,
+                capture_output=True,
+                text=True,
+                timeout=SCRIPT_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"host discovery: {self._command!r} has not ended in {SCRIPT_TIMEOUT_S:g} s"
+            ) from None
+        if done.returncode:
+            raise ConfigError(
+                f"host discovery: {self._command!r} ended with code {done.returncode}: {done.stderr.strip()}"
+            )
+        return parse_hosts(done.stdout, default_slots=self._default)
+
+    def _keep_asking(self) -> None:
+        while True:
+            time.sleep(ASK_S)
+            try:
+                self._found, self._complaint = self._ask(), ""
+            except ConfigError as error:
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    print(f"gossamer run: {error}; the hosts known before are kept", file=sys.stderr)
+
+
+class Slots:
+    """The slots that exist now, and those that rest after a failure.
+
+    Args:
+        hosts: the slots by host, in order of preference, or what returns them, called at every look.
+        cooldown_s: how long a slot rests after a failure: from the first at its first one, doubled at each further
+            one, up to the second. None: for good.
+        clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[str, int] | Callable[[], Mapping[str, int]],
+        cooldown_s: tuple[float, float] | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hosts, self._cooldown_s, self._clock = hosts, cooldown_s, clock
+        self._failures: dict[Slot, int] = {}
+        self._rests_until: dict[Slot, float] = {}
+
+    def present(self) -> list[Slot]:
+        """All slots, those that rest too."""
+        hosts = self._hosts() if callable(self._hosts) else self._hosts
+        return [Slot(host, index) for host, count in hosts.items() for index in range(count)]
+
+    def usable(self) -> list[Slot]:
+        """Those that do not rest."""
+        now = self._clock()
+        return [slot for slot in self.present() if self._rests_until.get(slot, 0.0) <= now]
+
+    def at_most(self) -> float:
+        """How many workers there can be from now on: any number if hosts may change or slots may be used again."""
+        return math.inf if callable(self._hosts) or self._cooldown_s is not None else len(self.usable())
+
+    def fail(self, slot: Slot) -> None:
+        """Its worker has died."""
+        self._failures[slot] = count = self._failures.get(slot, 0) + 1
+        rest = math.inf
+        if self._cooldown_s is not None:
+            low, high = self._cooldown_s
+            # Slots that failed together should not all come back together.
+            rest = min(high, low * 2.0 ** (count - 1) * random.uniform(1.0, 1.25))
+        self._rests_until[slot] = self._clock() + rest

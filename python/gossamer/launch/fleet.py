@@ -1,0 +1,258 @@
+# `gossamer run -H`: one agent on each host, started together, ended together. What a host is reached by is ssh.py's,
+# what it does agent.py's. Ranks are numbered in the order of the hosts. run.py calls it.
+"""Running workers on several hosts."""
+
+import argparse
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from gossamer import __version__
+from gossamer.errors import CommError, ConfigError
+from gossamer.launch import hosts as host_lists
+from gossamer.launch import ssh
+from gossamer.launch.hosts import Host
+from gossamer.launch.outcome import Outcome
+from gossamer.launch.output import splitting
+
+GRACE_S = 1.0  # after a failure, other hosts may still have to report the one that caused it
+LEAVE_S = 50.0  # for a host to end its workers
+START_TIMEOUT_S = 30
+
+
+class _Stopped(BaseException):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def run(args: argparse.Namespace, hosts: Sequence[Host]) -> Outcome:
+    """Runs the workers on the hosts, again after a failure if --max-restarts allows.
+
+    Raises:
+        ConfigError: hosts with other versions, devices that a host does not have.
+        CommError: a host that cannot be reached in time, or is lost.
+    """
+    size = sum(host.slots for host in hosts)
+    with splitting(args, size) as streams, _signals():
+        for attempt in range(args.max_restarts + 1):
+            fleet = _Fleet(args, hosts, streams, attempt=attempt)
+            try:
+                outcome = fleet.run()
+            except _Stopped as stop:
+                fleet.end()
+                return Outcome(stopped_by=stop.number)
+            finally:
+                fleet.end()
+            if not outcome.failures:
+                break
+    return outcome
+
+
+class _Fleet:
+    """The agents of one attempt."""
+
+    def __init__(
+        self, args: argparse.Namespace, hosts: Sequence[Host], streams: Any, *, attempt: int
+    ) -> None:
+        self.args, self.hosts, self.attempt = args, hosts, attempt
+        self.events: queue.Queue[ssh.Event] = queue.Queue()
+        self.agents: list[ssh.Agent] = []
+        self.streams = streams
+        self.start_timeout = _start_timeout(args)
+
+    def run(self) -> Outcome:
+        names = host_lists.interfaces(self.args)
+        options = ssh.ssh_options(
+            port=self.args.remote_port, identity=self.args.identity_file, timeout_s=self.start_timeout
+        )
+        out, err = self.streams
+        deadline = time.monotonic() + self.start_timeout
+        for index, host in enumerate(self.hosts):
+            try:
+                agent = ssh.Agent(host, index, options=options, events=self.events, out=out, err=err)
+            except FileNotFoundError as error:
+                raise ConfigError(
+                    f"host {host.name}: needs the program {error.filename}; install it"
+                ) from error
+            self.agents.append(agent)
+            variables = ssh.environment(self.args.exported)
+            agent.send({"environment": variables, "directory": os.getcwd(), "agent": ssh.AGENT})
+            files = ssh.pack(self.args.payload, "call")
+            agent.send({"args": self._settings(index), "interfaces": names, "files": files})
+            self._tell(index)
+        self._go(self._await_ready(deadline))
+        return self._await_end()
+
+    def end(self) -> None:
+        """Ends all agents and waits for them; a second signal kills them."""
+        try:
+            for agent in self.agents:
+                agent.end()
+            deadline = time.monotonic() + LEAVE_S
+            while any(agent.process.poll() is None for agent in self.agents) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        except _Stopped:
+            pass  # a second signal: at once
+        finally:
+            for agent in self.agents:
+                if agent.process.poll() is None:
+                    agent.process.kill()
+            self.agents.clear()
+
+    def _settings(self, index: int) -> dict[str, Any]:
+        """The arguments of the run, for the agent of one host."""
+        plain = {name: value for name, value in vars(self.args).items() if _is_plain(value)}
+        host = self.hosts[index]
+        return plain | {
+            "nnodes": str(len(self.hosts)),
+            "node_rank": index,
+            "nproc_per_node": str(host.slots),
+            "slots": [each.slots for each in self.hosts],
+            "host_name": host.name,
+            "attempt": self.attempt,
+            "max_restarts": 0,  # run() does that, since torch's static rendezvous does not
+            "rdzv_backend": "static",
+            "rdzv_conf": self.args.rdzv_conf or f"timeout={self.start_timeout}",
+            "rdzv_id": uuid.uuid5(uuid.NAMESPACE_OID, f"{os.getpid()} {id(self)}").hex,
+        }
+
+    def _tell(self, index: int) -> None:
+        if self.args.verbose:
+            first = sum(host.slots for host in self.hosts[:index])
+            agent = self.agents[index]
+            ranks = f"{first}-{first + agent.host.slots - 1}" if agent.host.slots > 1 else str(first)
+            how = (
+                " ".join(agent.command[: agent.command.index(agent.host.name) + 1])
+                if agent.command[0] == "ssh"
+                else "here"
+            )
+            print(f"gossamer run: host {agent.host.name}: rank {ranks} ({how})", file=sys.stderr, flush=True)
+
+    def _await_ready(self, deadline: float) -> list[dict[str, Any]]:
+        ready: list[dict[str, Any]] = [{} for _ in self.agents]
+        while not all(ready):
+            try:
+                event = self.events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                late = ", ".join(
+                    agent.host.name for agent, said in zip(self.agents, ready, strict=True) if not said
+                )
+                raise CommError(
+                    f"host {late}: not ready after {self.start_timeout} s; see whether ssh reaches it, or set a "
+                    "longer --start-timeout"
+                ) from None
+            if event.kind == "ready":
+                self._check(self.agents[event.host], event.said)
+                ready[event.host] = event.said
+            elif event.kind == "exit":
+                agent = self.agents[event.host]
+                raise CommError(
+                    f"host {agent.host.name}: {agent.command[0]} ended with code {event.said} before the workers were "
+                    f"started: {agent.last_words or 'it said nothing'}"
+                )
+        return ready
+
+    def _check(self, agent: ssh.Agent, said: dict[str, Any]) -> None:
+        own = {"gossamer": __version__, "torch": torch.__version__}
+        if said["versions"] != own:
+            raise ConfigError(
+                f"host {agent.host.name}: must have the same versions as here, {own}, got {said['versions']}"
+            )
+        if said["missing"]:
+            raise ConfigError(f"host {agent.host.name}: has no network device {', '.join(said['missing'])}")
+
+    def _go(self, ready: Sequence[dict[str, Any]]) -> None:
+        """Tells all where the first host is."""
+        first, given = ready[0], self.args.master_addr
+        others = [said["client"] for said in ready if said["client"]]
+        here = others[0] if others else "127.0.0.1"  # this machine as the others see it
+        found = (
+            first["address"]
+            or first["server"]
+            or (here if self.hosts[0].is_local() else self.hosts[0].address)
+        )
+        address = found if given == "127.0.0.1" else given
+        port = self.args.master_port or first["port"]
+        for agent in self.agents:
+            agent.send({"master_addr": address, "master_port": port})
+
+    def _await_end(self) -> Outcome:
+        """Until all have ended, or shortly after the first that failed."""
+        outcome, said = Outcome(), set()
+        left, lost, deadline = set(range(len(self.agents))), "", None
+        while left:
+            try:
+                event = self.events.get(
+                    timeout=None if deadline is None else max(0.0, deadline - time.monotonic())
+                )
+            except queue.Empty:
+                break
+            agent = self.agents[event.host]
+            if event.kind == "broken":
+                raise _Stopped(signal.SIGPIPE)
+            if event.kind == "ended":
+                said.add(event.host)
+                ssh.unpack(event.said["files"], self.args.payload)
+                ended = Outcome.from_json(event.said)
+                outcome.failures += ended.failures
+                if ended.stopped_by and not ended.failures:
+                    lost = (
+                        lost or f"host {agent.host.name}: its agent was stopped by signal {ended.stopped_by}"
+                    )
+                deadline = deadline or (
+                    time.monotonic() + GRACE_S if ended.failures or ended.stopped_by else None
+                )
+            elif event.kind == "exit":
+                left.discard(event.host)
+                if event.host not in said:
+                    words = agent.last_words or "it said nothing"
+                    lost = (
+                        lost
+                        or f"host {agent.host.name} is lost: {agent.command[0]} ended with code {event.said}: {words}"
+                    )
+                    deadline = deadline or time.monotonic() + GRACE_S
+        if lost and outcome.failures:
+            print(f"gossamer run: {lost}", file=sys.stderr)
+        elif lost:
+            raise CommError(lost)
+        return outcome
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP stop the run, so that no host is left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise _Stopped(number)
+
+    kept = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _start_timeout(args: argparse.Namespace) -> int:
+    text = os.environ.get("HOROVOD_START_TIMEOUT", str(START_TIMEOUT_S))  # where --start-timeout has put it
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(
+            f"--start-timeout and HOROVOD_START_TIMEOUT must be at least 1 second, got {text!r}"
+        )
+    return int(text)
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (str, int, float, bool, list))

@@ -1,0 +1,229 @@
+# horovodrun's flags in `gossamer run`: those that set a HOROVOD_* variable of the workers, those that are refused with
+# a reason, and the file that may hold them all. What the variables do is decided by gossamer/horovod in the workers;
+# -H and ssh are in hosts.py, elastic flags elsewhere. run.py calls it.
+"""horovodrun's flags for the workers' settings."""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import torch.distributed as dist
+
+from gossamer import __version__
+from gossamer.errors import ConfigError
+from gossamer.horovod.common.environment import WITHOUT_EFFECT
+
+
+class Knob(NamedTuple):
+    """A flag, --like-this for like_this, and the variable that it sets."""
+
+    dest: str
+    variable: str
+    kind: type
+    summary: str = ""  # where it has an effect
+    scale: int = 1
+    inverted: bool = False
+
+
+KNOBS = (
+    Knob(
+        "fusion_threshold_mb",
+        "HOROVOD_FUSION_THRESHOLD",
+        int,
+        "fuse up to this many MiB; 0: never",
+        scale=1 << 20,
+    ),
+    Knob("cycle_time_ms", "HOROVOD_CYCLE_TIME", float),
+    Knob(
+        "cache_capacity", "HOROVOD_CACHE_CAPACITY", int, "operations whose agreement is remembered; 0: none"
+    ),
+    Knob("hierarchical_allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE", bool),
+    Knob("hierarchical_allgather", "HOROVOD_HIERARCHICAL_ALLGATHER", bool),
+    Knob("torus_allreduce", "HOROVOD_TORUS_ALLREDUCE", bool),
+    Knob("autotune", "HOROVOD_AUTOTUNE", bool),
+    Knob("autotune_log_file", "HOROVOD_AUTOTUNE_LOG", str),
+    Knob("autotune_warmup_samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int),
+    Knob("autotune_steps_per_sample", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", int),
+    Knob("autotune_bayes_opt_max_samples", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", int),
+    Knob("autotune_gaussian_process_noise", "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", float),
+    Knob("timeline_filename", "HOROVOD_TIMELINE", str, "rank 0 writes a Chrome trace there"),
+    Knob("timeline_mark_cycles", "HOROVOD_TIMELINE_MARK_CYCLES", bool, "with a mark at each cycle"),
+    Knob("stall_check", "HOROVOD_STALL_CHECK_DISABLE", bool, "warn of operations that wait", inverted=True),
+    Knob("stall_check_warning_time_seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS", int, "warn after"),
+    Knob(
+        "stall_check_shutdown_time_seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", int, "end after; 0: never"
+    ),
+    Knob("mpi_threads_disable", "HOROVOD_MPI_THREADS_DISABLE", bool),
+    Knob("num_nccl_streams", "HOROVOD_NUM_NCCL_STREAMS", int),
+    Knob("thread_affinity", "HOROVOD_THREAD_AFFINITY", str),
+    Knob("gloo_timeout_seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", int, "of one operation"),
+    Knob("start_timeout", "HOROVOD_START_TIMEOUT", int, "seconds until all hosts must be ready; 30"),
+    Knob("log_level", "HOROVOD_LOG_LEVEL", str, "trace, debug, info, warning, error or fatal"),
+    Knob("log_with_timestamp", "HOROVOD_LOG_HIDE_TIME", bool, inverted=True),
+)
+# Sections of horovodrun's configuration file, and what their keys are called as flags.
+SECTIONS = {
+    "params": "",
+    "autotune": "autotune_",
+    "timeline": "timeline_",
+    "stall_check": "stall_check_",
+    "library_options": "",
+    "logging": "log_",
+}
+TOP = (
+    "num_proc",
+    "hosts",
+    "hostfile",
+    "remote_port",
+    "identity_file",
+    "output_filename",
+    "verbose",
+    "as_horovod",
+)
+SPELLED = {"np": "num_proc", "ssh_port": "remote_port", "ssh_identity_file": "identity_file"}
+MPI = "start the script with `mpirun -np N python train.py` instead; gs.init() and hvd.init() know it"
+REFUSED = {
+    "mpi": MPI,
+    "mpi_args": MPI,
+    "jsrun": "start the script with `srun` or `mpirun`; jsrun is not known",
+    "binding_args": "use --numa-binding, which torch's agent understands",
+}
+
+
+class _CheckBuild(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(check_build())
+        parser.exit()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags. Those that are not given are None."""
+    group = parser.add_argument_group("horovodrun's settings; each sets a HOROVOD_* variable of the workers")
+    for knob in KNOBS:
+        flag = f"--{knob.dest.replace('_', '-')}"
+        idle = WITHOUT_EFFECT.get(knob.variable)
+        text = f"no effect: {idle}" if idle else f"{knob.summary} ({knob.variable})"
+        if knob.kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            group.add_argument(flag, type=knob.kind, metavar="X", help=text)
+    group.add_argument("--log-without-timestamp", dest="log_with_timestamp", action="store_false", default=None,
+                       help="same as --no-log-with-timestamp")  # fmt: skip
+    group.add_argument("--config-file", metavar="YAML", help="these flags in a file; the command line wins")
+    other = parser.add_argument_group("other flags of horovodrun")
+    other.add_argument("-cb", "--check-build", action=_CheckBuild, nargs=0, help="what this build can do")
+    other.add_argument("-v", "--version", action="version", version=f"gossamer {__version__}")
+    other.add_argument(
+        "--gloo", action="store_true", help="is always so: torch's own agents start the workers"
+    )
+    other.add_argument("--disable-cache", action="store_true", help="is always so: each start asks all hosts")
+    other.add_argument("--tcp", action="store_true", help="no InfiniBand for NCCL (NCCL_IB_DISABLE=1)")
+    for dest, instead in REFUSED.items():
+        flag = f"--{dest.replace('_', '-')}"
+        if dest.endswith("_args"):
+            other.add_argument(flag, metavar="ARGS", help=f"refused: {instead}")
+        else:
+            other.add_argument(flag, action="store_true", default=None, help=f"refused: {instead}")
+
+
+def apply(args: argparse.Namespace) -> None:
+    """Puts the flags into the environment, which the workers inherit.
+
+    Raises:
+        ConfigError: a flag that has no meaning here, a value out of its range, a configuration file that is not right.
+    """
+    for dest, instead in REFUSED.items():
+        if getattr(args, dest) is not None:
+            raise ConfigError(f"--{dest.replace('_', '-')} is not supported; {instead}")
+    if args.config_file is not None:
+        _fill_in(args, _read(args.config_file), args.config_file)
+    for knob in KNOBS:
+        if (value := getattr(args, knob.dest)) is not None:
+            os.environ[knob.variable] = _text(knob, value)
+            if idle := WITHOUT_EFFECT.get(knob.variable):
+                print(f"gossamer run: no effect: --{knob.dest.replace('_', '-')}: {idle}", file=sys.stderr)
+    if args.tcp:
+        os.environ["NCCL_IB_DISABLE"] = "1"
+
+
+def _text(knob: Knob, value: Any) -> str:
+    if knob.kind is bool:
+        return str(int(bool(value) != knob.inverted))
+    if knob.kind is str:
+        return str(value)
+    if not value >= 0:
+        raise ConfigError(f"--{knob.dest.replace('_', '-')} must be at least 0, got {value}")
+    return str(value * knob.scale)
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigError(f"--config-file needs PyYAML ({error}); run `pip install pyyaml`") from error
+    try:
+        with open(path) as file:
+            content = yaml.safe_load(file)
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config-file {path}: {error}") from error
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"--config-file {path} must hold keys and values, got {type(content).__name__}")
+    return content
+
+
+def _fill_in(args: argparse.Namespace, content: Mapping[str, Any], path: str) -> None:
+    kinds: dict[str, type] = {knob.dest: knob.kind for knob in KNOBS} | dict.fromkeys(TOP, str)
+    kinds |= {"num_proc": int, "remote_port": int, "verbose": bool, "as_horovod": bool}
+    for key, value in content.items():
+        section = str(key).replace("-", "_")
+        if section == "controller":
+            if str(value).lower() != "gloo":
+                raise ConfigError(f"--config-file {path}: controller must be gloo, got {value!r}; {MPI}")
+            continue
+        values = {section: value}
+        if isinstance(value, Mapping) and section in SECTIONS:
+            values = {_flag(section, str(inner)): item for inner, item in value.items()}
+        for name, item in values.items():
+            dest = SPELLED.get(name, name)
+            if dest not in kinds:
+                raise ConfigError(
+                    f"--config-file {path}: {key}: {name} is not known; the known are {', '.join(kinds)}"
+                )
+            if getattr(args, dest) in (None, False) and item is not None:
+                setattr(args, dest, _converted(item, kinds[dest], f"--config-file {path}: {name}"))
+
+
+def _flag(section: str, key: str) -> str:
+    key = key.replace("-", "_")
+    return section if key == "enabled" else SECTIONS[section] + key
+
+
+def _converted(item: Any, kind: type, where: str) -> Any:
+    if kind is bool:
+        if not isinstance(item, bool):
+            raise ConfigError(f"{where} must be true or false, got {item!r}")
+        return item
+    try:
+        return kind(item)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where} must be of type {kind.__name__}, got {item!r}") from None
+
+
+def check_build() -> str:
+    """What horovodrun --check-build shows, for this build."""
+    gossamer, nccl, mpi = (
+        _mark(available) for available in (True, dist.is_nccl_available(), dist.is_mpi_available())
+    )
+    return (
+        f"gossamer {__version__}\n\n"
+        f"Frameworks:\n    [X] PyTorch\n    [ ] TensorFlow\n    [ ] MXNet\n\n"
+        f"Controllers:\n    [X] Gloo\n    [ ] MPI (mpirun may start the workers)\n\n"
+        f"Backends:\n    {gossamer} gossamer\n    {_mark(dist.is_gloo_available())} Gloo\n"
+        f"    {nccl} NCCL\n    {mpi} MPI\n    [ ] DDL\n    [ ] CCL"
+    )
+
+
+def _mark(available: bool) -> str:
+    return "[X]" if available else "[ ]"

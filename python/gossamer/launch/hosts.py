@@ -1,0 +1,178 @@
+# The hosts of `gossamer run -H`: parsed, filled with workers, and asked whether they are this machine. What runs on
+# them is fleet.py's, how they are reached ssh.py's. run.py calls it.
+"""Hosts and slots."""
+
+import argparse
+import os
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gossamer.errors import ConfigError
+
+# Torchrun's, which say by another way where workers are.
+OTHER_WAYS = {
+    "nnodes": "1:1",
+    "nproc_per_node": "1",
+    "rdzv_backend": "static",
+    "rdzv_endpoint": "",
+    "node_rank": 0,
+    "standalone": False,
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine as the user called it, and how many workers it gets."""
+
+    name: str
+    slots: int
+
+    @property
+    def address(self) -> str:
+        """The name without a user."""
+        return self.name.rpartition("@")[2]
+
+    def is_local(self) -> bool:
+        """Whether an address of this host is one of this machine."""
+        if self.address in ("localhost", socket.gethostname()):
+            return True
+        try:
+            found = socket.getaddrinfo(self.address, None, type=socket.SOCK_DGRAM)
+        except OSError:
+            return False  # a name that only ssh's own configuration knows
+        return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several hosts, reached over ssh")
+    group.add_argument(
+        "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many workers each may have"
+    )
+    group.add_argument(
+        "-hostfile", "--hostfile", metavar="FILE", help="the same, a line each: HOST slots=SLOTS"
+    )
+    group.add_argument(
+        "-p", "--ssh-port", dest="remote_port", type=int, metavar="PORT", help="of ssh, on all hosts"
+    )
+    group.add_argument(
+        "-i", "--ssh-identity-file", dest="identity_file", metavar="FILE", help="private key for ssh"
+    )
+    group.add_argument("--network-interfaces", "--network-interface", "--nics", dest="interfaces", action="append",
+                       metavar="NAME,...", help="devices that workers talk through")  # fmt: skip
+    group.add_argument("-x", dest="exported", action="append", default=[], metavar="NAME[=VALUE]",
+                       help="an environment variable for all workers; may be given several times")  # fmt: skip
+    group.add_argument(
+        "--output-filename", metavar="FOLDER", help="write FOLDER/rank.N/stdout and stderr too"
+    )
+    group.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
+                       help="put the time before each line of output")  # fmt: skip
+    group.add_argument("--verbose", action="store_true", help="say what is started where")
+
+
+def chosen(args: argparse.Namespace) -> list[Host] | None:
+    """The hosts that get workers, with as many as they get; None if the user named none.
+
+    Raises:
+        ConfigError: hosts given twice or not in the form HOST:SLOTS, more workers than slots, torchrun's own options
+            for several hosts besides.
+    """
+    if args.hosts is None and args.hostfile is None:
+        return None
+    if args.hosts is not None and args.hostfile is not None:
+        raise ConfigError(f"-H and --hostfile exclude each other, got {args.hosts!r} and {args.hostfile!r}")
+    for name, usual in OTHER_WAYS.items():
+        if (value := getattr(args, name)) not in (usual, "1"):
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"-H and --hostfile do not go with --{flag}, got {value!r}; -np is the number of workers on all hosts"
+            )
+    found = parse_hosts(args.hosts) if args.hosts is not None else read_hostfile(args.hostfile)
+    return fill(found, args.num_proc)
+
+
+def export(args: argparse.Namespace) -> None:
+    """Puts what -x and --network-interfaces say into the environment, which the workers inherit.
+
+    Raises:
+        ConfigError: -x without a name, or of a variable that is not set.
+    """
+    for entry in args.exported:
+        name, given, value = entry.partition("=")
+        if not name or (not given and name not in os.environ):
+            raise ConfigError(f"-x needs NAME=VALUE, or the name of a variable that is set, got {entry!r}")
+        if given:
+            os.environ[name] = value
+    if names := interfaces(args):
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ[variable] = ",".join(names)
+        os.environ["HOROVOD_GLOO_IFACE"] = names[0]
+
+
+def interfaces(args: argparse.Namespace) -> list[str]:
+    """Names of network devices, as --network-interfaces gave them."""
+    return [name for given in args.interfaces or [] for name in given.split(",") if name]
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """``"a:2,user@b:1"``; without a number, one slot."""
+    return _distinct([_host(entry.strip(), "-H") for entry in text.split(",") if entry.strip()], "-H")
+
+
+def read_hostfile(path: str) -> list[Host]:
+    """Lines of ``HOST slots=N`` or ``HOST:N``; empty ones and those after # are left out."""
+    try:
+        with open(path) as file:
+            lines = [line.partition("#")[0].strip() for line in file]
+    except OSError as error:
+        raise ConfigError(f"--hostfile {path}: {error.strerror}") from error
+    where = f"--hostfile {path}"
+    entries = [re.sub(r"\s+slots\s*=\s*", ":", line) for line in lines if line]
+    return _distinct([_host(entry, where) for entry in entries], where)
+
+
+def fill(hosts: Sequence[Host], wanted: str | int | None) -> list[Host]:
+    """The first hosts, with ``wanted`` workers among them; None: as many as there are slots."""
+    total = sum(host.slots for host in hosts)
+    listing = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+    try:
+        left = total if wanted is None else int(wanted)
+    except ValueError:
+        left = 0
+    if not 1 <= left <= total:
+        raise ConfigError(f"-np must be from 1 to the {total} slots of {listing}, got {wanted}")
+    filled = []
+    for host in hosts:
+        if take := min(host.slots, left):
+            filled.append(Host(host.name, take))
+            left -= take
+    return filled
+
+
+def _host(entry: str, where: str) -> Host:
+    match = re.fullmatch(r"((?:[^\s:@\[\]]+@)?(?:[^\s:@\[\]]+|\[[0-9a-fA-F:.%]+\]))(?::(\d+))?", entry)
+    # A name that begins with a dash would be an option of ssh.
+    if match is None or entry.startswith("-"):
+        raise ConfigError(f"{where}: a host is written HOST:SLOTS, got {entry!r}")
+    return Host(match[1].replace("[", "").replace("]", ""), int(match[2] or 1))
+
+
+def _distinct(hosts: list[Host], where: str) -> list[Host]:
+    names = [host.name for host in hosts]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"{where}: a host is named once, with all its slots; got {', '.join(twice)} several times"
+        )
+    if not hosts:
+        raise ConfigError(f"{where} names no host")
+    return hosts
+
+
+def _can_bind(family: int, address: tuple) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,117 @@
+# How a run of workers ended: which failed, when and of what, and what `gossamer run` prints about it. Made by run.py
+# and elastic/ from torch's error where the workers are, sent over ssh, printed where the user is.
+"""The outcome of a run."""
+
+import math
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+NOTICE_S = 5  # a killed worker may be noticed this much later than the errors it causes
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One worker that failed."""
+
+    rank: int
+    exit_code: int  # below 0: the signal that killed it
+    at_ns: float
+    trace: str  # of its exception; empty where it left none
+    told: bool  # whether it said itself why it ended
+
+
+@dataclass
+class Outcome:
+    """All zero: every worker ended well."""
+
+    failures: list[Failure] = field(default_factory=list)
+    stopped_by: int = 0  # the signal that ended it all
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> "Outcome":
+        return Outcome([Failure(**failure) for failure in values["failures"]], values["stopped_by"])
+
+
+def failed(error: ChildFailedError) -> Outcome:
+    """What torch's agent says of the workers that failed."""
+    return Outcome([failure_of(rank, failure) for rank, failure in error.failures.items()])
+
+
+def failure_of(rank: int, failure: ProcessFailure) -> Failure:
+    """One of those."""
+    extra = _extra(failure)
+    trace = str(extra.get("py_callstack") or "").rstrip()
+    return Failure(rank, failure.exitcode, _failed_at_ns(failure), trace, bool(extra))
+
+
+def report(outcome: Outcome) -> int:
+    """Prints the root cause last on stderr, and returns the exit code of `gossamer run`."""
+    if outcome.failures:
+        print(f"gossamer run: {describe(outcome.failures)}", file=sys.stderr)
+        first = first_failure(outcome.failures)
+        if first.trace:
+            print(first.trace, file=sys.stderr)
+        return _exit_code(first)
+    if outcome.stopped_by:
+        name = signal.Signals(outcome.stopped_by).name
+        print(f"gossamer run: stopped by {name}; all workers ended", file=sys.stderr)
+        return 128 + outcome.stopped_by
+    return 0
+
+
+def first_failure(failures: Sequence[Failure]) -> Failure:
+    return min(failures, key=lambda failure: failure.at_ns)
+
+
+def describe(failures: Sequence[Failure]) -> str:
+    """Which worker failed first, of what, and which ended because of it."""
+    first = first_failure(failures)
+    others = ", ".join(str(rank) for rank in sorted(other.rank for other in failures) if rank != first.rank)
+    if _was_killed(first):
+        what = f"was killed by signal {-first.exit_code} ({signal_name(-first.exit_code)})"
+    else:
+        what = f"failed with exit code {_exit_code(first)}"
+    also = f" (then rank {others} ended too)" if others else ""
+    return f"rank {first.rank} {what}{also}"
+
+
+def _was_killed(failure: Failure) -> bool:
+    # An exception is reported as such even if the agent's own SIGTERM came before the exit.
+    return failure.exit_code < 0 and not failure.told
+
+
+def _exit_code(failure: Failure) -> int:
+    if _was_killed(failure):
+        return 128 - failure.exit_code
+    return failure.exit_code if failure.exit_code > 0 else 1
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _failed_at_ns(failure: ProcessFailure) -> float:
+    """When a worker failed, for finding the first. torch's own times are whole seconds."""
+    if "time_ns" in (extra := _extra(failure)):
+        return int(extra["time_ns"])
+    if failure.exitcode == -signal.SIGTERM:
+        return math.inf  # how the agent ends the others
+    # Died without a word; the agent saw it only after peers had lost the connection and said so.
+    return (failure.timestamp - NOTICE_S) * 1e9
+
+
+def _extra(failure: ProcessFailure) -> dict[str, Any]:
+    message = failure.error_file_data.get("message")
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    return extra if isinstance(extra, dict) else {}

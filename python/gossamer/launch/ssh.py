@@ -1,0 +1,137 @@
+# How the agent of one host is started: over the system's ssh, or without it on this machine; and what is said to it.
+# All that varies goes through its standard input as JSON, so nothing is quoted for a shell or seen in a list of
+# processes, and the end of that input, for whatever reason, ends the host. Used by fleet.py; the other end is agent.py.
+"""Starting and steering the agent of a host."""
+
+import base64
+import contextlib
+import json
+import os
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TextIO
+
+from gossamer.launch.hosts import Host
+
+# Variables that go along to other hosts, beside those of -x.
+PREFIXES = ("HOROVOD_", "GOSSAMER_", "BAGUA_", "NCCL_", "GLOO_", "TORCH_", "OMP_", "PYTHON")
+NAMES = ("LD_LIBRARY_PATH", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "PYTHON_EXEC")
+MARK = "\x1e"  # before what the agent itself says, among the output of its workers
+ALIVE_S = 5  # a host that is silent for six times this long is lost
+# The environment must be there before Python starts, so this Python reads it and becomes another one.
+AGENT = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from gossamer.launch.agent import main; main()"
+BOOTSTRAP = (
+    "import json, os, sys; job = json.loads(open(0, 'rb', 0, closefd=False).readline()); "
+    "os.environ.update(job['environment']); os.chdir(job['directory']); "
+    "os.execv(sys.executable, [sys.executable, '-u', '-c', job['agent']])"
+)
+
+
+class Event(NamedTuple):
+    """Something that a host's agent did: "ready" or "ended", with what it said, or "exit", with its exit code."""
+
+    kind: str
+    host: int
+    said: Any
+
+
+def ssh_options(*, port: int | None, identity: str | None, timeout_s: int) -> list[str]:
+    """Never asks for a password, and notices a host that is gone."""
+    settings = {
+        "BatchMode": "yes",
+        "ConnectTimeout": timeout_s,
+        "ServerAliveInterval": ALIVE_S,
+        "ServerAliveCountMax": 6,
+    }
+    options = ["-T", *(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))]
+    options += ["-p", str(port)] if port is not None else []
+    return options + (["-i", identity] if identity is not None else [])
+
+
+def environment(exported: Sequence[str]) -> dict[str, str]:
+    """What a host's agent gets of this process's variables; ``exported`` as -x has them."""
+    names = {entry.partition("=")[0] for entry in exported} | set(NAMES)
+    return {name: value for name, value in os.environ.items() if name in names or name.startswith(PREFIXES)}
+
+
+def pack(folder: str | None, pattern: str) -> dict[str, str]:
+    """Files of a folder, as JSON can hold them."""
+    paths = Path(folder).glob(pattern) if folder is not None else []
+    return {path.name: base64.b64encode(path.read_bytes()).decode() for path in paths}
+
+
+def unpack(files: Mapping[str, str], folder: str) -> None:
+    for name, content in files.items():
+        (Path(folder) / Path(name).name).write_bytes(base64.b64decode(content))
+
+
+class Agent:
+    """A running agent. What it does is put into ``events``; what its workers print goes to ``out`` and ``err``."""
+
+    def __init__(
+        self,
+        host: Host,
+        index: int,
+        *,
+        options: Sequence[str],
+        events: "queue.Queue[Event]",
+        out: TextIO,
+        err: TextIO,
+    ) -> None:
+        self.host, self.index, self.last_words = host, index, ""
+        self.command = [sys.executable, "-c", BOOTSTRAP]
+        if not host.is_local():
+            self.command = ["ssh", *options, host.name, shlex.join(self.command)]
+        self._events, self._ready = events, False
+        pipe = subprocess.PIPE
+        # A session of its own: Ctrl-C is for us alone, who tell it.
+        self.process = subprocess.Popen(
+            self.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        readers = [threading.Thread(target=self._read, args=(self.process.stdout, out), daemon=True)]
+        readers.append(threading.Thread(target=self._read, args=(self.process.stderr, err), daemon=True))
+        for reader in readers:
+            reader.start()
+        threading.Thread(target=self._wait, args=(readers,), daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """One line of JSON. That the agent is gone already is told by its event."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def end(self) -> None:
+        """Tells the agent to end its workers and itself, by the end of its input."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def _read(self, source: IO[bytes], sink: TextIO) -> None:
+        for raw in source:
+            line = raw.decode(errors="replace")
+            output, mark, said = line.partition(MARK)
+            if output.strip():
+                self.last_words = output.strip()
+                try:
+                    sink.write(output if self._ready else f"{self.host.name}: {output}")
+                    sink.flush()
+                except OSError:  # nobody reads what the workers print
+                    self._events.put(Event("broken", self.index, None))
+            if mark:
+                message = json.loads(said)
+                self._ready = True
+                self._events.put(Event(message.pop("kind"), self.index, message))
+
+    def _wait(self, readers: Sequence[threading.Thread]) -> None:
+        code = self.process.wait()
+        for reader in readers:
+            reader.join(5)  # a grandchild may hold the pipe
+        self._events.put(Event("exit", self.index, code))

@@ -1,0 +1,225 @@
+# The worker's side of an elastic run: where it asks for a place in the group, and learns that the group has lost a
+# member or could grow. The driver that decides is launch/elastic; the transport between them is torch's TCPStore.
+# Used by runtime.init(), and by the elastic loop of the Horovod face. Outside an elastic run, member() is None.
+"""A worker's membership in an elastic run, whose group changes while its processes live on."""
+
+import atexit
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from gossamer import config
+from gossamer.config import ELASTIC_VARIABLES, Placement
+from gossamer.errors import CommError, ConfigError
+
+PREFIX = "gossamer/elastic"
+STATE = "state"  # JSON, see Member._read; the driver rewrites it at every change
+WATCH_S = 0.2  # between two looks at the board while training
+ASK_S = 0.02  # the same while waiting for a place
+NOTICE_S = 5.0  # the driver may notice a death this much later than the other workers
+BOARD_TIMEOUT_S = 60.0
+
+
+def epoch_key(epoch: int) -> str:
+    """Where the driver writes who is in a group: JSON of `seats` (by worker), `port`, `sync` and `removed`."""
+    return f"epoch/{epoch}"
+
+
+def worker_key(worker: int) -> str:
+    """Where a worker writes the number of the last group that it has left, why, and whether it needs a sync."""
+    return f"worker/{worker}"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place in one group of workers."""
+
+    epoch: int  # groups of this run, counted from 1
+    placement: Placement
+    node_rank: int
+    sync: bool  # whether its members must agree on their state before they go on: the same for all of them
+    host: str  # the driver's
+    port: int  # of a store of this group alone
+
+    def store(self) -> dist.Store:
+        """Connects to it. A RuntimeError if the group has been given up already."""
+        return dist.TCPStore(self.host, self.port, timeout=timedelta(seconds=BOARD_TIMEOUT_S))
+
+
+class Member:
+    """This process as a worker of an elastic run.
+
+    Args:
+        host, port: of the driver's board.
+        worker: this worker's number, which it keeps whatever its rank.
+
+    Raises:
+        CommError: the driver does not answer.
+    """
+
+    def __init__(self, host: str, port: int, *, worker: int) -> None:
+        self.host, self.driver, self.worker = host, f"{host}:{port}", worker
+        self.seat: Seat | None = None
+        self._calls: list[Callable[[], None]] = [abort]
+        self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None}
+        self._left = -1  # the last group that the board knows this worker to have left
+        self._lost = ""
+        with self._answered():
+            store = dist.TCPStore(host, port, timeout=timedelta(seconds=BOARD_TIMEOUT_S))
+            self._board = dist.PrefixStore(PREFIX, store)
+        self._ending = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="gossamer-elastic", daemon=True)
+        self._watcher.start()
+        atexit.register(self._end)
+
+    def enter(self, join: Callable[[Seat, dist.Store], None]) -> None:
+        """Joins the next group that comes together, by join(seat, store). One that loses a member is left again.
+
+        Raises:
+            CommError: of join, for another reason; the driver does not answer.
+            SystemExit: with code 0, as this worker's slot has been taken away.
+        """
+        while True:
+            seat = self.take_seat()
+            try:
+                return join(seat, seat.store())
+            except RuntimeError:  # a CommError too
+                if not self.lost_group():
+                    raise
+
+    def take_seat(self) -> Seat:
+        """Waits until the driver gives this worker a place in a new group; tells it before that the old one is left.
+
+        Raises:
+            CommError: the driver does not answer.
+            SystemExit: with code 0, as this worker's slot has been taken away.
+        """
+        self.leave("restart", skip_sync=False)
+        seen = 0
+        while True:
+            with self._answered():
+                epoch = self._read()["epoch"]
+                group = json.loads(self._board.get(epoch_key(epoch))) if epoch > max(seen, self._left) else {}
+            seen = max(seen, epoch)
+            if own := group.get("seats", {}).get(str(self.worker)):
+                local = own["local_rank"], own["local_size"]
+                place = Placement("elastic", own["rank"], len(group["seats"]), *local)
+                self.seat = Seat(epoch, place, own["node_rank"], group["sync"], self.host, group["port"])
+                return self.seat
+            if self.worker in group.get("removed", ()):
+                raise SystemExit(0)
+            time.sleep(ASK_S)
+
+    def leave(self, reason: str, *, skip_sync: bool) -> None:
+        """Tells the driver that this worker has left its group, once for each group.
+
+        Args:
+            reason: "error" if the group can no longer be used, which the others then learn; "update" if all leave
+                together for a new one; "restart" for a user's own shutdown() and init().
+            skip_sync: this worker's state needs no agreement with the others.
+        """
+        epoch = self.seat.epoch if self.seat is not None else 0
+        if self._left < epoch:
+            self._left = epoch
+            news = {"left": epoch, "reason": reason, "skip_sync": skip_sync}
+            with self._answered():
+                self._board.set(worker_key(self.worker), json.dumps(news))
+
+    @property
+    def broken(self) -> str:
+        """Why this worker's group can no longer be used, or an empty string."""
+        if self._lost:
+            return self._lost
+        if self.seat is None or self._state["broken"] < self.seat.epoch:
+            return ""
+        return f"elastic: group {self.seat.epoch} of this run, of {self.seat.placement.size} workers, has lost a member"
+
+    def lost_group(self) -> bool:
+        """After an error while the group came together: whether it has lost a member. If so, this worker has left."""
+        until = time.monotonic() + NOTICE_S
+        while not self.broken and time.monotonic() < until:
+            time.sleep(ASK_S)
+        if self._lost or not self.broken:
+            return False
+        self.leave("error", skip_sync=False)
+        return True
+
+    @property
+    def update(self) -> str:
+        """ "added" or "removed" if workers wait to be taken in, or some are to go; an empty string otherwise."""
+        update = self._state["update"]
+        fresh = update is not None and self.seat is not None and update["epoch"] == self.seat.epoch
+        return update["kind"] if fresh else ""
+
+    def on_broken(self, call: Callable[[], None]) -> None:
+        """`call` is called, on another thread, once for each group that loses a member."""
+        if call not in self._calls:
+            self._calls.append(call)
+
+    def _read(self) -> dict[str, Any]:
+        """epoch: the newest group; broken: the newest that has lost a member; update: {epoch, kind} or None."""
+        self._state = json.loads(self._board.get(STATE))
+        return self._state
+
+    def _watch(self) -> None:
+        told = 0
+        while not (self._lost or self._ending.is_set()):
+            with contextlib.suppress(CommError), self._answered():  # kept in _lost
+                self._read()
+            if self.broken and self.seat is not None and told < self.seat.epoch:
+                told = self.seat.epoch
+                # Ending what is broken may take seconds, in which the next group may break too.
+                threading.Thread(target=self._tell_broken).start()
+            self._ending.wait(WATCH_S)
+
+    def _end(self) -> None:
+        # A thread that comes back from native code into an interpreter that ends takes the process down.
+        self._ending.set()
+        self._watcher.join(NOTICE_S)
+
+    def _tell_broken(self) -> None:
+        for call in list(self._calls):
+            with contextlib.suppress(RuntimeError):  # of what ends by itself in this moment
+                call()
+
+    @contextlib.contextmanager
+    def _answered(self) -> Any:
+        try:
+            yield
+        except RuntimeError as error:
+            self._lost = (
+                f"elastic: worker {self.worker} has lost the driver of this run at {self.driver}; "
+                f"`gossamer run` has probably been ended"
+            )
+            raise CommError(self._lost) from error
+
+
+_member: Member | None = None
+
+
+def member() -> Member | None:
+    """This process as a worker of an elastic run; None in any other. The same object at every call."""
+    global _member
+    if _member is None and (given := config.variables("GOSSAMER_ELASTIC_")):
+        host, _, port = given.get(ELASTIC_VARIABLES[0], "").rpartition(":")
+        worker = given.get(ELASTIC_VARIABLES[1], "")
+        if not host or not port.isdigit() or not worker.isdigit():
+            raise ConfigError(
+                f"environment: {' and '.join(ELASTIC_VARIABLES)} must be host:port and a number, got {given}; "
+                f"an elastic `gossamer run` sets them"
+            )
+        _member = Member(host, int(port), worker=int(worker))
+    return _member
+
+
+def abort() -> None:
+    """Whoever waits in a collective of the default group gets an error, if its backend can do that."""
+    if dist.group.WORLD is not None:
+        dist.group.WORLD.abort()
