@@ -5,11 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from gossamer import config
+from gossamer.algorithms import Algorithm, GradientAllReduce, resolve
 from gossamer.comm import Hierarchical, Symmetric, is_communicator
+from gossamer.ddp import precision
 from gossamer.errors import ConfigError, UsageError
+from gossamer.torch_private import tree_map_only
 
 MIB = 2**20
 
@@ -34,18 +38,20 @@ def check_model(module: Any) -> None:
 
 def devices(
     module: nn.Module, device_ids: Sequence[Any] | None, output_device: Any
-) -> tuple[list[torch.device] | None, torch.device | None]:
-    """Where inputs and outputs are to be; None: where they are."""
+) -> tuple[list[int] | None, int | None]:
+    """The numbers of the devices where inputs and outputs are to be, of the model's type; None: where they are."""
     if device_ids is not None and len(device_ids) > 1:
         raise ConfigError("device_ids can only be None or contain a single element.")
     own = {param.device for param in module.parameters()}
-    if device_ids and next(iter(own)).type != "cpu" and len(own) == 1:
-        chosen = _device(device_ids[0])
+    kind = next(iter(own)).type
+    if device_ids and kind != "cpu" and len(own) == 1:
+        chosen = _device(device_ids[0], kind)
         if chosen not in own:
             raise ConfigError(
                 f"DistributedDataParallel: device_ids must name the model's device {own}, got {chosen}"
             )
-        return [chosen], chosen if output_device is None else _device(output_device)
+        output = chosen if output_device is None else _device(output_device, kind)
+        return [chosen.index], output.index
     if device_ids or output_device:
         raise ConfigError(
             f"DistributedDataParallel device_ids and output_device arguments only work with "
@@ -55,8 +61,25 @@ def devices(
     return None, None
 
 
-def _device(given: Any) -> torch.device:
-    return torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+def _device(given: Any, kind: str) -> torch.device:
+    """With its index, which is the current device's where none is given."""
+    device = torch.device(kind, given) if isinstance(given, int) else torch.device(given)
+    if device.type != kind:
+        raise ConfigError(
+            f"DistributedDataParallel: device_ids and output_device must be of the model's type {kind}, got {given!r}"
+        )
+    index: int | None = device.index
+    return torch.device(kind, torch.get_device_module(kind).current_device() if index is None else index)
+
+
+def moved(tree: Any, device: torch.device) -> Any:
+    """A forward's arguments, or its output, on the device; but the sizes of a PackedSequence stay on the CPU."""
+    return tree_map_only(
+        (Tensor, PackedSequence),
+        lambda each: each.to(device, non_blocking=True),
+        tree,
+        is_leaf=lambda each: isinstance(each, PackedSequence),
+    )
 
 
 def group_of(process_group: Any, device_mesh: Any) -> Any:
@@ -92,8 +115,22 @@ def bucket_sizes(
     return rest, tuple(firsts) or rest
 
 
-def sync_buffers(broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:
-    """Whether buffers are copied before forwards, and at wrap."""
+def sync_buffers(
+    broadcast_buffers: bool | None, forward_sync_buffers: bool | None, algorithm: Algorithm
+) -> tuple[bool, bool]:
+    """Whether buffers are copied before forwards, and at wrap.
+
+    Raises:
+        ConfigError: before forwards, with an algorithm whose ranks are not to wait for each other.
+    """
+    if algorithm.independent:
+        if forward_sync_buffers or (broadcast_buffers and forward_sync_buffers is None):
+            raise ConfigError(
+                f"DistributedDataParallel: under {algorithm!r} ranks train without waiting for each other, but copying "
+                f"buffers in each forward would make them wait, got broadcast_buffers={broadcast_buffers} and "
+                f"forward_sync_buffers={forward_sync_buffers}; leave both out"
+            )
+        return False, forward_sync_buffers is not None or broadcast_buffers is not False
     if forward_sync_buffers is None:
         both = True if broadcast_buffers is None else broadcast_buffers
         return both, both
@@ -105,6 +142,27 @@ def sync_buffers(broadcast_buffers: bool | None, forward_sync_buffers: bool | No
             stacklevel=3,
         )
     return forward_sync_buffers, True
+
+
+def algorithm_of(algorithm: str | Algorithm, mixed_precision: Any) -> Algorithm:
+    """The algorithm; of mixed precision, one that sends by its `reduce_dtype`, which is `param_dtype` if not given.
+
+    Raises:
+        ConfigError: `reduce_dtype` is given with an algorithm that would send by something else.
+    """
+    if mixed_precision is None:
+        return resolve(algorithm)
+    codec = precision.reduce_codec(mixed_precision)
+    if algorithm == GradientAllReduce.name:
+        return GradientAllReduce(codec=codec)
+    chosen = resolve(algorithm)
+    alike = isinstance(chosen, GradientAllReduce) and type(chosen.codec) is type(codec)
+    if mixed_precision.reduce_dtype is not None and not alike:
+        raise ConfigError(
+            f"DistributedDataParallel: mixed_precision.reduce_dtype must be what the algorithm sends, got "
+            f"{mixed_precision.reduce_dtype} and {chosen!r}; leave reduce_dtype out, or use gradient_allreduce"
+        )
+    return chosen
 
 
 def delayed(module: nn.Module, named_params: Any, param_to_hook: Any) -> tuple[str, ...]:

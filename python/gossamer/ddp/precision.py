@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map_only
 
 from gossamer.codec import BF16, FP16, Codec
 from gossamer.errors import ConfigError
+from gossamer.torch_private import tree_map_only
 
 _CODECS: dict[torch.dtype, type[Codec]] = {torch.float16: FP16, torch.bfloat16: BF16}
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from gossamer.algorithms import Algorithm, CommHook, GradientAllReduce
 from gossamer.codec import FP16
-from gossamer.errors import ConfigError
+from gossamer.ddp.arguments import group_of
+from gossamer.errors import ConfigError, UsageError
 
 
 class Reducer:
@@ -41,16 +42,14 @@ class TorchNames:
 
     module: nn.Module
     engine: Any  # a property of the wrapper
+    _engine: Any
     forward_sync_buffers: bool
-    require_forward_param_sync: bool
-    parameters_to_ignore: list[str]
     find_unused_parameters: bool
     gradient_as_bucket_view: bool
     static_graph: bool
     _group: Any
     _given_group: Any
     _sizes: Any
-    _has_buffers: bool
     _place: tuple[int, int]
 
     @property
@@ -79,23 +78,8 @@ class TorchNames:
         return int(self._sizes[0])
 
     @property
-    def modules_buffers(self) -> list[Tensor]:
-        """The buffers that ranks share."""
-        named = self.module.named_buffers()
-        return [buffer for name, buffer in named if name not in self.parameters_to_ignore]
-
-    @property
-    def broadcast_buffers(self) -> bool:
-        """The older name of forward_sync_buffers."""
-        return self.forward_sync_buffers
-
-    @broadcast_buffers.setter
-    def broadcast_buffers(self, sync: bool) -> None:
-        self.forward_sync_buffers = sync
-
-    def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward copies buffers."""
-        return self.require_forward_param_sync and self.forward_sync_buffers and self._has_buffers
+    def _distributed_rank(self) -> int:
+        return self._place[0]
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(
@@ -147,6 +131,42 @@ class TorchNames:
             "static_graph": int(self.static_graph),
             "comm_hook": getattr(self.engine.algorithm, "hook", ""),
         }
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        """Goes on among the ranks of another group, with the weights that each has. Collective over that group.
+
+        Counters and what codecs have left out begin anew. A rank that is not in the group is left with model.module
+        alone. A registered hook stays, and sends through the group that it was given.
+        """
+        self.engine.close()
+        if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:
+            return
+        self._group, self._engine = group_of(new_process_group, None), None
+        assert self.engine is not None  # which makes another
+
+    def _check_reducer_finalized(self) -> None:
+        """Nothing: a backward that did not end well has raised."""
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Nothing: outputs are never cloned, and may be changed in place."""
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """UsageError: steps are not timed here."""
+        raise UsageError(
+            f"_set_ddp_runtime_logging_sample_rate: gossamer takes no times of steps, got {sample_rate!r}; use "
+            "torch.profiler"
+        )
+
+    def _register_fused_optim(self, optim: Any, *args: Any, **kwargs: Any) -> None:
+        """UsageError: an optimizer that steps inside backward would use gradients that have not arrived."""
+        raise UsageError(
+            f"_register_fused_optim: optimizers step after backward() here, got {optim!r}; make the optimizer and call "
+            "its step()"
+        )
+
+    def _set_sparse_metadata(self, global_unique_ids: Any) -> None:
+        """UsageError: there are no sparse gradients here."""
+        raise UsageError("_set_sparse_metadata: sparse gradients are not supported; use sparse=False")
 
     @staticmethod
     def _warn(text: str, category: type[Warning] = FutureWarning) -> None:

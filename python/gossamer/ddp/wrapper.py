@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
-from gossamer.algorithms import Algorithm, GradientAllReduce, resolve
+from gossamer.algorithms import Algorithm
 from gossamer.comm import Hierarchical, Symmetric
 from gossamer.ddp import arguments, precision
+from gossamer.ddp.buffers import Buffers
 from gossamer.ddp.torch_names import TorchNames
-from gossamer.engine import Engine, Face, connect, optimizers_of
+from gossamer.engine import Engine, Face, connect, optimizers_of, refuse_assigned_parameters
 from gossamer.errors import ConfigError, UsageError
 
 
-class DistributedDataParallel(TorchNames, nn.Module, Face):
+class DistributedDataParallel(TorchNames, Buffers, nn.Module, Face):
     """torch.nn.parallel.DistributedDataParallel over Gossamer's engine: the same arguments, and `algorithm`.
 
     isinstance() takes it for one of torch's, so programs that look for those find and unwrap it. A torch argument
@@ -65,11 +65,12 @@ class DistributedDataParallel(TorchNames, nn.Module, Face):
         super().__init__()
         Face.__init__(self)
         arguments.check_model(module)
+        chosen = arguments.algorithm_of(algorithm, mixed_precision)
         self._group = arguments.group_of(process_group, device_mesh)
         self.device_ids, self.output_device = arguments.devices(module, device_ids, output_device)
         self.module, self.dim, self.training = module, dim, module.training
         self.forward_sync_buffers, buffers_too = arguments.sync_buffers(
-            broadcast_buffers, forward_sync_buffers
+            broadcast_buffers, forward_sync_buffers, chosen
         )
         self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
         self.gradient_as_bucket_view, self.batched_grad_copy = gradient_as_bucket_view, batched_grad_copy
@@ -85,28 +86,24 @@ class DistributedDataParallel(TorchNames, nn.Module, Face):
             self._warn("The `check_reduction` argument in `DistributedDataParallel` module is deprecated.")
         if mixed_precision is not None:
             precision.cast_buffers(mixed_precision, module, self.parameters_to_ignore)
-            if algorithm == "gradient_allreduce":
-                algorithm = GradientAllReduce(codec=precision.reduce_codec(mixed_precision))
-        chosen = resolve(algorithm)
         chosen.require_free()
         self._settings = copy.copy(chosen)  # for a pickle: as it is before it serves a model
         self._use(chosen, broadcast=init_sync, buffers_too=buffers_too)
-        self.register_load_state_dict_post_hook(_refuse_assigned_parameters)
+        self.register_load_state_dict_post_hook(refuse_assigned_parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward; copies rank 0's buffers first, where that is asked for."""
         self.engine.before_forward()
-        if self.will_sync_module_buffers():
-            with torch.no_grad():
-                self.engine.sync_buffers()
+        self._buffers_before_forward()
         if self.device_ids:
-            args, kwargs = _moved((args, kwargs), self.device_ids[0])
+            args, kwargs = arguments.moved((args, kwargs), torch.device(self.device_type, self.device_ids[0]))
         if self.mixed_precision is None:
             output = self.module(*args, **kwargs)
         else:
             output = precision.run(self.mixed_precision, self.module, self.parameters_to_ignore, args, kwargs)
-        if self.device_ids and self.output_device != self.device_ids[0]:
-            output = _moved(output, self.output_device)
+        if self.output_device is not None and [self.output_device] != self.device_ids:
+            output = arguments.moved(output, torch.device(self.device_type, self.output_device))
+        self._buffers_after_forward(output)
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         if torch.is_grad_enabled():
             self.engine.sync = self.require_backward_grad_sync
@@ -125,6 +122,11 @@ class DistributedDataParallel(TorchNames, nn.Module, Face):
         """torch's communication hooks, in the place of the algorithm: hook(state, GradBucket) -> Future. Collective."""
         if self._hook is not None:
             raise UsageError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        if self.mixed_precision is not None and self.mixed_precision.reduce_dtype is not None:
+            raise UsageError(
+                f"register_comm_hook: a hook decides what travels, so mixed_precision.reduce_dtype must not be given, "
+                f"got {self.mixed_precision.reduce_dtype}"
+            )
         algorithm = self._algorithm_of_hook(state, hook)
         self.close()
         self._use(algorithm, broadcast=False)
@@ -186,12 +188,3 @@ class DistributedDataParallel(TorchNames, nn.Module, Face):
 
 
 torch.nn.parallel.DistributedDataParallel.register(DistributedDataParallel)
-
-
-def _moved(tree: Any, device: torch.device | None) -> Any:
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), tree)
-
-
-def _refuse_assigned_parameters(wrapper: nn.Module, _incompatible: Any) -> None:
-    assert isinstance(wrapper, DistributedDataParallel)
-    wrapper.engine.require_same_parameters(wrapper.module)

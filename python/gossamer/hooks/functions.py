@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import ConfigError
 from gossamer.hooks.state import State
+from gossamer.torch_private import reduces_in_python
 
 Future = torch.futures.Future[Tensor]
 
@@ -82,7 +83,7 @@ def register(model: DistributedDataParallel, state: State, hook: Callable[..., A
         raise ConfigError(
             f"hooks.register: hook must be one of {known}, got {hook!r}; use model.register_comm_hook"
         )
-    if str(torch._dynamo.config.optimize_ddp).startswith("python_reducer"):
+    if reduces_in_python():
         raise ConfigError(
             "hooks.register: torch's python_reducer calls Python hooks only; use model.register_comm_hook"
         )

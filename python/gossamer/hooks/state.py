@@ -14,11 +14,12 @@ from gossamer import _C
 from gossamer.algorithms import PowerSGD
 from gossamer.codec import Adaptive, Codec
 from gossamer.comm import Communicator, is_communicator, private
-from gossamer.engine import at_end_of_backward, require_equal
+from gossamer.engine import require_equal
 from gossamer.errors import ConfigError
 from gossamer.hooks.arguments import flattened, group_of, named_parameters, shaped
 from gossamer.hooks.in_graph import key_for, mean_in_graph
 from gossamer.hooks.methods import Methods, methods_of
+from gossamer.torch_private import at_end_of_backward
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -110,9 +111,14 @@ class State:
         require_equal(control, [f"hook {hook}: {methods.settings}", *lines], "hooks: the model of State")
         self._native = _C.CommHook(comm, self._params, methods.native, methods.method_of, methods.whole)
         self._hook, self._methods = hook, methods
+        try:
+            if self._loaded is not None:
+                self._restore(self._loaded)
+        except BaseException:
+            self._native.close()
+            self._native = self._hook = self._methods = None
+            raise
         _open.add(self)
-        if self._loaded is not None:
-            self._restore(self._loaded)
         return self._native
 
     def _connections(self) -> tuple[Communicator, Communicator]:

@@ -27,5 +27,14 @@ _first = importlib.import_module(f"{__name__}.{_MODULES[_installed[0]][0]}")
 BaguaStrategy = _first.BaguaStrategy
 DDPStrategy = _first.DDPStrategy
 GossamerStrategy = _first.GossamerStrategy
+HorovodStrategy = _first.HorovodStrategy
+ReportCallback = _first.ReportCallback
 
-__all__ = ["BaguaStrategy", "DDPStrategy", "GossamerStrategy", "distributed"]
+__all__ = [
+    "BaguaStrategy",
+    "DDPStrategy",
+    "GossamerStrategy",
+    "HorovodStrategy",
+    "ReportCallback",
+    "distributed",
+]

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from gossamer.bagua.torch_api import communication
 from gossamer.bagua.torch_api.algorithms import Algorithm
 from gossamer.bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel
 from gossamer.errors import ConfigError
+from gossamer.lightning.manual import before_backward
 from gossamer.lightning.trainer import Wrapping
 
 ALGORITHMS = (
@@ -95,6 +98,11 @@ class BaguaStrategy(Wrapping):
         if self.wrapper is None:
             raise ConfigError("BaguaStrategy: an algorithm is at work during fit() only")
         return self.wrapper.bagua_algorithm.native
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        super().pre_backward(closure_loss)
+        if self.wrapper is not None:
+            before_backward(self.lightning_module, self.wrapper.inner.engine, closure_loss)
 
     def abort(self, wrapper: Any) -> None:
         if self._algorithm == "async":

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from gossamer.algorithms import Algorithm
 from gossamer.errors import ConfigError
+from gossamer.torch_private import tree_map
 
 KEY = "gossamer"  # of the checkpoint's dictionary
 

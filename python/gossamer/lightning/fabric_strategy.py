@@ -1,79 +1,35 @@
 """GossamerStrategy of Fabric: modules in gossamer.DataParallel. A mixin; see gossamer.lightning.fabric."""
 
 import contextlib
-from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.constants import default_pg_timeout
 
-from gossamer.algorithms import Algorithm
 from gossamer.data_parallel import DataParallel
-from gossamer.engine import Autotune
 from gossamer.errors import ConfigError
 from gossamer.lightning import checkpoint
-from gossamer.lightning.groups import require_group
-from gossamer.lightning.namespaces import Base
-from gossamer.lightning.native import Choice
+from gossamer.lightning.choice import Chosen
+from gossamer.lightning.groups import backend_for, require_group
 from gossamer.lightning.reductions import all_gather_ddp_if_available, reduce
 
 
-class GossamerStrategy(Base):
+class GossamerStrategy(Chosen):
     """Trains with one of Gossamer's algorithms, on CPUs or GPUs; one process for each device.
 
     fabric.setup(model, optimizer) wraps the model with all optimizers that it is given. fabric.save() adds the
     algorithm's state of all ranks to the file, and fabric.load() gives each rank its own back.
 
-    Args:
-        algorithm, process_group_backend, bucket_bytes, first_bucket_bytes, autotune, hierarchical, algorithm_kwargs: as
-            of the Trainer's GossamerStrategy.
-        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision, timeout, start_method: as of
-            Fabric's DDPStrategy.
+    Arguments: see Chosen.
     """
 
+    precision_argument = "precision"
     _process_group_backend: str | None
 
-    def __init__(
-        self,
-        algorithm: str | Algorithm = "gradient_allreduce",
-        *,
-        accelerator: Any = None,
-        parallel_devices: Any = None,
-        cluster_environment: Any = None,
-        checkpoint_io: Any = None,
-        precision: Any = None,
-        process_group_backend: str | None = None,
-        timeout: timedelta | None = default_pg_timeout,
-        start_method: str = "popen",
-        bucket_bytes: int | None = None,
-        first_bucket_bytes: int | None = None,
-        autotune: bool | Autotune = False,
-        hierarchical: bool = False,
-        **algorithm_kwargs: Any,
-    ) -> None:
-        super().__init__(
-            accelerator=accelerator,
-            parallel_devices=parallel_devices,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            precision=precision,
-            process_group_backend=process_group_backend,
-            timeout=timeout,
-            start_method=start_method,
-        )
-        options = {
-            "bucket_bytes": bucket_bytes,
-            "first_bucket_bytes": first_bucket_bytes,
-            "autotune": autotune,
-        }
-        self._choice = Choice(algorithm, algorithm_kwargs, options, hierarchical)
-        self._backward_sync_control = SyncControl()
-
     def _get_process_group_backend(self) -> str:
-        default = "gossamer" if self.root_device.type == "cpu" else "cpu:gossamer,cuda:nccl"
-        return self._process_group_backend or default
+        return backend_for(self._process_group_backend, self.root_device)
 
     def _setup_distributed(self) -> None:
+        self._backward_sync_control = SyncControl()
         asked = self._process_group_backend
         super()._setup_distributed()
         self._process_group_backend = asked  # Lightning leaves its default there, which nobody has asked for

@@ -6,6 +6,11 @@ import torch.distributed as dist
 from gossamer.errors import ConfigError
 
 
+def backend_for(asked: str | None, device: torch.device) -> str:
+    """What a strategy of ours trains over: what was asked for, or shared memory on the CPU and NCCL on GPUs."""
+    return asked or ("gossamer" if device.type == "cpu" else "cpu:gossamer,cuda:nccl")
+
+
 def require_group(backend: str | None, *, size: int, device: torch.device) -> None:
     """ConfigError if the default group, which may be older than the strategy, has another size or backend.
 

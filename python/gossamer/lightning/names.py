@@ -1,15 +1,59 @@
-"""The strings that Trainer(strategy="...") and Fabric(strategy="...") take once gossamer.lightning is imported."""
+"""The classes of one namespace, and the strings for them that Trainer(strategy="...") and Fabric(strategy="...") take
+once gossamer.lightning is imported. Called by pytorch.py, pytorch_lightning.py, fabric.py and lightning_fabric.py.
+"""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from gossamer.algorithms import ALGORITHMS
+from gossamer.lightning import bagua, fabric_strategy, horovod, horovod_environment, native, reports, stock
+from gossamer.lightning.namespaces import Namespace, subclass
 
 _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 # Unused parameters need no setting; the endings are those of "ddp".
 _ENDINGS = ("", "_find_unused_parameters_false", "_find_unused_parameters_true")
 
 
-def register(registry: Any, strategy: Any) -> None:
+class Trainers(NamedTuple):
+    """The Trainer's strategies, and a callback."""
+
+    BaguaStrategy: Any
+    DDPStrategy: Any
+    GossamerStrategy: Any
+    HorovodEnvironment: Any
+    HorovodStrategy: Any
+    ReportCallback: Any
+
+
+def for_trainer(namespace: Namespace, module: str) -> Trainers:
+    """The strategies for that Trainer, registered. `module`: where they can be found again, as pickle needs it."""
+    strategies = namespace.of_trainer("strategies")
+    base, registry = strategies.DDPStrategy, strategies.StrategyRegistry
+    error = namespace.of_fabric("utilities.exceptions").MisconfigurationException
+    environments = namespace.of_fabric("plugins.environments")
+    hosts = subclass(horovod_environment.HorovodEnvironment, environments.ClusterEnvironment, module=module)
+    made = Trainers(
+        subclass(bagua.BaguaStrategy, base, module=module, extra={"misconfiguration": error}),
+        subclass(stock.DDPStrategy, base, module=module),
+        subclass(native.GossamerStrategy, base, module=module),
+        hosts,
+        subclass(horovod.HorovodStrategy, base, module=module, extra={"environment": hosts}),
+        subclass(reports.ReportCallback, namespace.of_trainer("callbacks").Callback, module=module),
+    )
+    _register(registry, made.GossamerStrategy)
+    for name, strategy in (("bagua", made.BaguaStrategy), ("horovod", made.HorovodStrategy)):
+        registry.register(name, strategy, description=f"{name.title()}'s, over Gossamer", override=True)
+    return made
+
+
+def for_fabric(namespace: Namespace, module: str) -> Any:
+    """The same for that Fabric, which has one."""
+    strategies = namespace.of_fabric("strategies")
+    made = subclass(fabric_strategy.GossamerStrategy, strategies.DDPStrategy, module=module)
+    _register(strategies.STRATEGY_REGISTRY, made)
+    return made
+
+
+def _register(registry: Any, strategy: Any) -> None:
     """gossamer, gossamer_bytegrad, ... with each way to start processes and each ending; again replaces them."""
     algorithms = {"gossamer": "gradient_allreduce", **{f"gossamer_{name}": name for name in ALGORITHMS}}
     for prefix, algorithm in algorithms.items():

@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.errors import ConfigError
 from gossamer.lightning import checkpoint
 from gossamer.lightning.batchnorm import JoinedBatchNorm
-from gossamer.lightning.groups import require_group
+from gossamer.lightning.groups import backend_for, require_group
 from gossamer.lightning.namespaces import Base
 from gossamer.lightning.reductions import all_gather_ddp_if_available, reduce
 
@@ -88,8 +88,7 @@ class Wrapping(Collective):
         self.wrapper.consensus()
 
     def _get_process_group_backend(self) -> str:
-        default = "gossamer" if self.root_device.type == "cpu" else "cpu:gossamer,cuda:nccl"
-        return self._process_group_backend or default
+        return backend_for(self._process_group_backend, self.root_device)
 
     def setup(self, trainer: Any) -> None:
         self._failed = self._paused = False
