@@ -46,7 +46,9 @@ from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
 from gossamer.ddp import DistributedDataParallel
 from gossamer.engine import Autotune
+from gossamer.engine import report_all as report
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError, UsageError
+from gossamer.observe import start_timeline, stop_timeline
 from gossamer.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
 
 if _TYPE_CHECKING:
@@ -102,8 +104,11 @@ __all__ = [
     "optim",
     "rank",
     "reduce_scatter",
+    "report",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 

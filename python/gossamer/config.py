@@ -7,13 +7,19 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from gossamer.errors import ConfigError
 
 MIB = 1 << 20
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_HOROVOD_ADDRESSES = (
+    ("MASTER_ADDR", "MASTER_PORT"),
+    ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+)
 BUILD_VARIABLES = ("GOSSAMER_BUILD_CUDA",)  # read by setup.py alone
+ELASTIC_VARIABLES = ("GOSSAMER_ELASTIC_BOARD", "GOSSAMER_ELASTIC_WORKER")  # read by membership.py
 
 
 @dataclass(frozen=True)
@@ -24,13 +30,16 @@ class Config:
     first_bucket_bytes: int = 1 * MIB  # smaller, so that the first transfer starts early
     timeout_s: float = 1800.0  # of one collective
     log_level: str = "warning"  # debug, info, warning or error
+    stall_warning_s: float = 60.0  # a rank that waits longer is told of; 0: never
+    stall_shutdown_s: float = 0.0  # a wait that lasts longer is an error on every rank; 0: never
+    timeline: str | None = None  # a file for a trace, from the first wrapped model on
 
 
 @dataclass(frozen=True)
 class Placement:
     """One worker's place among all, as its launcher described it."""
 
-    source: str  # "torchrun", "mpirun" or "srun"
+    source: str  # "torchrun", "horovod", "mpirun" or "srun"
     rank: int
     size: int
     local_rank: int
@@ -47,7 +56,7 @@ def current() -> Config:
     parsers = {f"GOSSAMER_{field.name.upper()}": field.name for field in fields(Config)}
     values: dict[str, Any] = {}
     for variable, text in os.environ.items():
-        if not variable.startswith("GOSSAMER_") or variable in BUILD_VARIABLES:
+        if not variable.startswith("GOSSAMER_") or variable in (*BUILD_VARIABLES, *ELASTIC_VARIABLES):
             continue
         if variable not in parsers:
             known = ", ".join([*parsers, *BUILD_VARIABLES])
@@ -60,12 +69,11 @@ def current() -> Config:
 def launcher_environment() -> Placement | None:
     """The place that a launcher gave this process, or None if none started it.
 
-    Looked for in this order: torchrun, Open MPI's mpirun, MPICH's mpirun (PMI), Slurm's srun.
+    Looked for in this order: torchrun, Horovod's variables, Open MPI's mpirun, MPICH's mpirun (PMI), Slurm's srun.
     Raises ConfigError for a launcher's variables that are incomplete or contradict each other.
     """
-    env = os.environ
-    for find in (_torchrun, _open_mpi, _mpich, _srun):
-        if (placement := find(env)) is not None:
+    for find in (_torchrun, _horovod, _open_mpi, _mpich, _srun):
+        if (placement := find(os.environ)) is not None:
             return _checked(placement)
     return None
 
@@ -88,6 +96,31 @@ def _torchrun(env: Mapping[str, str]) -> Placement | None:
         local_size=_integer("LOCAL_WORLD_SIZE", env.get("LOCAL_WORLD_SIZE", str(size))),
         master_addr=env["MASTER_ADDR"],
         master_port=_integer("MASTER_PORT", env["MASTER_PORT"]),
+    )
+
+
+def _horovod(env: Mapping[str, str]) -> Placement | None:
+    if "HOROVOD_RANK" not in env or "HOROVOD_SIZE" not in env:
+        return None
+    rank, size = (_integer(name, env[name]) for name in ("HOROVOD_RANK", "HOROVOD_SIZE"))
+    # Rank 0 serves the store there.
+    names = next((pair for pair in _HOROVOD_ADDRESSES if all(env.get(name) for name in pair)), None)
+    if names is None and (_open_mpi(env) or _mpich(env)):
+        return None  # they meet over MPI
+    if names is None and size > 1:
+        raise ConfigError(
+            "environment: HOROVOD_RANK and HOROVOD_SIZE are set but no address to meet at; set MASTER_ADDR and "
+            "MASTER_PORT, or HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT, to a free port of "
+            "rank 0's host, or start with `gossamer run`."
+        )
+    return Placement(
+        source="horovod",
+        rank=rank,
+        size=size,
+        local_rank=_integer("HOROVOD_LOCAL_RANK", env.get("HOROVOD_LOCAL_RANK", str(rank))),
+        local_size=_integer("HOROVOD_LOCAL_SIZE", env.get("HOROVOD_LOCAL_SIZE", str(size))),
+        master_addr=env[names[0]] if names else None,
+        master_port=_integer(names[1], env[names[1]]) if names else None,
     )
 
 
@@ -140,12 +173,22 @@ def _srun(env: Mapping[str, str]) -> Placement | None:
 def node_rank() -> int:
     """This host's number among the hosts of the run, as its launcher counted them; 0 if none said.
 
-    Looked for in GROUP_RANK (torchrun), NODE_RANK and SLURM_NODEID, in this order.
+    Looked for in GROUP_RANK (torchrun), NODE_RANK, SLURM_NODEID and HOROVOD_CROSS_RANK, in this order.
     """
-    for variable in ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID"):
+    for variable in ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID", "HOROVOD_CROSS_RANK"):
         if variable in os.environ:
             return _integer(variable, os.environ[variable])
     return 0
+
+
+def launched_by() -> str | None:
+    """The ``source`` of launcher_environment(), or None."""
+    return getattr(launcher_environment(), "source", None)
+
+
+def variables(prefix: str) -> dict[str, str]:
+    """The variables whose names begin with `prefix`, for a face that mirrors another package's."""
+    return {variable: text for variable, text in os.environ.items() if variable.startswith(prefix)}
 
 
 def master_addr() -> str:
@@ -191,9 +234,8 @@ def _tasks_on_node(tasks_per_node: str, node: int) -> int:
 
 
 def _slurm_port(env: Mapping[str, str]) -> int:
-    """Every task of a step derives the same port; other jobs and steps on the host get other ones."""
+    """The same port for all tasks of a step. Below 32768: Linux gives the ports above to outgoing connections."""
     job, step = env.get("SLURM_JOB_ID", "0"), env.get("SLURM_STEP_ID", "0")
-    # Below 32768: Linux gives the ports above to outgoing connections.
     return 15000 + (_integer("SLURM_JOB_ID", job) + 997 * _integer("SLURM_STEP_ID", step)) % 15000
 
 
@@ -222,13 +264,16 @@ def _positive_bytes(variable: str, text: str) -> int:
     return value
 
 
-def _positive_seconds(variable: str, text: str) -> float:
+def _positive_seconds(variable: str, text: str, *, or_never: bool = False) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"environment: {variable} must be a number of seconds above 0, got {text!r}.")
+    if not (0 < value < math.inf or (or_never and value == 0)):
+        never = " (0: never)" if or_never else ""
+        raise ConfigError(
+            f"environment: {variable} must be a number of seconds above 0{never}, got {text!r}."
+        )
     return value
 
 
@@ -238,9 +283,18 @@ def _level(variable: str, text: str) -> str:
     return text.lower()
 
 
+def _file(variable: str, text: str) -> str:
+    if not text:
+        raise ConfigError(f"environment: {variable} must name a file, got ''; unset it for none.")
+    return text
+
+
 _PARSERS: dict[str, Callable[[str, str], int | float | str]] = {
     "bucket_bytes": _positive_bytes,
     "first_bucket_bytes": _positive_bytes,
     "timeout_s": _positive_seconds,
     "log_level": _level,
+    "stall_warning_s": partial(_positive_seconds, or_never=True),
+    "stall_shutdown_s": partial(_positive_seconds, or_never=True),
+    "timeline": _file,
 }

@@ -13,7 +13,16 @@ from torch import nn
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
 from gossamer.comm import Communicator, Hierarchical, Symmetric
-from gossamer.engine import Autotune, Engine, Face, Tuned, autotune_of, connect, optimizers_of
+from gossamer.engine import (
+    Autotune,
+    Engine,
+    Face,
+    Tuned,
+    autotune_of,
+    connect,
+    optimizers_of,
+    refuse_assigned_parameters,
+)
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,7 +106,7 @@ class DataParallel(nn.Module, Face):
         self.engine.watch(optimizers)
         self.register_state_dict_post_hook(_drop_module_prefix)
         self.register_load_state_dict_pre_hook(_add_module_prefix)
-        self.register_load_state_dict_post_hook(_refuse_assigned_parameters)
+        self.register_load_state_dict_post_hook(refuse_assigned_parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped model's forward."""
@@ -120,11 +129,6 @@ class DataParallel(nn.Module, Face):
             "DataParallel: it cannot be copied or pickled, because its engine belongs to this process; "
             "copy or pickle model.module"
         )
-
-
-def _refuse_assigned_parameters(wrapper: nn.Module, _incompatible: Any) -> None:
-    assert isinstance(wrapper, DataParallel)
-    wrapper.engine.require_same_parameters(wrapper.module)
 
 
 def _drop_module_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from gossamer.codec import BF16, Codec, ErrorFeedback, Int8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.errors import ConfigError
+from gossamer.torch_private import premultiplier
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -123,7 +124,7 @@ def _factor(op: Any) -> float:
     """Of set_gradient_divide_factor, which FSDP puts into the operation."""
     if op != dist.ReduceOp.PREMUL_SUM:
         raise ConfigError(f"fsdp.compress: gradients can be averaged or summed, got {op}")
-    return float(op.__getstate__()[1])
+    return premultiplier(op)
 
 
 def _stream(model: nn.Module) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from gossamer import config
+from gossamer import config, membership
 from gossamer.config import Placement
 from gossamer.errors import CommError, ConfigError
 
@@ -30,6 +30,7 @@ class _Membership:
 
 
 _membership: _Membership | None = None
+_stores: dict[Placement, dist.Store] = {}
 _joins = 0  # of this process, so that each gets keys of its own in a store that outlives the group
 
 
@@ -38,7 +39,8 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
 
     The place is found from the environment of ``gossamer run``/torchrun, of mpirun (Open MPI, MPICH; the
     rendezvous goes through mpi4py) or of srun; without any of them the process is alone, with size 1.
-    If ``torch.distributed`` is initialised already, its default group is adopted as it is.
+    If ``torch.distributed`` is initialised already, its default group is adopted as it is. In an elastic run
+    it waits for a place in the next group.
 
     ``backend``: a torch.distributed backend string; None is "gossamer", or "cpu:gossamer,cuda:nccl" where a
     GPU is visible, and then the GPU numbered ``local_rank`` becomes the current one.
@@ -57,8 +59,11 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
             )
         _membership = _adopt()
         return
+    if (member := membership.member()) is not None:
+        member.enter(lambda seat, store: _enter(seat.placement, backend, seconds, store, seat.node_rank))
+        return
     placement = config.launcher_environment() or Placement("alone", 0, 1, 0, 1)
-    _enter(placement, backend, seconds, None)
+    _enter(placement, backend, seconds)
 
 
 def join(
@@ -67,13 +72,16 @@ def join(
     rank: int,
     size: int,
     local_size: int,
+    local_rank: int | None = None,
+    node_rank: int | None = None,
     backend: str | None = None,
     timeout_s: float | None = None,
 ) -> None:
     """init() for workers that found each other by themselves: through a store, at places that the caller gives.
 
-    ``local_size`` workers are on each host, with ranks in a row. The launcher's environment is not asked.
-    Raises as init() does; ConfigError also if torch.distributed is initialised already.
+    Without ``local_rank`` and ``node_rank``, ``local_size`` workers are on each host, with ranks in a row. The
+    launcher's environment is not asked. Raises as init() does; ConfigError also if torch.distributed is
+    initialised already.
     """
     seconds = _prepare("join", timeout_s)
     if not 0 <= rank < size or not 1 <= local_size <= size:
@@ -81,11 +89,28 @@ def join(
             f"gossamer.join: needs 0 <= rank < size and 1 <= local_size <= size, "
             f"got rank={rank}, size={size}, local_size={local_size}."
         )
+    if local_rank is None:
+        local_rank = rank % local_size
+    if node_rank is None:
+        node_rank = rank // local_size
     if dist.is_initialized():
         raise ConfigError(
             "gossamer.join: torch.distributed is initialised already; call gossamer.init(), which adopts its group."
         )
-    _enter(Placement("store", rank, size, rank % local_size, local_size), backend, seconds, store)
+    _enter(Placement("store", rank, size, local_rank, local_size), backend, seconds, store, node_rank)
+
+
+def meet(timeout_s: float | None = None) -> tuple[Placement, dist.Store]:
+    """The launcher's place for this worker and a store of all workers, for those that will join() in smaller groups.
+
+    Every worker must call it. ConfigError and CommError as init() does.
+    """
+    seconds = config.current().timeout_s if timeout_s is None else timeout_s
+    placement = config.launcher_environment() or Placement("alone", 0, 1, 0, 1)
+    try:
+        return placement, _store_of(placement, seconds)
+    except (RuntimeError, TimeoutError) as error:
+        raise _not_joined("meet", placement, f"in {seconds:g} s: {error}") from error
 
 
 def is_initialized() -> bool:
@@ -125,6 +150,8 @@ def shutdown() -> None:
     """
     global _membership
     if _membership is not None and not _membership.adopted and dist.is_initialized():
+        if (member := membership.member()) is not None and member.broken:
+            membership.abort()  # others wait for connections to close, which the user's references keep open
         gc.collect()  # a wrapper in a reference cycle holds its group, whose threads would outlive the interpreter
         dist.destroy_process_group()
     _membership = None
@@ -153,14 +180,20 @@ def _prepare(what: str, timeout_s: float | None) -> float:
     return settings.timeout_s if timeout_s is None else float(timeout_s)
 
 
-def _enter(placement: Placement, backend: str | None, timeout_s: float, store: dist.Store | None) -> None:
+def _enter(
+    placement: Placement,
+    backend: str | None,
+    timeout_s: float,
+    store: dist.Store | None = None,
+    node: int | None = None,
+) -> None:
     global _membership
     chosen = backend or ("cpu:gossamer,cuda:nccl" if torch.cuda.is_available() else "gossamer")
-    if "nccl" in chosen:
+    if "nccl" in chosen and not (placement.source == "elastic" and _joins):  # the model is on one already
         _take_gpu(placement)
     _join(placement, chosen, timeout_s, store)
     local = placement.local_rank, placement.local_size
-    node = config.node_rank() if store is None else placement.rank // placement.local_size
+    node = config.node_rank() if node is None else node
     _membership = _Membership(placement.rank, placement.size, *local, node_rank=node, adopted=False)
 
 
@@ -185,33 +218,45 @@ def _join(placement: Placement, backend: str, timeout_s: float, store: dist.Stor
     global _joins
     _joins += 1
     try:
-        options |= _rendezvous(placement, timeout_s) if store is None else {"store": store}
-        dist.init_process_group(**options)
+        if store is None:
+            # A store outlives the group, and still holds the addresses of the group before.
+            store = dist.PrefixStore(f"gossamer/join{_joins}", _store_of(placement, timeout_s))
+        dist.init_process_group(**options, store=store)
     except (RuntimeError, TimeoutError) as error:
-        where = f" at {placement.master_addr}:{placement.master_port}" if placement.master_addr else ""
-        raise CommError(
-            f"gossamer.init: rank {placement.rank}/{placement.size} ({placement.source}) could not join"
-            f"{where} with backend {backend!r} in {timeout_s:g} s: {error}"
-        ) from error
+        if not dist.is_initialized():
+            # torch numbers groups, this one too; those that have not failed with us would look for another number.
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dist.destroy_process_group()
+        why = f"with backend {backend!r} in {timeout_s:g} s: {error}"
+        raise _not_joined("init", placement, why) from error
 
 
-def _rendezvous(placement: Placement, timeout_s: float) -> dict[str, Any]:
-    """The arguments of init_process_group that let the workers find each other."""
-    if placement.source == "torchrun" and _joins == 1:
-        return {"init_method": "env://"}  # torchrun's agent may hold the store already
-    if placement.source == "torchrun":
-        # The agent's store still holds the addresses of the group before, which a fast rank would find.
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        return {"store": dist.PrefixStore(f"gossamer/join{_joins}", store)}
-    if placement.source == "srun":
-        return {"init_method": f"tcp://{placement.master_addr}:{placement.master_port}"}
+def _not_joined(what: str, placement: Placement, why: str) -> CommError:
+    where = f" at {placement.master_addr}:{placement.master_port}" if placement.master_addr else ""
+    return CommError(
+        f"gossamer.{what}: rank {placement.rank}/{placement.size} ({placement.source}) could not join{where} {why}"
+    )
+
+
+def _store_of(placement: Placement, timeout_s: float) -> dist.Store:
+    """A store through which the workers find each other. One that has an address is kept: it cannot be served twice."""
     if placement.source == "mpirun":
-        return {"store": _mpi_store(placement, timeout_s)}
-    return {"store": dist.HashStore()}
+        return mpi_store(_mpi_world(placement), timeout_s)
+    if placement.master_addr is None:
+        return dist.HashStore()
+    if placement not in _stores:
+        timeout = timedelta(seconds=timeout_s)
+        if placement.source == "torchrun":  # whose agent may hold the store already
+            _stores[placement], _, _ = next(rendezvous("env://", timeout=timeout))
+        else:
+            where = f"tcp://{placement.master_addr}:{placement.master_port}"
+            _stores[placement], _, _ = next(
+                rendezvous(where, placement.rank, placement.size, timeout=timeout)
+            )
+    return _stores[placement]
 
 
-def _mpi_store(placement: Placement, timeout_s: float) -> dist.Store:
-    """Rank 0 serves a store on a free port and broadcasts its address over MPI."""
+def _mpi_world(placement: Placement) -> Any:
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -226,14 +271,19 @@ def _mpi_store(placement: Placement, timeout_s: float) -> dist.Store:
             f"{world.rank} of {world.size}: it uses another MPI than this mpirun. Set MPI4PY_MPIABI to "
             "openmpi or mpich, or build mpi4py from source."
         )
-    one_host = len(set(world.allgather(socket.gethostname()))) == 1
+    return world
+
+
+def mpi_store(comm: Any, timeout_s: float) -> dist.Store:
+    """Rank 0 of an mpi4py communicator serves a store on a free port and broadcasts its address over MPI."""
+    one_host = len(set(comm.allgather(socket.gethostname()))) == 1
     address = "127.0.0.1" if one_host else socket.gethostname()
     timeout = timedelta(seconds=timeout_s)
     store = None
-    if world.rank == 0:
-        store = dist.TCPStore(address, 0, world.size, True, timeout=timeout, wait_for_workers=False)
-    address, port = world.bcast((address, store.port) if store else None, root=0)
-    return store or dist.TCPStore(address, port, world.size, False, timeout=timeout)
+    if comm.rank == 0:
+        store = dist.TCPStore(address, 0, comm.size, True, timeout=timeout, wait_for_workers=False)
+    address, port = comm.bcast((address, store.port) if store else None, root=0)
+    return store or dist.TCPStore(address, port, comm.size, False, timeout=timeout)
 
 
 def _adopt() -> _Membership:

@@ -53,6 +53,10 @@ class AsyncModelAverage(Algorithm):
         """During the warm-up."""
         return self.optimizer_steps < self.warmup_steps
 
+    @property
+    def independent(self) -> bool:
+        return True
+
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
         self._next_at = 0.0  # when the next round may begin, by time.monotonic()
@@ -162,6 +166,10 @@ class AsyncModelAverage(Algorithm):
     @property
     def bytes_sent(self) -> int:
         return self._background.comm.bytes_sent if self._background is not None else 0
+
+    @property
+    def bytes_received(self) -> int:
+        return self._background.comm.bytes_received if self._background is not None else 0
 
     def close(self, *, crashed: bool = False) -> None:
         """Waits until the other ranks have ended too, and answers them until then."""

@@ -65,6 +65,11 @@ class Algorithm(ABC):
         """
         return True
 
+    @property
+    def independent(self) -> bool:
+        """Whether there are steps out of lockstep, so that faces must not add a collective to each."""
+        return False
+
     def __repr__(self) -> str:
         settings = (f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name[0] != "_")
         return f"{type(self).__name__}({', '.join(settings)})"
@@ -183,6 +188,10 @@ class Algorithm(ABC):
             raise ConfigError(f"autotune: {self!r} does not let codecs be chosen, got {list(extra)!r}")
         return []
 
+    def codec_of(self, bucket: Any) -> Codec | None:
+        """By what the gradients of a bucket travel, for reports; None: as they are, or not at all."""
+        return None
+
     def use_codecs(self, codecs: Mapping[str, Codec | None]) -> None:
         """From the next setup on: what parameters travel by, by name, where that is not the algorithm's own choice."""
         if codecs:
@@ -214,6 +223,11 @@ class Algorithm(ABC):
     @property
     def bytes_sent(self) -> int:
         """Payload bytes over connections of its own, beside those of the communicator from setup."""
+        return 0
+
+    @property
+    def bytes_received(self) -> int:
+        """The same for what has come in."""
         return 0
 
     def close(self, *, crashed: bool = False) -> None:

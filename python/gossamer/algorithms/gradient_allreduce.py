@@ -64,10 +64,10 @@ class GradientAllReduce(Algorithm):
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm = comm
         for bucket in buckets:
-            self.add_error_field(bucket, self._codec_of(bucket))
+            self.add_error_field(bucket, self.codec_of(bucket))
 
     def native_work(self, bucket: Any) -> "_C.BucketWork | None":
-        codec = self._codec_of(bucket)
+        codec = self.codec_of(bucket)
         if codec is None:
             return _C.NativeAllReduce(self.average)
         if codec.native is not None:
@@ -77,7 +77,7 @@ class GradientAllReduce(Algorithm):
     def bucket_ready(self, bucket: Any) -> None:
         op = "mean" if self.average else "sum"
         self.reduce_field(
-            bucket, "grad", codec=self._codec_of(bucket), op=op, step=bucket.step, group=self._comm
+            bucket, "grad", codec=self.codec_of(bucket), op=op, step=bucket.step, group=self._comm
         )
 
     def codec_choices(self, extra: Sequence[Codec | None]) -> list[Codec | None]:
@@ -104,7 +104,7 @@ class GradientAllReduce(Algorithm):
         exact = Identity() if self.deterministic else None
         return self.codec.choose(name, param) or exact
 
-    def _codec_of(self, bucket: Any) -> Codec | None:
+    def codec_of(self, bucket: Any) -> Codec | None:
         own = self._choose(bucket.names[0], bucket.params[0])
         if any(name not in self._tuned for name in bucket.names):
             return own

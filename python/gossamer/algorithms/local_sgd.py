@@ -82,6 +82,10 @@ class LocalSGD(Algorithm):
     def lockstep(self) -> bool:
         return self._lockstep
 
+    @property
+    def independent(self) -> bool:
+        return not self._lockstep
+
     def block(self) -> int:
         return self.codec.block if self.codec is not None else 1
 
@@ -167,6 +171,10 @@ class LocalSGD(Algorithm):
     @property
     def bytes_sent(self) -> int:
         return self._background.comm.bytes_sent if self._background is not None else 0
+
+    @property
+    def bytes_received(self) -> int:
+        return self._background.comm.bytes_received if self._background is not None else 0
 
     def close(self, *, crashed: bool = False) -> None:
         if self._background is not None:

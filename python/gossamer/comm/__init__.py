@@ -2,7 +2,15 @@
 
 from gossamer.comm.backend import register as register_backend
 from gossamer.comm.base import Communicator, Work
-from gossamer.comm.c10d import from_backend, from_group, private, split, timeout_of
+from gossamer.comm.c10d import (
+    from_backend,
+    from_group,
+    private,
+    private_among,
+    split,
+    store_of,
+    timeout_of,
+)
 from gossamer.comm.hierarchical import (
     Hierarchical,
     Hierarchy,
@@ -11,6 +19,7 @@ from gossamer.comm.hierarchical import (
     is_communicator,
     world_of,
 )
+from gossamer.comm.named import NamedOptions, open_named
 from gossamer.comm.symmetric import MAX_RANKS, Symmetric, symmetric
 
 __all__ = [
@@ -18,6 +27,7 @@ __all__ = [
     "Communicator",
     "Hierarchical",
     "Hierarchy",
+    "NamedOptions",
     "Symmetric",
     "Work",
     "duplicate",
@@ -25,9 +35,12 @@ __all__ = [
     "from_group",
     "hierarchy",
     "is_communicator",
+    "open_named",
     "private",
+    "private_among",
     "register_backend",
     "split",
+    "store_of",
     "symmetric",
     "timeout_of",
     "world_of",

@@ -32,6 +32,10 @@ class Communicator(Protocol):
     def bytes_sent(self) -> int:
         """Payload bytes that this rank has handed to other ranks."""
 
+    @property
+    def bytes_received(self) -> int:
+        """Payload bytes that other ranks have handed to this one."""
+
     def all_reduce(self, x: Tensor) -> Work:
         """Sums x over the ranks, in place."""
 

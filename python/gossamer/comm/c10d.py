@@ -75,7 +75,7 @@ def split(comm: Communicator, ranks: Sequence[int]) -> Communicator | None:
         return None
     name = f"{origin.name}/split{origin.splits}/{'-'.join(map(str, ranks))}"
     store = dist.PrefixStore(name, origin.store)
-    backend = _backend(origin.kind, store, ranks.index(comm.rank), len(ranks), origin.timeout)
+    backend = make_backend(origin.kind, store, ranks.index(comm.rank), len(ranks), origin.timeout)
     return from_backend(backend, device=comm.device, store=store, name=name)
 
 
@@ -100,6 +100,12 @@ def origin_of(comm: Communicator) -> Origin:
             "comm.split: this communicator was made without a store; give from_backend(store=...)"
         )
     return origin
+
+
+def store_of(comm: Communicator, leaf: str) -> Any:
+    """A store of this communicator's ranks, with a prefix of its own and `leaf`; None if it was made without one."""
+    origin = _origins.get(comm)
+    return None if origin is None else dist.PrefixStore(f"{origin.name}/{leaf}", origin.store)
 
 
 def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu") -> Communicator:
@@ -146,18 +152,62 @@ def private(group: "ProcessGroup | None", device: torch.device) -> tuple[Communi
     return _private(group, device, f"gossamer/{count}/{device.type}"), control
 
 
-def _private(group: "ProcessGroup", device: torch.device, name: str) -> Communicator:
-    kinds = distributed_c10d.BackendConfig(distributed_c10d.Backend(dist.get_backend_config(group)))
-    kind = kinds.get_device_backend_map().get(device.type, "gloo" if device.type == "cpu" else "none")
-    store = dist.PrefixStore(name, distributed_c10d._world.pg_map[group][1])
+def private_among(
+    group: "ProcessGroup | None", ranks: Sequence[int], device: torch.device, *, key: str
+) -> tuple[Communicator, Communicator]:
+    """private() for some ranks of a group, which alone call it, and which find each other by a key.
+
+    So they need not make their calls in the same order. Collective over these ranks.
+
+    Args:
+        ranks: ranks of the group, this one among them; their order is that of the communicators.
+        key: equal on these ranks, and never used before in this group.
+    """
+    group = _resolve(group)
+    control = _private(group, torch.device("cpu"), f"gossamer/{key}/control", ranks)
+    if device.type == "cpu":
+        return control, control
+    return _private(group, device, f"gossamer/{key}/{device.type}", ranks), control
+
+
+def _private(
+    group: "ProcessGroup", device: torch.device, name: str, ranks: Sequence[int] | None = None
+) -> Communicator:
+    ground = ground_of(group)
+    kind = ground.kinds.get(device.type, "gloo" if device.type == "cpu" else "none")
+    store = dist.PrefixStore(name, ground.store)
     if kind not in ("gossamer", "gloo", "nccl"):
         raise ConfigError(
             f"comm: the process group {group.group_name!r} uses the backend {kind!r} for {device.type} tensors; "
             f"gossamer, gloo and nccl are supported"
         )
-    timeout = timeout_of(group)
-    backend = _backend(kind, store, dist.get_rank(group), dist.get_world_size(group), timeout)
+    members = list(range(ground.size)) if ranks is None else list(ranks)
+    backend = make_backend(kind, store, members.index(ground.rank), len(members), ground.timeout)
     return from_backend(backend, device=device, store=store, name=name)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a process group stands on, so that other connections between its ranks can be made."""
+
+    rank: int
+    size: int
+    kinds: dict[str, str]  # backends by device type
+    store: Any
+    timeout: timedelta
+
+
+def ground_of(group: "ProcessGroup | None") -> Ground:
+    """Of a process group, None: the default group. ConfigError if torch.distributed is not initialised."""
+    group = _resolve(group)
+    kinds = distributed_c10d.BackendConfig(distributed_c10d.Backend(dist.get_backend_config(group)))
+    return Ground(
+        rank=dist.get_rank(group),
+        size=dist.get_world_size(group),
+        kinds={device: str(kind) for device, kind in kinds.get_device_backend_map().items()},
+        store=distributed_c10d._world.pg_map[group][1],
+        timeout=timeout_of(group),
+    )
 
 
 def timeout_of(group: "ProcessGroup") -> timedelta:
@@ -165,7 +215,8 @@ def timeout_of(group: "ProcessGroup") -> timedelta:
     return _timeout_of(group._get_backend(group._device_types[0]))
 
 
-def _backend(kind: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def make_backend(kind: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A backend object of that kind, gossamer, gloo or nccl. Collective over the ranks that the store is for."""
     if kind == "gossamer":
         return _C.GossamerBackend(store, rank, size, timeout)
     if kind == "gloo":

@@ -59,6 +59,12 @@ class Hierarchy:
         return self.world.bytes_sent + self.intra.bytes_sent + self.bytes_across
 
     @property
+    def bytes_received(self) -> int:
+        """The same for what has come in."""
+        across = self.inter.bytes_received if self.inter is not None else 0
+        return self.world.bytes_received + self.intra.bytes_received + across
+
+    @property
     def bytes_across(self) -> int:
         """Payload bytes that this rank has sent to other hosts by its shards."""
         return self.inter.bytes_sent if self.inter is not None else 0

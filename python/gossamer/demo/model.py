@@ -1,6 +1,6 @@
 """A small byte-level GPT: what `gossamer demo` trains.
 
-Pre-norm, learned positions, 1.07 M parameters. It knows nothing of ranks or of Gossamer.
+Pre-norm, learned positions, 1.07 M parameters unless told otherwise. It knows nothing of ranks or of Gossamer.
 """
 
 import torch
@@ -13,14 +13,15 @@ CONTEXT, WIDTH, HEADS, LAYERS = 64, 128, 4, 5
 class Block(nn.Module):
     """Attention to earlier bytes, then a perceptron; both add to the stream x[batch, time, width]."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.query_key_value, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.heads = heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, HEADS, -1))
+        heads = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [batch, head, time, width / heads]
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project(seen.transpose(1, 2).flatten(-2))
@@ -30,11 +31,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Predicts each byte from those before it; forward(text[batch, context + 1]) is the mean loss in nats."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, width: int = WIDTH, heads: int = HEADS, layers: int = LAYERS) -> None:
         super().__init__()
-        self.byte, self.position = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256))
+        self.byte, self.position = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         x = self.blocks(self.byte(text[:, :-1]) + self.position.weight)

@@ -10,11 +10,12 @@ from gossamer.engine.agree import (
 )
 from gossamer.engine.background import Background
 from gossamer.engine.connections import Connections, connect, device_of
-from gossamer.engine.end_of_backward import at_end_of_backward
 from gossamer.engine.engine import Engine
-from gossamer.engine.face import Face
+from gossamer.engine.face import Face, refuse_assigned_parameters
 from gossamer.engine.join import ShadowHook, UnevenInputs
 from gossamer.engine.plan import plan_buckets
+from gossamer.engine.reporting import report_all
+from gossamer.engine.rounds import Rounds
 from gossamer.engine.steps import optimizers_of
 from gossamer.engine.tuner import Autotune, Tuned, autotune_of
 from gossamer.engine.worker import Worker, agree_on_finite, weak_call
@@ -26,12 +27,12 @@ __all__ = [
     "Engine",
     "Face",
     "Members",
+    "Rounds",
     "ShadowHook",
     "Tuned",
     "UnevenInputs",
     "Worker",
     "agree_on_finite",
-    "at_end_of_backward",
     "autotune_of",
     "broadcast_tensors",
     "by_communicator",
@@ -41,6 +42,8 @@ __all__ = [
     "optimizers_of",
     "plan_buckets",
     "refusal_of",
+    "refuse_assigned_parameters",
+    "report_all",
     "require_equal",
     "require_same_model",
     "tensors_in",

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
+from gossamer.torch_private import tree_leaves
 
 _TRAINABLE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

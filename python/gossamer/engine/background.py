@@ -4,11 +4,13 @@ For algorithms whose messages take longer than a step. Made in an algorithm's se
 """
 
 import atexit
+import time
 import weakref
 from collections.abc import Callable
 
 from gossamer import _C
-from gossamer.comm import Communicator, duplicate
+from gossamer.comm import Communicator, duplicate, world_of
+from gossamer.engine.watching import watch_of
 from gossamer.engine.worker import with_context
 
 _open: "weakref.WeakSet[Background]" = weakref.WeakSet()
@@ -24,12 +26,16 @@ class Background:
     def __init__(self, comm: Communicator) -> None:
         self.comm = duplicate(comm)
         self._executor = _C.Executor(comm.device)
+        self.step = 0  # tasks so far, for the stall watch
+        self._last, self._waiting = "", False
+        self._watch = watch_of(self, world_of(self.comm), None, describe=str, unit="background task")
         _open.add(self)
 
     def submit(self, task: Callable[[], object], what: str) -> None:
         """Queues a task, on an accelerator behind what the current stream holds. Its error comes out of wait()."""
         guarded = with_context(task, f"{what} raised", self.comm)
         self._executor.submit(_announced(guarded, self.comm))
+        self.step, self._last = self.step + 1, what
 
     def busy(self) -> bool:
         """Whether something was submitted that has not ended."""
@@ -37,13 +43,28 @@ class Background:
 
     def wait(self) -> None:
         """Until all is done; raises the first error."""
-        self._executor.wait()
+        self._waiting = True
+        try:
+            with self._watch.waiting(self._last):
+                self._executor.wait()
+        finally:
+            self._waiting = False
+
+    def activity(self) -> list[tuple[str, int, float]]:
+        """For the stall watch: what this rank has come to without waiting for it, which is no stall."""
+        return [] if self._waiting or not self.busy() else [(self._last, -1, time.time())]
+
+    def tell_stall(self, _facts: str, stop: bool) -> None:
+        """Of the stall watch, whose facts are in the error of wait(): `stop` ends what the ranks wait for."""
+        if stop:
+            self.comm.announce_failure()
 
     def close(self, *, crashed: bool = False) -> None:
         """Ends the thread. Ranks that wait for this one get an error soon, if a task is unfinished or it has crashed.
 
         Idempotent.
         """
+        self._watch.close()
         if crashed or self._executor.busy():
             self.comm.announce_failure()
         self._executor.stop()

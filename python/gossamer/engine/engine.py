@@ -9,7 +9,8 @@ import contextlib
 import logging
 import sys
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,28 +19,24 @@ from torch import nn
 from gossamer import _C
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members, refusal_of, tensors_in
-from gossamer.engine.agree import (
-    broadcast_buffers,
-    broadcast_everywhere,
-    mean_everywhere,
-    require_equal,
-    require_same_model,
-)
+from gossamer.engine.agree import broadcast_buffers, broadcast_everywhere, mean_everywhere, require_same_model
 from gossamer.engine.buckets import Buckets
 from gossamer.engine.compiling import uncompiled
 from gossamer.engine.graph import Graph
 from gossamer.engine.join import UnevenInputs
-from gossamer.engine.state import problem_of, restore_fields, save_fields
+from gossamer.engine.reporting import Reporting, open_engines
+from gossamer.engine.state import require_state, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
 from gossamer.engine.tuner import Autotune, Tuned, Tuner, refusal_of_tuning
+from gossamer.engine.watching import open_watch
 from gossamer.engine.worker import Moments, Worker, weak_call
-from gossamer.errors import ConfigError
+from gossamer.observe.stall import Limits
+from gossamer.observe.timeline import begin_from_environment
 
 _log = logging.getLogger("gossamer")
-_open_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
-class Engine:
+class Engine(Reporting):
     """One model, one algorithm, one group.
 
     Args:
@@ -52,6 +49,7 @@ class Engine:
         broadcast: copy parameters and buffers from rank 0 now; `buffers_too`: False: no buffers.
         ignore: names of parameters and buffers that are each rank's own: not copied, planned, sent or compared.
         autotune: what is to be tried in the first steps, if anything.
+        stall: when waits are told of and end; None: as gossamer.config says.
 
     Raises:
         ConfigError: on every rank, if the model, the algorithm or the bucket sizes differ between ranks; if a
@@ -73,6 +71,7 @@ class Engine:
         buffers_too: bool = True,
         ignore: Collection[str] = (),
         autotune: Autotune | None = None,
+        stall: Limits | None = None,
     ) -> None:
         self._members = Members(module, ignore)
         named = dict(self._members.parameters())
@@ -91,7 +90,7 @@ class Engine:
             last=last,
         )
         self._steps = StepCounter(algorithm, self._count_step)
-        refusal = refusal_of(self._members, comm, [(other._comm, other._params) for other in _open_engines])
+        refusal = refusal_of(self._members, comm, [(other._comm, other._params) for other in open_engines])
         refusal = refusal or refusal_of_tuning(autotune, algorithm)
         settings = (
             f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}, "
@@ -122,7 +121,10 @@ class Engine:
         choices = self._choices, self._buckets, algorithm
         self._tuner = Tuner(autotune, *choices, control=control, done=done) if autotune else None
         self._begin_tuning()
-        _open_engines.add(self)
+        self.reset_report()
+        begin_from_environment()
+        self._watch = open_watch(self._native, control, stall, self._buckets)
+        open_engines.add(self)
 
     # --- the moments of a step ---
 
@@ -131,6 +133,7 @@ class Engine:
         """Called before each forward. Completes a backward that raised; notices parameters that changed."""
         if not torch.is_grad_enabled() or self._native.inside_backward:
             return
+        self._watch.begin()
         self._native.check_alive()
         self._native.abandon()
         self.graph.begin_forward(self.algorithm.lockstep)
@@ -169,7 +172,8 @@ class Engine:
         self.algorithm.settle()
         self._buckets.adopt_weights()
         buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
-        mean_everywhere(self._comm, self._control, [*self._params, *buffers])
+        with self._watch.waiting("consensus"):
+            mean_everywhere(self._comm, self._control, [*self._params, *buffers])
         self.algorithm.after_consensus()
 
     def require_same_parameters(self, module: nn.Module) -> None:
@@ -194,17 +198,22 @@ class Engine:
     def sync(self, sync: bool) -> None:
         self._native.sync = sync
 
-    def sync_buffers(self) -> None:
-        """Copies rank 0's buffers, before a forward. Collective. In a join they are copied after each backward."""
+    def sync_buffers(self, by: Callable[[], None] | None = None) -> None:
+        """Copies rank 0's buffers before a forward, or calls `by`; in a join they are copied after each backward.
+
+        Collective. Nothing in a forward that backward computes again.
+        """
         if not self.uneven.copies_buffers and not self._native.inside_backward:
-            broadcast_buffers(self._members, self._comm, self._control, source=0)
+            with self._watch.waiting("the buffers of rank 0"):
+                (by or partial(broadcast_buffers, self._members, self._comm, self._control, source=0))()
 
     def close(self, *, crashed: bool = False) -> None:
         """Removes the hooks and ends the worker; gradients stay. Idempotent.
 
         crashed: serve no other rank; those that wait for this one get an error soon.
         """
-        _open_engines.discard(self)
+        open_engines.discard(self)
+        self._watch.close()
         if crashed:
             for comm in (self._comm, self._control, self._group):
                 comm.announce_failure()
@@ -219,12 +228,6 @@ class Engine:
     def buckets(self) -> list[Any]:
         """The buckets as they are now, in the order in which they are sent."""
         return self._buckets.all
-
-    @property
-    def bytes_sent(self) -> int:
-        """Payload bytes this rank has handed to other ranks for this model since it was wrapped."""
-        control = self._control.bytes_sent if self._control is not self._comm else 0
-        return self._group.bytes_sent + control + self.algorithm.bytes_sent
 
     @property
     def backward_count(self) -> int:
@@ -250,12 +253,7 @@ class Engine:
         """Takes what state_dict() returned on this rank. Collective: all ranks load the same step."""
         self._native.wait()
         self.algorithm.settle()
-        problem = problem_of(state, self._names, self._choices)
-        common = ("optimizer_steps", "backward_count", "plan", "tuned")
-        lines = [f"{key} {state.get(key)}" for key in common]
-        require_equal(self._control, [*lines, f"problem {problem!r}"], "the loaded state")
-        if problem:
-            raise ConfigError(f"load_state_dict: must be given what state_dict() returned, got {problem}")
+        require_state(self._control, state, self._names, self._choices)
         self._load_tuned(state["tuned"])
         self._buckets.load(state["plan"], rebuild=bool(self._choices) or self._tuner is not None)
         restore_fields(self.buckets, state["fields"])
@@ -289,7 +287,7 @@ class Engine:
 def _close_all() -> None:
     # Before the interpreter ends: a worker that runs Python must not outlive it.
     crashed = getattr(sys, "last_value", None) is not None
-    for engine in list(_open_engines):
+    for engine in list(open_engines):
         try:
             engine.close(crashed=crashed)
         except Exception:

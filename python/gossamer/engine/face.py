@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms import Join, Joinable
 
 from gossamer.comm import is_communicator
@@ -16,11 +17,13 @@ from gossamer.engine.engine import Engine
 from gossamer.engine.join import ShadowHook
 from gossamer.engine.worker import weak_call
 from gossamer.errors import ConfigError
+from gossamer.observe.report import Report
 
 
 class Face(Joinable):
     """A wrapper around an engine."""
 
+    module: Any
     _engine: Engine | None = None
     _given_group: Any  # what it was wrapped with
     _hook_to_begin: ShadowHook | None = None
@@ -57,6 +60,17 @@ class Face(Joinable):
         """
         with torch.no_grad():
             self.engine.load_state_dict(state)
+
+    def report(self, *, reset: bool = False, codec_error: bool = False) -> Report:
+        """What this rank's steps took, and what they sent: see gossamer.observe.Report. Sends nothing.
+
+        Args:
+            reset: afterwards, begin to count anew.
+            codec_error: tell the relative error of each codec on this rank's gradients of the last step. They are
+                kept from the first report that asks on, and until one does not, which takes as much memory again;
+                so the first has no figure yet.
+        """
+        return self.engine.report(reset=reset, codec_error=codec_error)
 
     def close(self) -> None:
         """Ends the engine; the wrapped model goes on alone, with the gradients it has. Idempotent."""
@@ -141,3 +155,9 @@ class Face(Joinable):
     def _notify_join(self) -> None:
         # At the beginning of a backward, where torch DDP does it in forward: a forward may have no backward to shadow.
         Join.notify_join_context(self)
+
+
+def refuse_assigned_parameters(wrapper: nn.Module, _incompatible: Any) -> None:
+    """Of a wrapper, after load_state_dict(): ConfigError where assign=True has put other parameters in the model."""
+    assert isinstance(wrapper, Face)
+    wrapper.engine.require_same_parameters(wrapper.module)

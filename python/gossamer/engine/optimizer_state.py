@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 
 from gossamer.comm import Communicator
 from gossamer.engine.agree import broadcast_bytes
 from gossamer.errors import ConfigError
+from gossamer.torch_private import keystr, tree_flatten_with_path, tree_map
 
 _SENT, _REFUSED = b"\0", b"\1"
 

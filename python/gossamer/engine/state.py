@@ -1,5 +1,5 @@
 """An algorithm's state in flat memory, by parameter name: so it follows its parameters into another bucket plan, and
-into a checkpoint. Pure moves, no collective. Used by engine.py.
+into a checkpoint. Moves, and one comparison between the ranks. Used by engine.py.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,9 +7,27 @@ from typing import Any
 
 from torch import Tensor
 
+from gossamer.comm import Communicator
+from gossamer.engine.agree import require_equal
 from gossamer.errors import ConfigError
 
 Fields = dict[str, dict[str, Tensor]]  # field -> parameter name -> values
+
+
+def require_state(
+    control: Communicator, state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[object]
+) -> None:
+    """ConfigError on every rank unless all can take the state that they are given, of one step. Collective.
+
+    Args:
+        names, codecs: see problem_of().
+    """
+    problem = problem_of(state, names, codecs)
+    common = ("optimizer_steps", "backward_count", "plan", "tuned")
+    lines = [f"{key} {state.get(key)}" for key in common]
+    require_equal(control, [*lines, f"problem {problem!r}"], "the loaded state")
+    if problem:
+        raise ConfigError(f"load_state_dict: must be given what state_dict() returned, got {problem}")
 
 
 def problem_of(state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[object]) -> str:

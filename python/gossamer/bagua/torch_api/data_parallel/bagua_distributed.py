@@ -127,19 +127,20 @@ class BaguaDistributedDataParallel:
 
     def algorithm_state_dict(self) -> dict[str, Any]:
         """As of gossamer.DataParallel. ConfigError where the algorithm is written in hooks."""
-        return self._native.state_dict()
+        return self.engine.state_dict()
 
     def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
         """As of gossamer.DataParallel. ConfigError where the algorithm is written in hooks. Collective."""
         with torch.no_grad():
-            self._native.load_state_dict(state)
+            self.engine.load_state_dict(state)
 
     @property
-    def _native(self) -> Engine:
+    def engine(self) -> Engine:
+        """The native engine. ConfigError where the algorithm is written in hooks."""
         if not isinstance(self._engine, Engine):
             raise ConfigError(
-                f"algorithm_state_dict: {type(self.bagua_algorithm).__name__} is written in hooks, and keeps its state "
-                f"itself"
+                f"bagua: {type(self.bagua_algorithm).__name__} is written in hooks, and keeps its state itself: it has "
+                f"no algorithm_state_dict() and no native engine"
             )
         return self._engine
 

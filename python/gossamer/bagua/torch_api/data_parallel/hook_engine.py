@@ -31,7 +31,6 @@ from gossamer.comm import Communicator, duplicate, is_communicator
 from gossamer.engine import (
     Background,
     Members,
-    at_end_of_backward,
     broadcast_tensors,
     by_communicator,
     mean_tensors,
@@ -42,6 +41,7 @@ from gossamer.engine import (
     tensors_in,
     weak_call,
 )
+from gossamer.torch_private import at_end_of_backward
 
 _open_engines: "weakref.WeakSet[HookEngine]" = weakref.WeakSet()
 

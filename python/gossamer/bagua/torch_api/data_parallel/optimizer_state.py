@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gossamer.comm import Communicator
 from gossamer.engine import broadcast_tensors, by_communicator, require_equal
+from gossamer.torch_private import tree_flatten, tree_unflatten
 
 
 @dataclass

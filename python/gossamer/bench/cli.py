@@ -1,0 +1,65 @@
+# `gossamer bench NAME`: a table of benchmarks, each a module that is imported only when it is asked for. A module
+# offers add_arguments(parser), run(options) -> int, EXAMPLES for --help, and a docstring that --help begins with.
+# What is measured is theirs; how results are written is in measuring.py. launch/cli.py calls build_parser and main.
+"""The ``gossamer bench`` command."""
+
+import argparse
+import importlib
+import shlex
+from typing import NamedTuple
+
+
+class Subcommand(NamedTuple):
+    module: str
+    summary: str
+
+
+SUBCOMMANDS = {
+    "allreduce": Subcommand(
+        "gossamer.bench.allreduce",
+        "an all-reduce of each size, on each backend and with each codec",
+    ),
+    "codec": Subcommand(
+        "gossamer.bench.codec",
+        "each codec: speed, error and bytes on this machine",
+    ),
+    "network": Subcommand(
+        "gossamer.bench.network.command",
+        "a training step of each algorithm and of torch's hooks over slow links; Linux, root",
+    ),
+    "train": Subcommand(
+        "gossamer.bench.train",
+        "a training step of a small GPT under each algorithm, beside torch's DDP",
+    ),
+}
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    """Takes the benchmark's name; what follows it is for the parser of that benchmark."""
+    width = max(map(len, SUBCOMMANDS))
+    listing = "\n".join(f"  {name:{width}}  {each.summary}" for name, each in SUBCOMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Measures on this machine, or inside a job on its workers. Results: JSON lines on stdout, "
+        "a table on stderr.",
+        epilog=f"benchmarks:\n{listing}\n\n`{prog} NAME --help` explains one, with examples.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=SUBCOMMANDS, metavar="NAME", help=" or ".join(SUBCOMMANDS))
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="arguments of that benchmark")
+    parser.set_defaults(prog=prog)
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the benchmark that was named, and returns the exit code."""
+    module = importlib.import_module(SUBCOMMANDS[args.name].module)
+    parser = argparse.ArgumentParser(
+        prog=f"{args.prog} {args.name}",
+        description=module.__doc__,
+        epilog=module.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    parser.set_defaults(command=shlex.join([*args.prog.split(), args.name, *args.rest]))  # for the lines
+    return int(module.run(parser.parse_args(args.rest)))

@@ -1,0 +1,195 @@
+# `gossamer bench network`: makes the hosts, starts the ranks on them, prints and draws what they measured. The ranks
+# are worker.py's, the figures steps.py's and loss.py's, the lines lines.py's. bench/cli.py and the study in
+# benchmarks/netlab call it.
+"""Trains a model on several hosts over slow links, with every algorithm and with what stock torch has, in one run.
+
+The hosts are network namespaces on this machine, and their links are shaped in both directions: Linux, root and
+iproute2 are needed, and nothing is left behind. All variants train copies of the model in the same processes, in turns;
+a figure is the median of the turns on the slowest rank. Or, with --to-loss, each trains alone until it has the
+validation loss that stock DDP ends with. Bytes are counted by Gossamer and, on each host's eth0, by the kernel.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gossamer.bench import options as values
+from gossamer.bench import showing
+from gossamer.bench.measuring import emit, note
+from gossamer.bench.network import lines as of
+from gossamer.bench.network import plot
+from gossamer.bench.network.loss import FIRST
+from gossamer.bench.network.steps import PER_TURN
+from gossamer.bench.network.tasks import TASKS
+from gossamer.bench.network.variants import LEVELS, OURS, PEERS, VARIANTS
+from gossamer.errors import ConfigError
+from gossamer.netlab import Shape, missing, run_on_hosts
+
+EXAMPLES = """\
+examples:
+  gossamer bench network                                    everything, 4 hosts at 100 Mbit/s
+  gossamer bench network --rate 1gbit --algorithms ddp,bytegrad,int4
+  gossamer bench network --hosts 2 --ranks-per-host 2       with the hierarchical ones
+  gossamer bench network --to-loss --steps 150 --seeds 3 --algorithms ddp,int4,local_sgd --output results
+"""
+STEP_COLUMNS = {
+    "algorithm": "algorithm",
+    "step_ms": "step ms",
+    "step_spread_ms": "spread",
+    "speedup_over_ddp": "times ddp",
+    "bytes_per_step": "bytes per step",
+    "payload_by_kernel": "on eth0",
+    "byte_limit_ms": "limit ms",
+    "step_over_limit": "over limit",
+    "compute_ms": "compute ms",
+}
+LOSS_COLUMNS = {
+    "algorithm": "algorithm",
+    "value": "seconds",
+    "ratio": "times ddp",
+    "steps": "steps",
+    "final_losses": "losses",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    known = ", ".join(VARIANTS)
+    parser.add_argument("--hosts", type=int, default=4, help="hosts (%(default)s)")
+    parser.add_argument("--rate", default="100mbit", help="of each host's link, each way (%(default)s)")
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="ranks on a host (%(default)s)")
+    parser.add_argument("--algorithms", default="all", help=f"all, or some of {known} (%(default)s)")
+    parser.add_argument(
+        "--model", choices=list(TASKS), default="gpt", help="2.5 M parameters, or 0.3 M (%(default)s)"
+    )
+    parser.add_argument("--rows", type=int, help="of data per rank and step (gpt 1, cnn 8)")
+    parser.add_argument("--lr", type=float, help="learning rate (1e-3)")
+    parser.add_argument("--backend", choices=("gloo", "gossamer"), default="gloo",
+                        help="of our algorithms; torch's DDP is on Gloo (%(default)s)")  # fmt: skip
+    parser.add_argument("--steps", type=int,
+                        help="timed steps of each (10); with --to-loss the steps of stock DDP (150)")  # fmt: skip
+    parser.add_argument(
+        "--to-loss", action="store_true", help="train to the validation loss that stock DDP ends with"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="with --to-loss: trainings of each (%(default)s)"
+    )
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="with --to-loss: the others follow it (%(default)s)"
+    )
+    parser.add_argument(
+        "--every", type=int, default=16, help="with --to-loss: steps between validations (%(default)s)"
+    )
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds the run may take (%(default)g)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="write the lines there, and draw; needs matplotlib"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, prints a JSON line a variant on stdout and a table on stderr, and draws. 0, or 130 after Ctrl-C."""
+    try:
+        lines, curves = measure(args)
+    except KeyboardInterrupt:
+        note("gossamer bench network: stopped; the hosts are removed")
+        return 130
+    for line in lines:
+        emit(line)
+    where = f"{args.hosts} hosts x {args.ranks_per_host}, {args.rate}, {args.model}"
+    if args.to_loss:
+        showing.table(f"seconds to the loss that stock DDP ends with, {where}", LOSS_COLUMNS, lines)
+    else:
+        showing.table(f"a training step, {where}", STEP_COLUMNS, lines)
+    if args.output is not None:
+        write(args, lines, curves)
+    return 0
+
+
+def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The lines of the results, and with --to-loss the curves. Raises as run_on_hosts does, and KeyboardInterrupt."""
+    job = _job(args)
+    if args.output is not None:
+        values.plot_file(str(args.output / "plot.png"))
+    if why := missing():
+        raise ConfigError(why)
+    with tempfile.TemporaryDirectory() as folder:
+        result, file = Path(folder, "result.json"), Path(folder, "job.json")
+        file.write_text(json.dumps(job | {"result": str(result), "weights": str(Path(folder, "weights"))}))
+        command = [sys.executable, "-m", "gossamer.bench.network.worker", str(file)]
+        run_on_hosts(
+            command,
+            args.hosts,
+            rate=args.rate,
+            ranks_per_host=args.ranks_per_host,
+            timeout_s=args.timeout,
+            shown=[0],
+        )
+        written = json.loads(result.read_text())
+    about = {name: getattr(args, name) for name in ("hosts", "ranks_per_host", "rate", "model", "backend")}
+    about |= written["about"] | {"burst_bytes": Shape(args.rate).burst_bytes, "command": args.command}
+    found = written["found"]
+    return (of.of_losses(found, about), found) if args.to_loss else (of.of_steps(found, about), [])
+
+
+def _job(args: argparse.Namespace) -> dict[str, Any]:
+    steps = (150 if args.to_loss else 10) if args.steps is None else args.steps
+    values.at_least_one("--steps", steps)
+    for flag in ("hosts", "ranks_per_host", "seeds", "every"):
+        values.at_least_one(f"--{flag.replace('_', '-')}", getattr(args, flag))
+    if args.rows is not None:
+        values.at_least_one("--rows", args.rows)
+    if args.lr is not None and not args.lr > 0:
+        raise ConfigError(f"--lr: must be above 0, got {args.lr}")
+    Shape(args.rate).burst_bytes  # noqa: B018, an error of the rate now
+    several = args.ranks_per_host > 1 and args.hosts > 1
+    known = PEERS | OURS | (LEVELS if several else {})
+    names = values.chosen(args.algorithms, list(known), "--algorithms")
+    if args.to_loss and FIRST not in names:
+        raise ConfigError(
+            f"--to-loss: the others are judged by {FIRST}, add it to --algorithms, got {args.algorithms}"
+        )
+    return {
+        "algorithms": sorted(names, key=list(known).index),
+        "model": args.model,
+        "rows": args.rows,
+        "lr": args.lr,
+        "backend": args.backend,
+        "ranks_per_host": args.ranks_per_host,
+        "timeout_s": min(args.timeout, 600),
+        "to_loss": args.to_loss,
+        "rounds": -(-steps // PER_TURN),
+        "steps": steps,
+        "seeds": list(range(args.first_seed, args.first_seed + args.seeds)),
+        "every": args.every,
+    }
+
+
+def write(
+    args: argparse.Namespace, lines: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]
+) -> None:
+    """The lines and the curves as files in the folder of --output, and a picture."""
+    kind = "loss" if args.to_loss else "steps"
+    stem = f"{kind}-{args.hosts}x{args.ranks_per_host}-{args.rate}-{args.model}"
+    args.output.mkdir(parents=True, exist_ok=True)
+    for name, each in ((stem, lines), (f"{stem}-curves", curves)):
+        if each:
+            (args.output / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in each))
+    draw(args.output / f"{stem}.png", args, lines, curves)
+
+
+def draw(
+    file: Path,
+    args: argparse.Namespace,
+    lines: Sequence[Mapping[str, Any]],
+    curves: Sequence[Mapping[str, Any]],
+) -> None:
+    """Curves of the loss where there are any, else bars of the steps. Needs matplotlib."""
+    title = f"{args.hosts} hosts x {args.ranks_per_host}, {args.rate}, {args.model}"
+    if curves:
+        plot.curves(file, curves, title=title)
+        return
+    panels = {"step_ms": "time of a step, ms", "payload_by_kernel": "bytes sent per host and step"}
+    showing.bars(file, lines, panels=panels, series="algorithm", title=f"a training step, {title}")

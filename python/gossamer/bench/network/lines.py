@@ -1,0 +1,143 @@
+# What the ranks measured, as lines of results: medians over turns and seeds, ratios to stock DDP in the same turn, and
+# the time that the link itself needs for the bytes. It measures nothing. command.py prints the lines.
+"""Lines of ``gossamer bench network``."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gossamer.bench.measuring import paired, place, result, short, spread
+from gossamer.bench.network.loss import FIRST
+from gossamer.bench.network.steps import ALONE
+from gossamer.bench.network.variants import VARIANTS
+from gossamer.units import parse_rate
+
+Ranks = Sequence[Mapping[str, list[float]]]
+
+
+def of_steps(found: Mapping[str, Ranks], about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A line a variant.
+
+    Args:
+        found: the turns of each rank, by variant, and of steps alone.
+        about: the run; `hosts`, `ranks_per_host` and `rate` at least.
+    """
+    times = {name: _slowest(ranks) for name, ranks in found.items()}
+    lines = []
+    for name in [name for name in found if not name.startswith(ALONE)]:
+        step_ms = 1e3 * statistics.median(times[name])
+        alone = times[ALONE + VARIANTS[name].optimizer]
+        extra = {"algorithm": name, **about, "period": VARIANTS[name].period}
+        extra |= {"step_ms": short(step_ms), "step_spread_ms": short(1e3 * spread(times[name]))}
+        extra |= {"compute_ms": short(1e3 * statistics.median(alone))}
+        extra |= _bytes(name, found[name], about, step_ms)
+        for peer, field in (("ddp", "speedup_over_ddp"), ("ddp_fp16_hook", "speedup_over_fp16_hook")):
+            if peer in times and peer != name:
+                extra[field] = short(statistics.median(paired(times[peer], times[name])))
+        where = f"{about['hosts']} hosts x {about['ranks_per_host']}, {about['rate']}, {about['model']}"
+        lines.append(
+            result(
+                f"step, {where}, {name}",
+                step_ms,
+                unit="ms",
+                benchmark="network",
+                baseline=("ddp", 1e3 * statistics.median(times["ddp"])) if "ddp" in times else None,
+                ratio=extra.get("speedup_over_ddp"),
+                samples=[1e3 * each for each in times[name]],
+                ratio_is="ddp / this",
+                **extra,
+            )
+            | place()
+        )
+    return lines
+
+
+def _slowest(ranks: Ranks) -> list[float]:
+    """The seconds of each turn on the rank that took longest."""
+    return [max(turn) for turn in zip(*(rank["seconds"] for rank in ranks), strict=True)]
+
+
+def _bytes(name: str, ranks: Ranks, about: Mapping[str, Any], step_ms: float) -> dict[str, Any]:
+    """What a rank sends in a step by Gossamer's count, and a host by the kernel's: means over ranks, and over turns.
+
+    The limit is the time that the link of a host needs for the bytes alone: of Gossamer's count where a rank has the
+    link for itself and Gossamer counts, else of the kernel's.
+    """
+
+    def mean(field: str) -> float | None:
+        values = [each for rank in ranks for each in rank[field]]
+        return statistics.fmean(values) if values else None
+
+    counted, kernel, payload = (
+        mean(each) for each in ("bytes_counted", "bytes_of_kernel", "payload_of_kernel")
+    )
+    assert kernel is not None
+    assert payload is not None
+    comparable = counted is not None and about["ranks_per_host"] == 1
+    of_host = counted if comparable and counted is not None else payload
+    limit_ms = 1e3 * of_host / parse_rate(about["rate"])
+    rests = name != "async"  # whose rounds go by the clock, not by steps
+    return {
+        "bytes_per_step": None if counted is None else round(counted),
+        "bytes_by_kernel": round(kernel),
+        "payload_by_kernel": round(payload),
+        "bytes_difference": short(kernel / counted - 1) if comparable and counted else None,
+        "byte_limit_ms": short(limit_ms) if rests else None,
+        "step_over_limit": short(step_ms / limit_ms) if rests else None,
+    }
+
+
+def of_losses(curves: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A line a variant: the median over the seeds of its seconds to the loss that stock DDP ends with.
+
+    A rank that holds other weights than the rest needs one exact mean more, which is counted. A seed that did not get
+    there in `loss.PATIENCE` times the steps counts as infinitely long; then a median may be missing.
+    """
+    seeds = sorted({curve["seed"] for curve in curves})
+    full_s = {curve["seed"]: curve["seconds"][-1] for curve in curves if curve["algorithm"] == FIRST}
+    targets = {curve["seed"]: curve["losses"][-1] for curve in curves if curve["algorithm"] == FIRST}
+    lines = []
+    for name in dict.fromkeys(curve["algorithm"] for curve in curves):
+        own = {curve["seed"]: curve for curve in curves if curve["algorithm"] == name}
+        seconds = [time_to(own[seed], targets[seed]) for seed in seeds]
+        speedups = [full_s[seed] / taken for seed, taken in zip(seeds, seconds, strict=True)]
+        median_s = statistics.median(seconds)
+        reached = median_s != float("inf")
+        where = f"{about['hosts']} hosts x {about['ranks_per_host']}, {about['rate']}, {about['model']}"
+        extra = {
+            "algorithm": name,
+            **about,
+            "seeds": len(seeds),
+            "targets": [short(t) for t in targets.values()],
+        }
+        extra |= {"seconds": [_finite(each) for each in seconds]}
+        extra |= {"speedups": [short(s) for s in speedups], "steps": [own[s]["steps"][-1] for s in seeds]}
+        extra |= {"final_losses": [_finite(own[seed]["losses"][-1]) for seed in seeds]}
+        lines.append(
+            result(
+                f"time to the loss stock DDP ends with, {where}, {name}",
+                median_s if reached else -1.0,
+                unit="s" if reached else "s (-1: not reached)",
+                benchmark="network",
+                baseline=(FIRST, statistics.median(full_s.values())),
+                ratio=statistics.median(speedups),
+                ratio_is="ddp / this",
+                **extra,
+            )
+            | place()
+        )
+    return lines
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity, and no NaN, which a training that diverged ends with."""
+    return short(value) if math.isfinite(value) else None
+
+
+def time_to(curve: Mapping[str, Any], target: float) -> float:
+    """Seconds until the first validation at or below the target, and for the mean if ranks are apart; else infinity."""
+    for seconds, loss in zip(curve["seconds"], curve["losses"], strict=True):
+        if loss <= target:
+            return float(seconds + curve["consensus_s"])
+    return float("inf")

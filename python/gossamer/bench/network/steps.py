@@ -1,0 +1,111 @@
+# The time and the bytes of a step, on one rank: all variants train copies of a model in the same processes, in turns,
+# and count what they send and what the kernel counts on eth0. What the figures mean is for lines.py. Called by
+# worker.py.
+"""Timing steps over a slow link."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gossamer import runtime
+from gossamer.bench.measuring import note
+from gossamer.bench.network.tasks import Task
+from gossamer.bench.network.variants import PERIOD, VARIANTS, Setting, Training
+from gossamer.netlab import DEVICE, Counters
+
+ALONE = "alone, "  # before the optimizer's name: a step without communication
+PER_TURN = 2
+_FIRST_STEPS = 3  # buckets are planned, warm-ups end, connections are up
+
+
+@dataclass
+class Turns:
+    """One variant on one rank, a figure each turn, for one step."""
+
+    seconds: list[float] = field(default_factory=list)
+    bytes_counted: list[float] = field(default_factory=list)  # by Gossamer, on this rank
+    bytes_of_kernel: list[float] = field(default_factory=list)  # on eth0 of this rank's host
+    payload_of_kernel: list[float] = field(default_factory=list)  # less headers
+
+
+class Timed:
+    """A training whose steps are timed on this rank's rows of a batch that stays."""
+
+    def __init__(self, task: Task, name: str, setting: Setting, rows: int) -> None:
+        torch.manual_seed(0)
+        self.variant = None if name.startswith(ALONE) else VARIANTS[name]
+        self.training = Training(task.model(), self.variant, setting, alone=name.removeprefix(ALONE))
+        self.batch = [
+            part.chunk(runtime.size())[runtime.rank()] for part in task.batch(0, rows * runtime.size())
+        ]
+        self.turns = Turns()
+        self.period = 1 if self.variant is None else self.variant.period
+        self.steps = PER_TURN if self.period == 1 else self.period
+
+    def begin(self) -> None:
+        """The first steps, not timed: up to the middle of a period, so that no transfer lies between two turns."""
+        for _ in range(_FIRST_STEPS if self.period == 1 else PERIOD // 2 - 1):
+            self.training.step(*self.batch)
+
+    def turn(self) -> None:
+        if self.period == 1:  # the link of this variant has been idle
+            self.training.step(*self.batch)
+        dist.barrier()
+        counted, kernel = self.training.bytes_sent, Counters.read(DEVICE)
+        start_s = time.perf_counter()
+        for _ in range(self.steps):
+            self.training.step(*self.batch)
+        self.turns.seconds.append((time.perf_counter() - start_s) / self.steps)
+        dist.barrier()
+        went = Counters.read(DEVICE) - kernel
+        self.turns.bytes_of_kernel.append(went.tx_bytes / self.steps)
+        self.turns.payload_of_kernel.append(went.payload_sent / self.steps)
+        if counted is not None:
+            sent = self.training.bytes_sent
+            assert sent is not None
+            self.turns.bytes_counted.append((sent - counted) / self.steps)
+
+
+def measure(task: Task, names: list[str], setting: Setting, *, rows: int, rounds: int) -> dict[str, Any]:
+    """The turns of every variant and of steps alone, as every rank has them. Collective; the same on all ranks."""
+    kinds = dict.fromkeys(VARIANTS[name].optimizer for name in names)
+    together = [name for name in names if name != "async"]
+    alone = [ALONE + kind for kind in kinds]
+    mine: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        timed = {name: stack.enter_context(_timed(task, name, setting, rows)) for name in [*alone, *together]}
+        _rounds(timed, rounds)
+        mine |= {name: asdict(each.turns) for name, each in timed.items()}
+    if "async" in names:  # its averaging never rests, and would slow the others' turns
+        with _timed(task, "async", setting, rows) as last:
+            _rounds({"async": last}, rounds)
+            mine["async"] = asdict(last.turns)
+    ranks: list[Any] = [None] * runtime.size()
+    dist.all_gather_object(ranks, mine)
+    return {name: [of[name] for of in ranks] for name in mine}
+
+
+@contextlib.contextmanager
+def _timed(task: Task, name: str, setting: Setting, rows: int) -> Iterator[Timed]:
+    timed = Timed(task, name, setting, rows)
+    try:
+        timed.begin()
+        if runtime.rank() == 0:
+            note(f"ready: {name}")
+        yield timed
+    finally:
+        timed.training.close()
+
+
+def _rounds(timed: Mapping[str, Timed], rounds: int) -> None:
+    names = list(timed)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            timed[name].turn()
+        if runtime.rank() == 0:
+            note(f"round {turn + 1} of {rounds}: {', '.join(names)}")

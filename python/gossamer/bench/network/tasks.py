@@ -1,0 +1,80 @@
+# What `gossamer bench network` trains: the demo's GPT in a larger setting, and a CNN on scikit-learn's digits.
+# Functions of a seed, the same on every rank; nothing here knows of ranks or of time. steps.py and loss.py call it.
+"""The two trainings over slow links."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gossamer.demo import data
+from gossamer.demo.model import CONTEXT, GPT
+from gossamer.errors import ConfigError
+
+Batch = tuple[Tensor, ...]
+_VALIDATION_ROWS = 128  # of text
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model whose forward(*batch) is the mean loss, and what it trains on.
+
+    batch(seed, rows) is a global batch, which the ranks share out; `rows` is one rank's where nothing else is said.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    batch: Callable[[int, int], Batch]
+    validation: Batch
+    rows: int
+    lr: float
+
+
+class CNN(nn.Module):
+    """Two convolutions and two linear layers for 8 x 8 images, 283,658 parameters; forward(images, labels)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, second = nn.Conv2d(1, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
+        convolutions = first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        self.body = nn.Sequential(*convolutions, nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 10))
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.body(images), labels)
+
+
+def gpt() -> Task:
+    """2.5 million parameters in 3 layers: few and large, so that a step computes little for the bytes that it sends."""
+    train, validation = data.standard_library()
+    return Task(
+        "gpt",
+        lambda: GPT(width=256, heads=4, layers=3),
+        lambda seed, rows: (data.batch(train, seed=seed, rows=rows, context=CONTEXT),),
+        (data.batch(validation, seed=0, rows=_VALIDATION_ROWS, context=CONTEXT),),
+        rows=1,
+        lr=1e-3,
+    )
+
+
+def cnn() -> Task:
+    """ConfigError where scikit-learn is not installed."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise ConfigError("--model cnn: its digits need scikit-learn; pip install scikit-learn") from None
+    read = load_digits()
+    order = torch.randperm(len(read.target), generator=torch.Generator().manual_seed(0))
+    images = torch.from_numpy(read.images).float()[order, None] / 16
+    labels = torch.from_numpy(read.target).long()[order]
+    count = 900  # to train on; the other 897 validate
+
+    def batch(seed: int, rows: int) -> Batch:
+        chosen = torch.randint(count, (rows,), generator=torch.Generator().manual_seed(seed))
+        return images[chosen], labels[chosen]
+
+    return Task("cnn", CNN, batch, (images[count:], labels[count:]), rows=8, lr=1e-3)
+
+
+TASKS: dict[str, Callable[[], Task]] = {"gpt": gpt, "cnn": cnn}

@@ -1,0 +1,188 @@
+# `gossamer bench train`: the demo's GPT as each of the algorithms trains it, beside torch's DDP. It times steps between
+# these workers and judges no loss; `gossamer demo` and benchmarks/bench_convergence.py do that. bench/cli.py calls it,
+# benchmarks/bench_step.py times the same steps.
+"""The time of a training step of the demo's GPT (1.07 M parameters) under each algorithm, beside torch's DDP on Gloo.
+
+Alone it starts workers on this machine (-np) or on others (-H); inside a job it uses the job's workers. Every variant
+trains a copy of its own in the same processes, in turns. A figure is the median of the turns, each as long as on its
+slowest worker; `ratio` is how many times as fast as torch's DDP. `cpu_ms` is the processor time of a step, all threads
+of rank 0: it tells work from waiting. `bytes_per_step` is what Gossamer on rank 0 sends in a step.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel as StockDDP
+
+from gossamer import runtime
+from gossamer.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    QAdam,
+    QAdamOptimizer,
+    ZeroOneAdam,
+    ZeroOneAdamOptimizer,
+)  # fmt: skip
+from gossamer.bench import options as values
+from gossamer.bench import showing
+from gossamer.bench.measuring import Turns, interleaved, note, paired, place, result, short, slowest
+from gossamer.data_parallel import DataParallel
+from gossamer.demo.model import CONTEXT, GPT
+from gossamer.launch import workers
+
+EXAMPLES = """\
+examples:
+  gossamer bench train -np 2                                     every algorithm, two workers on this machine
+  gossamer bench train -np 2 --algorithms bytegrad,local_sgd --steps 30
+  gossamer bench train -np 4 -H a:2,b:2 --plot train.png         two on each of two hosts, over ssh
+  gossamer run -np 4 -m gossamer bench train                     inside a job
+"""
+STOCK = "torch DDP"
+PER_TURN = 10  # steps; LocalSGD's period, so that what it does once in a period counts with its share
+COLUMNS = {
+    "algorithm": "algorithm",
+    "value": "step ms",
+    "ratio": "times as fast",
+    "cpu_ms": "processor ms",
+    "bytes_per_step": "bytes per step",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    workers.add_arguments(parser)
+    known = ", ".join(ALGORITHMS)
+    parser.add_argument("--algorithms", default="all", help=f"all, or some of {known} (%(default)s)")
+    parser.add_argument("--backend", choices=("gossamer", "gloo"), default="gossamer",
+                        help="of our groups; torch's DDP is on Gloo (%(default)s)")  # fmt: skip
+    parser.add_argument("--rows", type=int, default=8, help="of text per worker and step (%(default)s)")
+    parser.add_argument("--steps", type=int, default=60, help=f"timed, in turns of {PER_TURN} (%(default)s)")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw time and bytes of a step; needs matplotlib")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, prints a JSON line a variant on stdout and a table on stderr, and draws. 0."""
+    plot = values.plot_file(args.plot)
+    settings = {
+        "algorithms": values.chosen(args.algorithms, list(ALGORITHMS), "--algorithms"),
+        "backend": args.backend,
+        "rows": values.at_least_one("--rows", args.rows),
+        "rounds": -(-values.at_least_one("--steps", args.steps) // PER_TURN),
+    }
+    lines = workers.on_workers(measure, settings, nproc=args.nproc, hosts=args.hosts, alone=2)
+    if lines is None:  # another rank prints
+        return 0
+    title = f"a training step of the demo's GPT, {lines[0]['ranks']} workers"
+    showing.results(title, COLUMNS, lines, command=args.command)
+    if plot is not None:
+        panels = {"value": "time of a step, ms", "bytes_per_step": "bytes sent per worker and step"}
+        showing.bars(plot, lines, panels=panels, series="algorithm", title=title)
+    return 0
+
+
+def measure(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """What one worker does; the lines of the results, the same on every rank."""
+    runtime.init(backend="gloo")
+    try:
+        group = dist.new_group(backend=settings["backend"])
+        rows = settings["rows"]
+        trainings = {STOCK: Training(lambda network, _: StockDDP(network), rows=rows)}
+        for name in settings["algorithms"]:
+            algorithm = ALGORITHMS[name]()
+            wrap = partial(DataParallel, algorithm=algorithm, process_group=group)
+            trainings[name] = Training(wrap, rows=rows, algorithm=algorithm)
+        if runtime.rank() == 0:
+            note(f"{settings['rounds']} turns of {PER_TURN} steps, {len(trainings)} variants")
+        turns, sent = timed(trainings, settings["rounds"])
+        seconds = slowest(turns, mean=True)
+        lines = [_line(name, seconds, turns[name], sent[name]) for name in trainings]
+        for training in trainings.values():
+            training.close()
+        return lines
+    finally:
+        runtime.shutdown()
+
+
+Wrap = Callable[[nn.Module, optim.Optimizer], nn.Module]
+
+
+class Training:
+    """A fresh GPT and its optimizer, wrapped; calling it is one training step on this rank's rows of text.
+
+    Args:
+        wrap: makes of the network and its optimizer the model that is trained.
+        algorithm: whose optimizer it gets; None: AdamW.
+    """
+
+    def __init__(self, wrap: Wrap, *, rows: int, algorithm: Algorithm | None = None) -> None:
+        torch.manual_seed(0)
+        network = GPT()
+        self.optimizer = optimizer_for(algorithm, network.parameters())
+        self.model = wrap(network, self.optimizer)
+        seed = torch.Generator().manual_seed(runtime.rank())
+        self.text = torch.randint(256, (rows, CONTEXT + 1), generator=seed)
+
+    def __call__(self) -> None:
+        loss = self.model(self.text)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """By this rank until now; None for torch's DDP, which does not count."""
+        return self.model.engine.bytes_sent if isinstance(self.model, DataParallel) else None
+
+    def close(self) -> None:
+        if isinstance(self.model, DataParallel):
+            self.model.close()
+
+
+def optimizer_for(algorithm: Algorithm | None, params: Iterable[nn.Parameter]) -> optim.Optimizer:
+    """The optimizer that the algorithm needs, past its warm-up after the first step; AdamW for all others."""
+    if isinstance(algorithm, ZeroOneAdam):
+        return ZeroOneAdamOptimizer(params, lr=1e-4, freeze_steps=1)
+    if isinstance(algorithm, QAdam):  # OneBitAdam is one
+        return QAdamOptimizer(params, lr=1e-4, warmup_steps=1)
+    return optim.AdamW(params, lr=1e-4, fused=True)
+
+
+def timed(trainings: Mapping[str, Training], rounds: int) -> tuple[dict[str, Turns], dict[str, float | None]]:
+    """The turns of this rank, and the bytes that it sent in a step."""
+    interleaved(trainings, rounds=0, repeats=0)  # the first steps: buckets are planned, warm-ups end
+    before = {name: training.bytes_sent for name, training in trainings.items()}
+    # No untimed step, so that a turn is a whole period.
+    turns = interleaved(trainings, rounds=rounds, repeats=PER_TURN, before=dist.barrier, untimed=0)
+    sent: dict[str, float | None] = {}
+    for name, training in trainings.items():
+        first, last = before[name], training.bytes_sent
+        steps = rounds * PER_TURN + 2
+        sent[name] = None if first is None or last is None else (last - first) / steps
+    return turns, sent
+
+
+def _line(name: str, seconds: Mapping[str, list[float]], turns: Turns, sent: float | None) -> dict[str, Any]:
+    times, peer = seconds[name], seconds[STOCK]
+    size = runtime.size()
+    return (
+        result(
+            f"step of the demo's GPT, {size} workers, {name}",
+            1e3 * statistics.median(times),
+            unit="ms",
+            benchmark="train",
+            baseline=None if name == STOCK else (STOCK, 1e3 * statistics.median(peer)),
+            ratio=None if name == STOCK else statistics.median(paired(peer, times)),
+            samples=[1e3 * each for each in times],
+            ratio_is=f"{STOCK} / {name}",
+            algorithm=name,
+            ranks=size,
+            cpu_ms=short(1e3 * statistics.median(turns.cpu_seconds)),
+            bytes_per_step=None if sent is None else round(sent),
+        )
+        | place()
+    )

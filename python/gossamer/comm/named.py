@@ -1,0 +1,111 @@
+# Opens the named operations of a process set (csrc/named/): private connections between its ranks, and the negotiation,
+# which goes through shared memory on one host and through Gloo between hosts. Submits nothing itself; the Horovod face
+# does. No matching and no fusion here: csrc/negotiate/.
+"""Collectives that are matched by name, not by order: ``open_named()`` and its options."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from gossamer import _C
+from gossamer.comm.base import Communicator
+from gossamer.comm.c10d import from_backend, ground_of, make_backend
+from gossamer.errors import ConfigError
+from gossamer.observe.stall_named import NamedWatch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_open: "WeakKeyDictionary[_C.NamedCollectives, list[Any]]" = WeakKeyDictionary()
+SILENCE = timedelta(days=365)  # an idle rank says nothing; one that is lost is noticed otherwise
+
+
+@dataclass(frozen=True)
+class NamedOptions:
+    """How operations are negotiated. What says "rank 0" is decided by the first rank of the set for all."""
+
+    fusion_bytes: int = 128 << 20  # rank 0: of one batch; 0: nothing is fused but the operations of a group
+    fuse_groups: bool = True  # rank 0: groups may be fused with other operations
+    cache_capacity: int = 1024  # rank 0: agreements that need no request any more; 0: none
+    window_us: int = 400  # a burst that begins is waited for this long while it grows; 0: not at all
+    stall_warning_s: float = (
+        60.0  # rank 0: an operation that some ranks have not submitted is reported; 0: never
+    )
+    stall_shutdown_s: float = 0.0  # rank 0: and ends everything after this; 0: never
+    # Called on rank 0's thread; must be short. None: all ranks log it, as a warning.
+    on_stall: Callable[[list[_C.Stalled]], None] | None = None
+    on_event: Callable[[str, str, int, float], None] | None = (
+        None  # phase, name, rank, seconds; from any thread
+    )
+
+
+def open_named(
+    group: "ProcessGroup | None", ranks: Sequence[int], *, key: str, options: NamedOptions | None = None
+) -> _C.NamedCollectives:
+    """The named operations of some ranks of a group, over private connections of its backends. Collective over them.
+
+    Args:
+        group: a process group; None is the default one.
+        ranks: ranks of the group, ascending; this one among them. The others do not call.
+        key: equal on these ranks, and never used before in this group.
+        options: None is NamedOptions().
+
+    Raises:
+        ConfigError: this rank is not among them, they are not ascending, or a backend is not gossamer, gloo or nccl.
+        CommError: the others did not come in the group's timeout.
+    """
+    ground = ground_of(group)
+    members = list(ranks)
+    if members != sorted(set(members)) or ground.rank not in members or not members[-1] < ground.size:
+        raise ConfigError(
+            f"open_named: ranks must be ascending ranks of a group of {ground.size}, rank {ground.rank} among "
+            f"them, got {members}"
+        )
+    rank, size = members.index(ground.rank), len(members)
+    store = dist.PrefixStore(f"gossamer/named/{key}", ground.store)
+
+    def connect(kind: str, name: str, timeout: timedelta) -> Any:
+        return make_backend(kind, dist.PrefixStore(name, store), rank, size, timeout)
+
+    control = shared = connect("gossamer", "shared", ground.timeout)
+    if len(shared.hosts) > 1:
+        control = connect("gloo", "control", SILENCE)
+    devices: dict[str, Communicator] = {}
+    backends: dict[str, Any] = {"gossamer": shared}
+    for device, kind in ground.kinds.items():
+        if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+            continue
+        if kind not in ("gossamer", "gloo", "nccl"):
+            raise ConfigError(
+                f"open_named: the group uses {kind!r} for {device} tensors; use gossamer, gloo or nccl"
+            )
+        if kind not in backends:
+            backends[kind] = connect(kind, kind, ground.timeout)
+        place = (
+            torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+        )
+        devices[device] = from_backend(backends[kind], device=place, store=store, name=f"{key}/{device}")
+    settings = vars(options or NamedOptions())
+    if settings["on_stall"] is None:
+        warning_s = settings["stall_warning_s"]
+        watch = NamedWatch(ground.rank, leads=rank == 0, store=store, warning_s=warning_s if size > 1 else 0)
+        settings = {**settings, "on_stall": watch.report}  # which keeps it alive
+    named = _C.NamedCollectives(control, devices, members, **settings)
+    _open[named] = list(backends.values())
+    return named
+
+
+def abort_all() -> None:
+    """Ends all that are open, with an error for whoever waits, as somebody knows that a rank is lost.
+
+    Ranks of other hosts that are not in the middle of a transfer with the lost one do not notice that themselves.
+    """
+    for named, backends in list(_open.items()):
+        for backend in backends:
+            backend.abort()
+        named.shutdown()

@@ -1,0 +1,214 @@
+# What one process sees of its machine: versions, devices, network, limits, variables. Judges nothing (the checks do)
+# and talks to no other rank (meeting.py does). A probe that raises leaves its error in place of the fact.
+"""The facts that the checks of ``gossamer doctor`` look at."""
+
+import fcntl
+import os
+import platform
+import resource
+import shutil
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gossamer import _C, __version__, _ops, config
+from gossamer.config import Placement
+from gossamer.errors import ConfigError
+
+# Of linux/sockios.h.
+SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFMTU = 0x8913, 0x8915, 0x8921
+IFF_UP, IFF_LOOPBACK = 0x1, 0x8
+PREFIXES = (
+    "GOSSAMER_",
+    "GLOO_",
+    "TORCH_",
+    "NCCL_",
+    "OMP_",
+    "HOROVOD_",
+    "MASTER_",
+    "OMPI_COMM_WORLD_",
+    "PMI_",
+    "SLURM_",
+)
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+
+
+def collect(placement: Placement) -> dict[str, Any]:
+    """Every fact of this process; JSON can hold it."""
+    found: dict[str, Any] = {"placement": vars(placement)}
+    for name, probe in PROBES.items():
+        try:
+            found[name] = probe()
+        except Exception as error:
+            found[name] = {"broken": f"{type(error).__name__}: {error}"}
+    return found
+
+
+def host() -> dict[str, str]:
+    """Its name, and what is equal for two processes only if they share machine and network."""
+    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {"name": socket.gethostname(), "id": f"{machine} {os.readlink('/proc/self/ns/net')}"}
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": torch.__version__, "gossamer": __version__}
+
+
+def extension() -> dict[str, Any]:
+    """Where the native part is, and whether an operation of it gives back what it was given."""
+    x = torch.arange(64, dtype=torch.float32)[None]
+    kind = _ops.KINDS["identity"]
+    out = torch.empty_like(x)
+    _ops.decode(_ops.encode(x, kind, 1), kind, 1, out)
+    return {
+        "file": _C.__file__,
+        "cuda": _ops.with_cuda,
+        "instruction_set": _C.instruction_set(),
+        "works": torch.equal(x, out),
+    }
+
+
+def cuda() -> dict[str, Any]:
+    available = torch.cuda.is_available()
+    count = torch.cuda.device_count() if available else 0
+    return {
+        "available": available,
+        "built_for": torch.version.cuda,
+        "driver": _driver(),
+        "devices": [torch.cuda.get_device_name(index) for index in range(count)],
+    }
+
+
+def nccl() -> dict[str, Any]:
+    """Its version where torch has it and a GPU is there."""
+    if not dist.is_nccl_available():
+        return {"available": False, "version": None}
+    version = torch.cuda.nccl.version() if torch.cuda.is_available() else None
+    return {"available": True, "version": ".".join(map(str, version)) if version else None}
+
+
+def interfaces() -> list[dict[str, Any]]:
+    """The network devices that are up, with their IPv4 address, None without one, and MTU."""
+    found = []
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            flags = struct.unpack_from("H", _ioctl(probe, SIOCGIFFLAGS, name) or bytes(32), 16)[0]
+            if flags & IFF_UP:
+                address, mtu = _ioctl(probe, SIOCGIFADDR, name), _ioctl(probe, SIOCGIFMTU, name)
+                found.append(
+                    {
+                        "name": name,
+                        "address": socket.inet_ntoa(address[20:24]) if address else None,
+                        "mtu": struct.unpack_from("i", mtu, 16)[0] if mtu else None,
+                        "loopback": bool(flags & IFF_LOOPBACK),
+                    }
+                )
+    return found
+
+
+def resolved() -> list[str]:
+    """The addresses of this host's own name, in the order in which Gloo tries them; none if it has no address."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def towards_master() -> str | None:
+    """This host's own address on the way to MASTER_ADDR; None without one. Nothing is sent."""
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((config.master_addr(), 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def shared_memory() -> dict[str, int] | None:
+    """Bytes of /dev/shm; None where there is none."""
+    if not os.path.isdir("/dev/shm"):
+        return None
+    stat = os.statvfs("/dev/shm")
+    return {"bytes": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize}
+
+
+def cores() -> dict[str, Any]:
+    """Cores that this process may run on, the share of processor time that its container gets, torch's threads."""
+    return {
+        "usable": len(os.sched_getaffinity(0)),
+        "quota": _quota(Path("/sys/fs/cgroup/cpu.max")),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def open_files() -> dict[str, int]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {"soft": soft, "hard": hard}
+
+
+def environment() -> dict[str, str]:
+    """The variables that launchers, torch's backends and Gossamer read."""
+    every = config.variables("")
+    return {name: text for name, text in every.items() if name.startswith(PREFIXES) or name in NAMES}
+
+
+def refused_settings() -> str | None:
+    """Why config.current() refuses the environment; None where it does not."""
+    try:
+        config.current()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def ssh() -> str | None:
+    return shutil.which("ssh")
+
+
+PROBES: dict[str, Callable[[], Any]] = {
+    "host": host,
+    "versions": versions,
+    "extension": extension,
+    "cuda": cuda,
+    "nccl": nccl,
+    "interfaces": interfaces,
+    "resolved": resolved,
+    "towards_master": towards_master,
+    "shared_memory": shared_memory,
+    "cores": cores,
+    "open_files": open_files,
+    "environment": environment,
+    "refused_settings": refused_settings,
+    "ssh": ssh,
+}
+
+
+def _ioctl(probe: socket.socket, request: int, device: str) -> bytes | None:
+    try:
+        return fcntl.ioctl(probe, request, struct.pack("256s", device.encode()[:15]))
+    except OSError:
+        return None
+
+
+def _driver() -> str | None:
+    """The version of the NVIDIA driver, as the kernel module tells it; None without one."""
+    try:
+        first = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except OSError:
+        return None
+    return next((word for word in first.split() if word[:1].isdigit() and "." in word), first)
+
+
+def _quota(file: Path) -> float | None:
+    """Cores' worth of time of the control group; None without a limit."""
+    try:
+        limit, period = file.read_text().split()
+    except (OSError, ValueError):  # no control groups of version 2
+        return None
+    return None if limit == "max" else int(limit) / int(period)

@@ -1,0 +1,180 @@
+# The one part of `gossamer doctor` where ranks talk: facts go through the launcher's store, so that they arrive also
+# where no group can be joined; then a group is joined, and hosts measure what is between them. It judges nothing.
+# cli.py calls it in every rank.
+"""Facts of all ranks, and measurements between hosts."""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gossamer import comm, runtime
+from gossamer.comm.c10d import hosts_of as hosts_that_share
+from gossamer.config import Placement
+from gossamer.doctor import facts
+from gossamer.doctor.rows import Job, Pair, hosts_of
+
+PINGS = 20
+MESSAGE_BYTES = 1 << 20
+MOST_MESSAGES = 64
+DIRECTION_S = 0.2  # of a bandwidth
+MEASURING_S = 60  # of all pairs
+
+
+def examine(settings: dict[str, Any]) -> Job | None:
+    """The facts of all ranks, failures, and what was measured; None on ranks other than 0.
+
+    Args:
+        settings: "timeout_s", for meeting, joining and answering each; "network": whether to measure.
+
+    Raises:
+        ConfigError: a launcher's variables that contradict each other.
+        CommError: the ranks' store was not reached.
+    """
+    timeout_s = settings["timeout_s"]
+    placement, store = runtime.meet(timeout_s)
+    own = facts.collect(placement)
+    if placement.size == 1:
+        return Job([own])
+    store = dist.PrefixStore("gossamer/doctor", store)
+    store.set(f"facts{placement.rank}", json.dumps(own))
+    every, failures = _gather(store, "facts", placement.size, timeout_s)
+    answer: dict[str, Any] = {"error": None, "pairs": [], "shared": None}
+    if not failures:
+        try:
+            answer |= _measure(placement, store, every, settings)
+        except Exception as error:
+            answer["error"] = f"{type(error).__name__}: {error}"
+    store.set(f"answer{placement.rank}", json.dumps(answer))
+    if placement.rank != 0:
+        return None
+    # Joining may take that long on each of two ways before a rank gives up.
+    answers, silent = _gather(store, "answer", placement.size, 2 * timeout_s + MEASURING_S)
+    failures += [f"rank {rank}: {each['error']}" for rank, each in enumerate(answers) if each.get("error")]
+    failures += silent
+    found = [
+        Pair(**{**pair, "ranks": tuple(pair["ranks"])}) for each in answers for pair in each.get("pairs", [])
+    ]
+    return Job([each for each in every if each], failures, found, answers[0].get("shared"))
+
+
+def _gather(store: Any, what: str, size: int, timeout_s: float) -> tuple[list[dict[str, Any]], list[str]]:
+    """What every rank put under a name, {} for those that did not in time, and a failure for each of those."""
+    found: list[dict[str, Any]] = []
+    failures, deadline = [], time.monotonic() + timeout_s
+    for rank in range(size):
+        left = timedelta(seconds=max(0.1, deadline - time.monotonic()))
+        try:
+            store.wait([f"{what}{rank}"], left)
+            found.append(json.loads(store.get(f"{what}{rank}")))
+        except RuntimeError as error:  # also torch's DistStoreError
+            found.append({})
+            said = f"rank {rank} did not tell its {what} in {timeout_s:g} s: {str(error).splitlines()[0]}"
+            failures.append(f"{said}; rows below count the other ranks" if what == "facts" else said)
+    return found, failures
+
+
+def _measure(
+    placement: Placement, store: Any, every: Sequence[dict[str, Any]], settings: dict[str, Any]
+) -> dict[str, Any]:
+    where = {"rank": placement.rank, "size": placement.size}
+    local = {"local_rank": placement.local_rank, "local_size": placement.local_size}
+    runtime.join(store, **where, **local, backend="gossamer", timeout_s=settings["timeout_s"])
+    try:
+        shared = hosts_that_share(comm.from_group(None))
+        pairs = []
+        if settings["network"]:
+            for a, b in rounds(representatives(every)):
+                if placement.rank in (a, b):
+                    pair = between(a, b, is_first=placement.rank == a)
+                    pairs += [asdict(pair)] if pair is not None else []
+        return {"pairs": pairs, "shared": shared}
+    finally:
+        runtime.shutdown()
+
+
+def representatives(every: Sequence[dict[str, Any]]) -> list[int]:
+    """The first rank of every host; of the only host the first two."""
+    hosts = list(hosts_of(every).values())
+    return [ranks[0] for ranks in hosts] if len(hosts) > 1 else hosts[0][:2]
+
+
+def rounds(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Every pair once, such that neighbours in the order share no rank where that can be: they run at the same time."""
+    circle: list[int | None] = [*ranks, None] if len(ranks) % 2 else [*ranks]
+    for _ in range(len(circle) - 1):
+        for one, other in zip(circle[: len(circle) // 2], reversed(circle), strict=False):
+            if one is not None and other is not None:
+                yield min(one, other), max(one, other)
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+
+
+def between(a: int, b: int, *, is_first: bool) -> Pair | None:
+    """Latency, clocks and both directions' bandwidth between two ranks, which both call it; None on the second."""
+    peer = b if is_first else a
+    latency_s, clock_s, error_s = _pings(peer, is_first=is_first)
+    there = _bandwidth(peer, sends=is_first)
+    back = _bandwidth(peer, sends=not is_first)
+    return Pair((a, b), latency_s, there, back, clock_s, error_s) if is_first else None
+
+
+def _pings(peer: int, *, is_first: bool) -> tuple[float, float, float]:
+    """Seconds one way, the peer's clock minus this one's, and how far that may be off, half the quickest way there and
+    back."""
+    note = torch.zeros(1, dtype=torch.float64)
+    trips, clocks = [], []
+    for _ in range(PINGS + 1):  # the first makes the connection
+        if is_first:
+            begin = time.time()
+            start_s = time.perf_counter()
+            dist.send(note, peer)
+            dist.recv(note, peer)
+            trips.append(time.perf_counter() - start_s)
+            clocks.append(note.item() - (begin + trips[-1] / 2))
+        else:
+            dist.recv(note, peer)
+            note[0] = time.time()
+            dist.send(note, peer)
+    if not is_first:
+        return 0.0, 0.0, 0.0
+    quickest = min(range(1, PINGS + 1), key=trips.__getitem__)
+    return statistics.median(trips[1:]) / 2, clocks[quickest], trips[quickest] / 2
+
+
+def _bandwidth(peer: int, *, sends: bool) -> float:
+    """Bytes per second of large messages one way, as the sender sees them confirmed; equal on both."""
+    message, count = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8), torch.ones(1, dtype=torch.float64)
+    first_s = _messages(message, 1, peer, sends=sends)
+    if sends:
+        count[0] = min(MOST_MESSAGES, max(1, int(DIRECTION_S / first_s)))
+        dist.send(count, peer)
+    else:
+        dist.recv(count, peer)
+    rate = torch.tensor([MESSAGE_BYTES * count.item() / _messages(message, int(count), peer, sends=sends)])
+    if sends:
+        dist.send(rate, peer)
+    else:
+        dist.recv(rate, peer)
+    return float(rate)
+
+
+def _messages(message: torch.Tensor, count: int, peer: int, *, sends: bool) -> float:
+    """Seconds until the peer has confirmed all."""
+    done = torch.zeros(1)
+    start_s = time.perf_counter()
+    for _ in range(count):
+        if sends:
+            dist.send(message, peer)
+        else:
+            dist.recv(message, peer)
+    if sends:
+        dist.recv(done, peer)
+    else:
+        dist.send(done, peer)
+    return time.perf_counter() - start_s

@@ -1,0 +1,106 @@
+# What the checks of `gossamer doctor` take and give: the facts of every rank, what was measured between hosts, and rows
+# of findings. No check is here. checks.py gathers them, cli.py prints the rows.
+"""Facts, measurements and findings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+
+#: What one rank sees, by the names in facts.PROBES; JSON can hold it. A probe that failed left {"broken": text}.
+Facts = Mapping[str, Any]
+
+
+class BrokenFactError(Exception):
+    """A probe of some rank failed; the message says which, and of what."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One finding. ``advice`` says what to do; empty where there is nothing."""
+
+    check: str
+    status: str
+    finding: str
+    advice: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What one host measured to another: ranks that stood for them, both directions' bytes per second."""
+
+    ranks: tuple[int, int]
+    latency_s: float  # of a message of 8 bytes, one way
+    there_bytes_per_s: float
+    back_bytes_per_s: float
+    clock_s: float  # the second's clock minus the first's
+    clock_error_s: float  # how far that may be off
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that the checks look at.
+
+    Args:
+        facts: of each rank; of one process alone where there is no job.
+        failures: why ranks could not be started, joined or heard, and from where.
+        pairs: what was measured between hosts, or between two ranks of the only host.
+        shared: the ranks of each set that can share memory; None where that was not found out.
+    """
+
+    facts: Sequence[Facts]
+    failures: Sequence[str] = ()
+    pairs: Sequence[Pair] = ()
+    shared: Sequence[Sequence[int]] | None = None
+    hosts: Mapping[str, list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hosts", hosts_of(self.facts))
+
+    def of_ranks(self, name: str) -> list[Any]:
+        """The fact `name` of every rank. BrokenFactError if a probe failed."""
+        for rank, facts in enumerate(self.facts):
+            if isinstance(facts[name], Mapping) and "broken" in facts[name]:
+                raise BrokenFactError(f"rank {rank} cannot tell its {name}: {facts[name]['broken']}")
+        return [facts[name] for facts in self.facts]
+
+    def of_hosts(self, name: str) -> dict[str, Any]:
+        """The fact `name` of the first rank of every host."""
+        every = self.of_ranks(name)
+        return {host: every[ranks[0]] for host, ranks in self.hosts.items()}
+
+
+def hosts_of(facts: Sequence[Facts]) -> dict[str, list[int]]:
+    """The ranks of each host, by its name; those with equal machine and network are on one.
+
+    Hosts of one name, as containers may be, are told apart by their first ranks.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, own in enumerate(facts):
+        identity = own["host"].get("id", f"unknown, rank {rank}")  # where the probe failed
+        groups.setdefault(identity, []).append(rank)
+    names = [facts[ranks[0]]["host"].get("name", f"rank {ranks[0]}") for ranks in groups.values()]
+    found = {}
+    for name, ranks in zip(names, groups.values(), strict=True):
+        found[name if names.count(name) == 1 else f"{name} (rank {ranks[0]})"] = ranks
+    return found
+
+
+def differing(check: str, values: Sequence[Any], what: str, advice: str) -> list[Row]:
+    """An error that says which ranks have which value; nothing where all are equal."""
+    by_value: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        by_value.setdefault(str(value), []).append(rank)
+    if len(by_value) < 2:
+        return []
+    listing = "; ".join(f"{value} on rank {_listed(ranks)}" for value, ranks in by_value.items())
+    return [Row(check, ERROR, f"{what} differs: {listing}", advice)]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

@@ -1,0 +1,116 @@
+# Checks of environment variables (unknown, contradictory, different between ranks) and of the program that a start
+# needs. Pure functions of the facts of all ranks; checks.py lists them.
+"""The environment of the ranks."""
+
+import difflib
+from dataclasses import fields
+
+from gossamer.config import BUILD_VARIABLES, ELASTIC_VARIABLES, Config
+from gossamer.doctor.rows import ERROR, OK, WARNING, Job, Row, differing
+
+KNOWN = (
+    *(f"GOSSAMER_{field.name.upper()}" for field in fields(Config)),
+    *BUILD_VARIABLES,
+    *ELASTIC_VARIABLES,
+)
+# Those that Gloo and torch's wrapper of it read.
+GLOO = (
+    "GLOO_SOCKET_IFNAME",
+    "GLOO_DEVICE_TRANSPORT",
+    "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY",
+    "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT",
+    "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_FILE",
+    "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_PATH",
+    "GLOO_DISABLE_CONNECTION_RETRIES",
+    "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER",
+    "GLOO_ENABLE_STORE_V2_API",
+    "GLOO_LOG_LEVEL",
+)
+# Equal on all ranks where they are set; others may well differ, such as names of network devices.
+SHARED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "GLOO_DEVICE_TRANSPORT")
+SHARED_PREFIXES = ("GOSSAMER_", "NCCL_ALGO", "NCCL_PROTO", "NCCL_IB_DISABLE", "TORCH_GLOO_")
+PLACES = {  # of a rank, and how many there are, as launchers tell them
+    "torchrun": ("RANK", "WORLD_SIZE"),
+    "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+}
+
+
+def unknown(job: Job) -> list[Row]:
+    """No GOSSAMER_* and GLOO_* variable that nobody reads, nor a value that is refused."""
+    rows: dict[str, Row] = {}
+    for own in job.of_ranks("environment"):
+        for name in own:
+            known = KNOWN if name.startswith("GOSSAMER_") else GLOO if name.startswith("GLOO_") else None
+            if known is None or name in known:
+                continue
+            near = difflib.get_close_matches(name, known, 1)
+            advice = f"did you mean {near[0]}?" if near else f"unset it; known are {', '.join(known)}"
+            status = ERROR if known is KNOWN else WARNING
+            rows[name] = Row(
+                "variables", status, f"{name}={own[name]}: nothing reads a variable of this name", advice
+            )
+    for refused in job.of_ranks("refused_settings"):
+        if refused is not None and "unknown variable" not in refused:  # those are named above
+            rows[refused] = Row("variables", ERROR, refused, "set it to such a value, or unset it")
+    return list(rows.values())
+
+
+def contradictory(job: Job) -> list[Row]:
+    """Launchers' variables agree with each other and between ranks; so do those of Gloo and NCCL."""
+    rows: dict[str, Row] = {}
+    every = job.of_ranks("environment")
+    for rank, own in enumerate(every):
+        told = {
+            launcher: tuple(own[name] for name in names)
+            for launcher, names in PLACES.items()
+            if all(name in own for name in names)
+        }
+        if len(set(told.values())) > 1:
+            listing = ", ".join(f"{launcher}: {place[0]} of {place[1]}" for launcher, place in told.items())
+            advice = "unset the variables of the launcher that did not start this run; Gossamer takes torchrun's first"
+            rows["place"] = Row("variables", ERROR, f"rank {rank} has several places: {listing}", advice)
+        gloo, nccl = own.get("GLOO_SOCKET_IFNAME"), own.get("NCCL_SOCKET_IFNAME")
+        if (
+            gloo
+            and nccl
+            and not nccl.startswith("^")
+            and gloo.split(",")[0] not in nccl.lstrip("=").split(",")
+        ):
+            said = (
+                f"rank {rank}: GLOO_SOCKET_IFNAME={gloo} and NCCL_SOCKET_IFNAME={nccl} name different devices"
+            )
+            rows["device"] = Row(
+                "variables", WARNING, said, "set both to one, or run with --network-interfaces"
+            )
+        if len(job.hosts) > 1 and own.get("MASTER_ADDR", "").startswith(("127.", "localhost", "::1")):
+            said = f"rank {rank}: MASTER_ADDR={own['MASTER_ADDR']} with {len(job.hosts)} hosts"
+            rows["master"] = Row(
+                "variables", ERROR, said, "set it to rank 0's address, by which the others reach it"
+            )
+    names = {name for own in every for name in own if name in SHARED or name.startswith(SHARED_PREFIXES)}
+    found: list[Row] = []
+    for name in sorted(names - set(ELASTIC_VARIABLES)):
+        values = [own.get(name, "not set") for own in every]
+        found += differing("variables", values, name, "set it alike on all ranks: gossamer run -x")
+    return [*rows.values(), *found]
+
+
+def environment(job: Job) -> list[Row]:
+    """Both of these; what is set, where nothing is wrong."""
+    if rows := unknown(job) + contradictory(job):
+        return rows
+    first = job.of_ranks("environment")[0]
+    named = [name for name in first if name.startswith(("GOSSAMER_", "GLOO_", "NCCL_", "OMP_"))]
+    return [
+        Row("variables", OK, ", ".join(f"{name}={first[name]}" for name in sorted(named)) or "none is set")
+    ]
+
+
+def ssh(job: Job) -> list[Row]:
+    """The ssh client is there, which `gossamer run -H` starts other hosts with."""
+    path = job.of_ranks("ssh")[0]
+    if path is None:
+        advice = "install openssh-client, or start on each host with gossamer run --nnodes"
+        return [Row("ssh", WARNING, "no ssh on PATH of rank 0's host; gossamer run -H needs it", advice)]
+    return [Row("ssh", OK, path)]

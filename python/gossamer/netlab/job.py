@@ -1,0 +1,132 @@
+# A command on every host of a network, as so many ranks on each: what a launcher would set, and what they wrote. It
+# parses nothing and restarts nothing. Called by `gossamer bench network`, by benchmarks and by tests.
+"""Running a command on hosts."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gossamer.errors import ConfigError, GossamerError
+from gossamer.netlab.hosts import DEVICE, Hosts
+
+PORT = 29500  # of the store on host 0: the namespace is new, so nothing else has it
+_POLL_S = 0.05
+_TAIL = 4000
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one rank wrote."""
+
+    rank: int
+    host: int
+    stdout: str
+    stderr: str
+
+
+def run_on_hosts(
+    command: Sequence[str],
+    hosts: int | Hosts,
+    *,
+    rate: str | None = None,
+    ranks_per_host: int = 1,
+    environment: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    timeout_s: float = 600,
+    shown: Sequence[int] = (),
+) -> list[Output]:
+    """Runs the command once for each rank, waits for all, and returns what they wrote, in rank order.
+
+    Ranks find the variables of torchrun (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,
+    MASTER_PORT), GLOO_SOCKET_IFNAME, and OMP_NUM_THREADS such that all ranks share this machine's cores evenly; the
+    rest of the environment is the caller's. Ranks of host 0 come first. They share the file system.
+
+    Args:
+        hosts: their number, and then they are removed afterwards; or the `Hosts` that are there.
+        rate: of each host's link, if `hosts` is a number; see Hosts.
+        environment: more variables.
+        threads: OMP_NUM_THREADS instead.
+        timeout_s: seconds the whole may take.
+        shown: ranks whose stderr goes to that of this process instead.
+
+    Raises:
+        ConfigError: as Hosts does.
+        GossamerError: a rank failed, or they took too long; it tells host, rank and the end of its stderr. The other
+            ranks are killed.
+    """
+    if ranks_per_host < 1:
+        raise ConfigError(f"run_on_hosts: ranks_per_host must be at least 1, got {ranks_per_host}")
+    if isinstance(hosts, Hosts) and rate is not None:
+        raise ConfigError(f"run_on_hosts: the hosts have a rate of {hosts.rate} already, got rate={rate!r}")
+    with contextlib.ExitStack() as stack:
+        network = hosts if isinstance(hosts, Hosts) else stack.enter_context(Hosts(hosts, rate=rate))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        size = network.count * ranks_per_host
+        even = max(1, (os.cpu_count() or 1) // size) if threads is None else threads
+        own = {"OMP_NUM_THREADS": str(even), **(environment or {})}
+        ranks = stack.enter_context(_ended([]))
+        for rank in range(size):
+            streams: dict[str, Any] = {"stdout": stack.enter_context(open(folder / f"{rank}.out", "w"))}
+            if rank not in shown:
+                streams["stderr"] = stack.enter_context(open(folder / f"{rank}.err", "w"))
+            place = _place(network, rank, ranks_per_host)
+            variables = [f"{name}={value}" for name, value in (place | own).items()]
+            line = [*network.prefix(rank // ranks_per_host), "env", *variables, *command]
+            # A session of its own: Ctrl-C reaches this process only, which then ends them.
+            ranks.append(subprocess.Popen(line, start_new_session=True, **streams))
+        failed, how = _wait(ranks, timeout_s)
+        outputs = [_output(folder, rank, rank // ranks_per_host) for rank in range(size)]
+    if failed is not None:
+        errors = outputs[failed].stderr[-_TAIL:] or "(none)"
+        told = "its errors are above" if failed in shown else f"the end of its errors:\n{errors}"
+        raise GossamerError(f"run_on_hosts: rank {failed} on host {outputs[failed].host} {how}; {told}")
+    return outputs
+
+
+def _place(hosts: Hosts, rank: int, ranks_per_host: int) -> dict[str, str]:
+    host, local = divmod(rank, ranks_per_host)
+    place = {"RANK": rank, "WORLD_SIZE": hosts.count * ranks_per_host}
+    place |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": ranks_per_host, "GROUP_RANK": host}
+    names = {"MASTER_ADDR": hosts.address(0), "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": DEVICE}
+    return {name: str(value) for name, value in place.items()} | names
+
+
+def _wait(ranks: "list[subprocess.Popen[bytes]]", timeout_s: float) -> tuple[int | None, str]:
+    """The rank that failed first, or has not ended in time, and how; None if all have ended well."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        for rank, code in enumerate(codes):
+            if code:
+                return rank, f"ended with exit code {code}"
+        if None not in codes:
+            return None, ""
+        if time.monotonic() > deadline:
+            return codes.index(None), f"took more than {timeout_s:g} s"
+        time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def _ended(ranks: "list[subprocess.Popen[bytes]]") -> "Iterator[list[subprocess.Popen[bytes]]]":
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+        for rank in ranks:
+            rank.wait()
+
+
+def _output(folder: Path, rank: int, host: int) -> Output:
+    errors = folder / f"{rank}.err"
+    text = errors.read_text() if errors.exists() else ""
+    return Output(rank, host, (folder / f"{rank}.out").read_text(), text)

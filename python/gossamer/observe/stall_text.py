@@ -1,0 +1,129 @@
+# The words of the stall watch (stall.py) and of the reports of named operations: which ranks, where a thread is, what
+# has become of a rank that has not come. Measures nothing and talks to nobody.
+"""How a stall is told."""
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+SHOWN = 6  # of a list
+_STACK = 12  # calls of a thread that are shown, the innermost
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("gossamer", "torch"))
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """`rank 2`, `ranks 0, 1`, or the first of many and how many more."""
+    shown = ", ".join(map(str, sorted(ranks)[: 2 * SHOWN]))
+    more = f" and {len(ranks) - 2 * SHOWN} more" if len(ranks) > 2 * SHOWN else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
+
+
+def waiting_line(
+    what: str, seconds: float, *, doing: str = "", here: Collection[int], missing: Collection[int]
+) -> str:
+    """One thing that is waited for, as it stands in every report."""
+    come = f"; come: {name_ranks(here)}" if here else ""
+    absent = f"; not come: {name_ranks(missing)}" if missing else ""
+    what += f", {doing}" if doing else ""
+    return f"{what}: waits for {seconds:.0f} s{come}{absent}"
+
+
+def list_lines(lines: Sequence[str]) -> str:
+    """The first few below each other, indented, and how many more."""
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return "\n".join(f"  {line}" for line in [*lines[:SHOWN], *more])
+
+
+def named_report(stalled: Iterable[Any]) -> str:
+    """Of operations that some ranks have submitted and others not (_C.Stalled): since when, who, where, who has not."""
+    lines = [
+        waiting_line(
+            one.name + (f" (submitted at {one.call_site})" if one.call_site else ""),
+            one.seconds,
+            here=one.submitted,
+            missing=one.missing,
+        )
+        for one in stalled
+    ]
+    return (
+        "gossamer: named operations wait for ranks that have not submitted them. Do all ranks run the same "
+        f"operations, and are they alive?\n{list_lines(lines)}"
+    )
+
+
+def place_of(thread: int) -> str:
+    """`file:line in function` of the innermost call of a thread that is neither this package's nor torch's."""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    if frame is None:
+        return "in no Python code"
+    innermost = frame
+    while frame is not None and any(package in frame.f_code.co_filename for package in _PACKAGES):
+        frame = frame.f_back
+    frame = frame or innermost
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def stack_of(thread: int) -> str:
+    """The innermost calls of a thread, as a traceback shows them."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "  it runs no Python code"
+    return "".join(traceback.format_stack(frame)[-_STACK:]).rstrip()
+
+
+@cache
+def this_host() -> str:
+    """Equal for processes that see each other's numbers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def fate(rank: int, note: dict[str, Any], *, step: int) -> str:
+    """What a rank that is waited for in this step says of itself."""
+    behind = step - int(note["step"])
+    at = f"is at {note['unit']} {note['step']}" + (f", {behind} behind," if behind > 0 else "")
+    if note["waits"]:
+        what, _bucket, seconds, _doing = note["waits"][0]
+        return f"rank {rank} {at} and waits itself, for {seconds:.0f} s: {what}"
+    return f"rank {rank} {at} and in other code, at {note['at']}"
+
+
+def silence(rank: int, note: dict[str, Any] | None, *, seconds: float, overdue: bool) -> str:
+    """What can be seen of a rank that says nothing.
+
+    Args:
+        note: what it has said before, if anything.
+        seconds: for which it has owed an answer; overdue: which is long.
+    """
+    here = note is not None and note["host"] == this_host()
+    state = _process_state(note["pid"]) if note is not None and here else "?"
+    if note is not None and state in ("", "Z", "X"):
+        return f"rank {rank} has died; its process {note['pid']} is gone"
+    if note is not None and state in ("T", "t"):
+        return f"rank {rank} is stopped; its process {note['pid']} was sent SIGSTOP, or is in a debugger"
+    if not overdue:
+        return f"rank {rank} has not answered yet"
+    silent = f"rank {rank} has not answered for {seconds:.0f} s; "
+    if note is None or not here:
+        return silent + "it has died or been stopped, or cannot reach the store"
+    return (
+        silent
+        + f"its process {note['pid']} runs, but has closed this model, or something holds its interpreter"
+    )
+
+
+def _process_state(process: int) -> str:
+    """The letter of proc(5), empty if there is no such process."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -1,0 +1,107 @@
+# The two threads of the stall watch in this process: one looks and speaks, the other talks to stores, which may block
+# for as long as whoever hosts them is stopped. They sleep while there is nothing to watch, and between two looks
+# otherwise. What they do is in stall.py and stall_named.py, whose watches they do not keep alive.
+"""``WatchThreads``: looks at every watch of this process now and then."""
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+LONGEST_TICK_S = 5.0  # between two looks
+_END_S = 2.0  # for a thread that is in the middle of a look when the interpreter ends
+
+_log = logging.getLogger("gossamer")
+
+
+class Looking(Protocol):
+    """What the threads call, each in every `tick_s` seconds."""
+
+    @property
+    def tick_s(self) -> float: ...
+
+    def look(self) -> None:
+        """Looks at this process and speaks. Must not block."""
+
+    def exchange(self) -> None:
+        """Talks to the store, for as long as that takes."""
+
+
+class WatchThreads:
+    """Of one process; started with the first watch, and again in a forked child that opens one."""
+
+    def __init__(self) -> None:
+        self._watches: weakref.WeakSet[Looking] = weakref.WeakSet()
+        self._changed = threading.Condition()
+        self._turns = 0  # counts what the threads must not sleep over
+        self._owner = 0
+        self._ending = False
+        self._threads: list[threading.Thread] = []
+        atexit.register(self._end)
+
+    def add(self, watch: Looking) -> None:
+        """Watches it from now on, until it is discarded or gone."""
+        with self._changed:
+            self._watches.add(watch)
+            if self._owner != os.getpid():
+                self._owner = os.getpid()
+                self._start()
+        self.hurry()
+
+    def discard(self, watch: Looking) -> None:
+        """Lets go of it. Idempotent."""
+        with self._changed:
+            self._watches.discard(watch)
+
+    def hurry(self) -> None:
+        """Both threads look now."""
+        with self._changed:
+            self._turns += 1
+            self._changed.notify_all()
+
+    def _start(self) -> None:
+        acts: tuple[tuple[str, Callable[[Looking], None]], ...] = (
+            ("gossamer-watch", lambda watch: watch.look()),
+            ("gossamer-watch-store", lambda watch: watch.exchange()),
+        )
+        self._threads = [
+            threading.Thread(target=self._run, args=(act,), name=name, daemon=True) for name, act in acts
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, act: Callable[[Looking], None]) -> None:
+        seen = 0
+        while True:
+            with self._changed:
+                tick_s = min((watch.tick_s for watch in self._watches), default=None)
+                if not self._ending and self._turns == seen:
+                    self._changed.wait(tick_s)
+                if self._ending:
+                    return
+                seen, watches = self._turns, list(self._watches)
+            while watches:
+                self._call(act, watches.pop())
+
+    def _call(self, act: Callable[[Looking], None], watch: Looking) -> None:
+        try:
+            act(watch)
+        except Exception:
+            self.discard(watch)
+            _log.exception(
+                "gossamer: the stall watch of a model has failed and ended; training goes on without it"
+            )
+
+    def _end(self) -> None:
+        # A thread that comes back from native code into an interpreter that ends takes the process down.
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        for thread in self._threads if self._owner == os.getpid() else []:
+            thread.join(_END_S)
+
+
+threads = WatchThreads()

@@ -1,0 +1,203 @@
+# The timeline: the native recorder's spans of all ranks, merged by rank 0 into one Chrome trace on one clock. Started
+# by the program, or by GOSSAMER_TIMELINE when the first model is wrapped; ended by the program or with the process.
+"""``gs.start_timeline()`` and ``gs.stop_timeline()``."""
+
+import atexit
+import logging
+import socket
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gossamer import _C, config
+from gossamer.errors import ConfigError
+from gossamer.observe import clocks
+from gossamer.observe.trace_file import TraceFile
+from gossamer.torch_private import default_store
+
+CAPACITY = 1 << 17  # events of a rank, about 100 bytes each
+TIMEOUT_S = 30.0
+AT_EXIT_S = 10.0
+
+_log = logging.getLogger("gossamer")
+
+
+class _Event(NamedTuple):
+    name: str
+    category: str
+    thread: int  # 0: the program's; else a worker's number
+    instant: bool
+    bucket: int
+    step: int
+    bytes: int
+    begin_ns: int
+    end_ns: int
+
+
+class _Running:
+    """A timeline from its start on."""
+
+    def __init__(self, path: str | Path, capacity: int) -> None:
+        self.path = Path(path).absolute()
+        self.group = _group()
+        if self.group is None or self.group.rank == 0:
+            _require_writable(self.path)
+        self.started_unix_s, self.started_ns = time.time(), _C.now_ns()
+        self._steps: dict[int, int] = {}  # optimizers that are stepping, and since when
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._step_begins),
+            register_optimizer_step_post_hook(self._step_ended),
+        ]
+        _C.start_trace(capacity)
+
+    def end(self) -> dict[str, Any]:
+        """No more events; this rank's part."""
+        events, replaced = _C.stop_trace()
+        for hook in self._hooks:
+            hook.remove()
+        self.group = _group() or self.group
+        return {"host": socket.gethostname(), "replaced": replaced, "events": events}
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._steps[id(optimizer)] = _C.now_ns()
+
+    def _step_ended(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        began = self._steps.pop(id(optimizer), None)
+        if began is not None:
+            _C.add_span(f"optimizer {type(optimizer).__name__}", began, -1)
+
+
+_running: _Running | None = None
+_ended = 0  # timelines of this process: they exchange under keys of their own
+_from_environment = False
+
+
+def start_timeline(path: str | Path, *, capacity: int = CAPACITY) -> None:
+    """Begins to record what Gossamer does on this rank. Call it on every rank; it sends nothing.
+
+    Args:
+        path: the file that stop_timeline() writes on rank 0, a Chrome trace in JSON.
+        capacity: events that are kept, the last ones; about 100 bytes each.
+
+    Raises:
+        ConfigError: a timeline is being written already; the file cannot be written (on rank 0).
+    """
+    global _running
+    if _running is not None:
+        raise ConfigError(
+            f"start_timeline: a timeline is being recorded already, for {_running.path}; call gs.stop_timeline() first"
+        )
+    if capacity < 1:
+        raise ConfigError(f"start_timeline: capacity must be at least 1 event, got {capacity}")
+    _running = _Running(path, capacity)
+
+
+def stop_timeline(*, timeout_s: float = TIMEOUT_S) -> Path | None:
+    """Ends the timeline, and on rank 0 writes the events of all ranks. Call it on every rank.
+
+    Waits for the other ranks for `timeout_s` seconds at most; the file names those that did not come, and is written
+    without them. A rank that rank 0 does not answer writes its own events, with its number in the file's name.
+
+    Returns:
+        The file that this rank wrote; None if rank 0 has this rank's events, or no timeline was recorded.
+    """
+    global _running, _ended
+    running, _running = _running, None
+    if running is None:
+        return None
+    part = running.end()
+    _ended += 1
+    key = f"gossamer/timeline/{_ended}"
+    group = running.group or clocks.Group(None, 0, 1)
+    if group.rank != 0:
+        if clocks.hand_over(group, key, part, _C.now_ns, 2 * timeout_s):
+            return None
+        path = running.path.with_suffix(f".rank{group.rank}{running.path.suffix}")
+        _log.warning("stop_timeline: rank 0 does not answer rank %d, which writes %s", group.rank, path)
+        return _write(path, running, {group.rank: part}, group.size)
+    others = clocks.collect(group, key, _C.now_ns, timeout_s) if group.size > 1 else {}
+    return _write(running.path, running, {0: part, **others}, group.size)
+
+
+def begin_from_environment() -> None:
+    """Starts the timeline that GOSSAMER_TIMELINE asks for, once a process. Called when a model is wrapped."""
+    global _from_environment
+    path = config.current().timeline
+    if path is None or _from_environment or _running is not None:
+        _note_group()
+        return
+    _from_environment = True
+    start_timeline(path)
+
+
+@atexit.register
+def _end_with_the_process() -> None:
+    # Registered before the engine's own, and so called after it: workers have ended.
+    try:
+        stop_timeline(timeout_s=AT_EXIT_S)
+    except Exception:
+        _log.exception("gossamer: the timeline could not be written")
+
+
+def _note_group() -> None:
+    """The group may be gone when the timeline ends; its store can still be asked then."""
+    if _running is not None:
+        _running.group = _group() or _running.group
+
+
+def _group() -> clocks.Group | None:
+    return clocks.of_default_group(default_store)
+
+
+def _require_writable(path: Path) -> None:
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"start_timeline: the timeline must be a file that can be written, got {path}: {error}"
+        ) from error
+
+
+def _write(path: Path, running: _Running, parts: dict[int, dict[str, Any]], size: int) -> Path:
+    """Merges the parts. Times of the file are in microseconds from the start on the rank that writes it."""
+    ranks = {str(rank): _about(part) for rank, part in sorted(parts.items())}
+    missing = [rank for rank in range(size) if rank not in parts]
+    if missing:
+        _log.warning("stop_timeline: nothing came from the ranks %s; %s is without them", missing, path)
+    head = {"ranks": ranks, "missing_ranks": missing, "size": size, "start_unix_s": running.started_unix_s}
+    file = TraceFile(path, head)
+    for rank, part in sorted(parts.items()):
+        offset_ns = part.get("clock", {}).get("offset_ns", 0) - running.started_ns
+        _write_rank(file, rank, part, offset_ns)
+    file.close()
+    return path
+
+
+def _about(part: dict[str, Any]) -> dict[str, Any]:
+    about = {"host": part["host"], "events": len(part["events"]), "replaced_events": part["replaced"]}
+    for name in ("clock", "measured"):
+        clock = part.get(name, {"offset_ns": 0, "uncertainty_ns": 0})
+        about |= {f"{name}_{key.removesuffix('_ns')}_us": value / 1e3 for key, value in clock.items()}
+    return about
+
+
+def _write_rank(file: TraceFile, rank: int, part: dict[str, Any], offset_ns: int) -> None:
+    file.event("process_name", "M", pid=rank, args={"name": f"rank {rank} on {part['host']}"})
+    file.event("process_sort_index", "M", pid=rank, args={"sort_index": rank})
+    events = [_Event(*each) for each in part["events"]]
+    workers = sorted({event.thread for event in events if event.thread})
+    for thread in (0, *workers):
+        name = "main" if thread == 0 else "worker" if len(workers) == 1 else f"worker {thread}"
+        file.event("thread_name", "M", pid=rank, tid=thread, args={"name": name})
+    for event in events:
+        args = {"bucket": event.bucket, "step": event.step, "bytes": event.bytes}
+        known = {key: value for key, value in args.items() if value > 0 or (value == 0 and key != "bytes")}
+        fields: dict[str, Any] = {"cat": event.category, "args": known}
+        fields |= {"s": "t"} if event.instant else {"dur": (event.end_ns - event.begin_ns) / 1e3}
+        begin_us = (event.begin_ns + offset_ns) / 1e3
+        ph = "i" if event.instant else "X"
+        file.event(event.name, ph, pid=rank, tid=event.thread, ts_us=begin_us, **fields)

@@ -1,0 +1,229 @@
+# What `gossamer plan --measure` finds out inside a job: links over the real communicator, codecs and memory on this
+# machine, and a model's own step. It sends plain messages and changes nothing; nothing is predicted here.
+# Callers: the command, and users as gossamer.planner.measure(comm).
+"""Measures a network and a machine for predictions."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from gossamer.codec import BF16, FP16, Codec, Identity, Int4, Int8, MinMaxUInt8, OneBit
+from gossamer.comm import Communicator, Hierarchy
+from gossamer.comm.c10d import hosts_of
+from gossamer.planner.network import Network
+from gossamer.planner.speeds import CodecSpeed, Speeds, defaults
+
+_SMALL, _FIRST, _LARGEST = 8, 1 << 16, 1 << 26  # bytes of a message
+_LONG_S = 0.15  # a message that takes so long is long enough
+_LEAST = 0.4  # of the time of a message, for its half; what is less is noise
+_TURNS, _SMALL_TURNS = 3, 30
+_CPU_BYTES = 1 << 20  # of messages whose processor time is taken
+_CODEC_NUMEL = 1 << 20
+_IN_MEMORY = 8  # times as much is in no cache
+_STEPS, _CODEC_TURNS = 5, 15
+_CODECS: tuple[Codec, ...] = (Identity(), BF16(), FP16(), Int8(), MinMaxUInt8(), Int4(), OneBit())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`network` and `speeds` as predict() takes them, by the slowest rank; `hosts`: the ranks of each."""
+
+    network: Network
+    speeds: Speeds
+    hosts: list[list[int]]
+
+
+def measure(comm: Communicator, hosts: Sequence[Sequence[int]] | None = None) -> Measured:
+    """Latency, bandwidth and codec speeds, of all ranks at the same time. Collective; takes some seconds.
+
+    A message's latency is the median of many small ones; the bandwidth between hosts is that of a whole host, all of
+    whose ranks send at once. What a link lets through before it limits anything is not counted.
+
+    Args:
+        comm: as gossamer.comm.from_group gives it; nothing else may be under way in it.
+        hosts: the ranks of each host. None: those that can share memory.
+
+    Raises:
+        CommError: the group failed.
+    """
+    world: Communicator = comm.world if isinstance(comm, Hierarchy) else comm
+    lists = [list(host) for host in hosts] if hosts is not None else hosts_of(world)
+    inside = _neighbours(world.rank, lists, across=False)
+    across = _neighbours(world.rank, lists, across=True)
+    network = Network(world.size, len(lists), payload=1.0)
+    per_host = max(len(host) for host in lists)
+    link: dict[str, float] = {}
+    if per_host > 1:
+        link["local_latency_s"], link["local_bandwidth"] = _link(world, inside)
+    if len(lists) > 1:
+        link["latency_s"], by_rank = _link(world, across)
+        link["bandwidth"] = by_rank * min(len(host) for host in lists)
+    farthest = across if len(lists) > 1 else inside
+    link["message_s"] = _message_s(world, farthest)
+    measured = Network(**{**vars(network), **link})
+    wire = _wire(world, farthest, _CPU_BYTES)
+    return Measured(measured, replace(_speeds(world), wire=wire), lists)
+
+
+def _neighbours(rank: int, hosts: list[list[int]], *, across: bool) -> tuple[int, int]:
+    """To whom this rank sends, and from whom it receives; itself where it has nobody."""
+    own = next(number for number, host in enumerate(hosts) if rank in host)
+    place = hosts[own].index(rank)
+    ring = [host[place] for host in hosts if place < len(host)] if across else hosts[own]
+    if across and place >= min(len(host) for host in hosts):
+        return rank, rank
+    at = ring.index(rank)
+    return ring[(at + 1) % len(ring)], ring[at - 1]
+
+
+def _link(comm: Communicator, neighbours: tuple[int, int]) -> tuple[float, float]:
+    """Seconds of a small message, and bytes per second of long ones, on the slowest rank."""
+    latency_s = _exchange_s(comm, neighbours, _SMALL, _SMALL_TURNS)
+    size, shorter_s = _FIRST, _exchange_s(comm, neighbours, _FIRST, _TURNS)
+    while True:
+        longer_s = _exchange_s(comm, neighbours, 2 * size, _TURNS)
+        if longer_s >= _LONG_S or 2 * size >= _LARGEST:
+            # By the difference: what both have in common is latency, and what a link lets through at first.
+            return latency_s, size / max(longer_s - shorter_s, _LEAST * longer_s)
+        size, shorter_s = 2 * size, longer_s
+
+
+def _exchange_s(comm: Communicator, neighbours: tuple[int, int], nbytes: int, turns: int) -> float:
+    exchange = _exchange(comm, neighbours, nbytes)
+    exchange()
+    return _slowest(comm, _median_s(comm, exchange, turns))
+
+
+def _exchange(comm: Communicator, neighbours: tuple[int, int], nbytes: int) -> Callable[[], None]:
+    to, source = neighbours
+    out = torch.empty(nbytes, dtype=torch.uint8, device=comm.device)
+    x = torch.zeros_like(out)
+
+    def exchange() -> None:
+        comm.exchange(out, x, to, source).wait()
+        _synchronize(comm.device)
+
+    return exchange
+
+
+def _message_s(comm: Communicator, neighbours: tuple[int, int]) -> float:
+    """What each further message of a rank takes, by an all-to-all of small rows: the best, which nothing interrupts."""
+    if comm.size < 3:
+        return Network.message_s
+    x = torch.zeros(comm.size * _SMALL, dtype=torch.uint8, device=comm.device)
+    out = torch.empty_like(x)
+
+    def swap() -> None:
+        comm.all_to_all(out, x).wait()
+        _synchronize(comm.device)
+
+    swap()
+    whole_s = _slowest(comm, min(_times(comm, swap, _SMALL_TURNS)))
+    one_s = _slowest(comm, min(_times(comm, _exchange(comm, neighbours, _SMALL), _SMALL_TURNS)))
+    return max(1e-7, (whole_s - one_s) / (comm.size - 2))
+
+
+def _speeds(comm: Communicator) -> Speeds:
+    """Of codecs, passes over memory and thin products: a rank's best, which no other interrupts; the slowest rank."""
+    device = comm.device
+    x = torch.randn(1, _CODEC_NUMEL, device=device)
+    out, total = torch.empty_like(x), torch.zeros(_CODEC_NUMEL, device=device)
+
+    def rate(amount: float, call: Callable[[], object]) -> float:
+        call()
+        seconds = []
+        for _ in range(_CODEC_TURNS):
+            begin_s = time.perf_counter()
+            call()
+            _synchronize(device)
+            seconds.append(time.perf_counter() - begin_s)
+        return amount / _slowest(comm, min(seconds))
+
+    codecs = dict(defaults(device.type).codecs)
+    for codec in _CODECS:
+        wire = codec.encode(x)
+        codecs[type(codec).__name__] = CodecSpeed(
+            rate(x.nbytes, partial(codec.encode, x)),
+            rate(x.nbytes, partial(codec.decode, wire, out)),
+            rate(x.nbytes, partial(codec.decode_add, wire, total)),
+        )
+    matrix, thin = x.view(1024, -1), torch.randn(1024, 4, device=device)
+    large = x.repeat(_IN_MEMORY, 1)
+    larger = torch.empty_like(large)
+    memory = rate(large.nbytes, lambda: torch.add(large, 1.0, out=larger))
+    return Speeds(codecs, memory, rate(2 * matrix.numel() * thin.size(1), lambda: matrix @ thin))
+
+
+def _wire(comm: Communicator, neighbours: tuple[int, int], nbytes: int) -> float:
+    """Bytes per second that a core sends and receives: by this process's processor time, whatever the link does."""
+    if comm.device.type != "cpu":
+        return math.inf
+    begin_s = time.process_time()
+    for _ in range(_TURNS):
+        _exchange(comm, neighbours, nbytes)()
+    taken_s = _slowest(comm, time.process_time() - begin_s)
+    return 2 * _TURNS * nbytes / max(taken_s, 1e-9)
+
+
+def compute_of(
+    comm: Communicator, module: nn.Module, inputs: Sequence[torch.Tensor], *, steps: int = _STEPS
+) -> tuple[float, float]:
+    """Seconds of forward, backward and SGD on this rank while all ranks do the same, and the forward's share.
+
+    The slowest rank's median. The module's gradients and weights are changed. Collective.
+
+    Args:
+        inputs: of the module's forward; the mean of its output's squares is the loss, unless it is one number.
+    """
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-6)
+    forward_s = 0.0
+
+    def step() -> None:
+        nonlocal forward_s
+        begin_s = time.perf_counter()
+        output = module(*inputs)
+        loss = output if output.numel() == 1 else output.float().square().mean()
+        _synchronize(comm.device)
+        forward_s = time.perf_counter() - begin_s
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        _synchronize(comm.device)
+
+    step()
+    whole_s = _slowest(comm, _median_s(comm, step, steps))
+    return whole_s, min(1.0, _slowest(comm, forward_s) / whole_s)
+
+
+def _median_s(comm: Communicator, call: Callable[[], object], turns: int) -> float:
+    return statistics.median(_times(comm, call, turns))
+
+
+def _times(comm: Communicator, call: Callable[[], object], turns: int) -> list[float]:
+    seconds = []
+    for _ in range(turns):
+        _slowest(comm, 0.0)  # all begin together
+        begin_s = time.perf_counter()
+        call()
+        _synchronize(comm.device)
+        seconds.append(time.perf_counter() - begin_s)
+    return seconds
+
+
+def _slowest(comm: Communicator, seconds: float) -> float:
+    """The largest of all ranks', so that all decide alike."""
+    mine = torch.tensor([seconds], dtype=torch.float64, device=comm.device)
+    every = mine.new_empty(comm.size)
+    comm.all_gather(every, mine).wait()
+    return float(every.max())
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

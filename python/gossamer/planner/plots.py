@@ -1,0 +1,88 @@
+# The two plots of `gossamer plan --plot`: step time against bandwidth, and against ranks. Needs matplotlib.
+# Callers: the command.
+"""PNG plots of predictions."""
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gossamer.errors import GossamerError
+from gossamer.planner.methods import METHODS, Settings
+from gossamer.planner.network import Network
+from gossamer.planner.predict import predict_all
+from gossamer.planner.problem import Problem
+from gossamer.units import rate_text
+
+#: Where nobody says which: one of each sort.
+SHOWN = (
+    "gradient_allreduce",
+    "hierarchical",
+    "bf16",
+    "bytegrad",
+    "hierarchical_bytegrad",
+    "int4",
+    "onebit",
+    "powersgd",
+    "decentralized_one_peer_exponential",
+    "local_sgd",
+    "streaming_diloco",
+    "async",
+)
+LOWEST, HIGHEST = 1e6 / 8, 400e9 / 8  # bytes per second: 1 Mbit/s to 400 Gbit/s
+MOST_RANKS = 10_000
+_POINTS = 25
+
+
+def require_matplotlib() -> None:
+    """GossamerError if it is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise GossamerError("the plots need matplotlib; pip install it, or leave --plot out")
+
+
+def draw(
+    folder: Path, problem: Problem, network: Network, names: Sequence[str], settings: Settings
+) -> list[Path]:
+    """Writes plan-bandwidth.png and plan-ranks.png into the folder, which is made, and returns their paths."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rates = _between(LOWEST, HIGHEST)
+    # Whole hosts, each as full as the fullest: so a hierarchy is possible at every point.
+    hosts = sorted(
+        {max(1, round(count / network.per_host)) for count in _between(network.per_host, MOST_RANKS)}
+    )
+    sizes = [count * network.per_host for count in hosts]
+    by_rate = [predict_all(problem, network.at(rate), names, settings=settings) for rate in rates]
+    by_size = [predict_all(problem, network.of(size), names, settings=settings) for size in sizes]
+    here = f"{network.ranks} ranks on {network.hosts} hosts", f"{rate_text(network.bandwidth)} between hosts"
+    charts = (
+        ("plan-bandwidth.png", [rate * 8 / 1e9 for rate in rates], by_rate, "Gbit/s between hosts", here[0]),
+        ("plan-ranks.png", sizes, by_size, f"ranks, {network.per_host} a host", here[1]),
+    )
+    paths = []
+    for name, xs, points, label, title in charts:
+        figure = Figure(figsize=(9, 5.5), layout="constrained")
+        _lines(figure.subplots(), xs, points, label, f"{title}, {problem.numel:.3g} parameters")
+        paths.append(folder / name)
+        figure.savefig(paths[-1], dpi=120)
+    return paths
+
+
+def _lines(axes: Any, xs: Sequence[float], points: Sequence[Any], label: str, title: str) -> None:
+    names = [name for name in METHODS if any(p.algorithm == name for point in points for p in point)]
+    for index, name in enumerate(names):
+        found = [
+            (x, p.step_s) for x, point in zip(xs, points, strict=True) for p in point if p.algorithm == name
+        ]
+        style = ("-", "--", ":")[index // 10 % 3]
+        axes.plot([x for x, _ in found], [y for _, y in found], style, label=name, color=f"C{index % 10}")
+    axes.set(xscale="log", yscale="log", xlabel=label, ylabel="seconds of a step, predicted", title=title)
+    axes.grid(alpha=0.3)
+    axes.figure.legend(loc="outside right upper", fontsize="small")
+
+
+def _between(low: float, high: float) -> list[float]:
+    """Equal steps on a logarithmic axis."""
+    return [low * (high / low) ** (index / (_POINTS - 1)) for index in range(_POINTS)]

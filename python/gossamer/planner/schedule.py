@@ -1,0 +1,100 @@
+# When the jobs of a step run, and how long the step takes: one queue of communication beside forward and backward.
+# Pure arithmetic on planner/traffic.py's jobs; nothing is known here of algorithms and networks.
+# Callers: planner/predict.py.
+"""One simulated step."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gossamer.planner.network import Cost
+from gossamer.planner.problem import Problem
+from gossamer.planner.traffic import Job, Traffic
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Means of a step: its seconds, those in which a rank sends or prepares it, and what it sends."""
+
+    step_s: float
+    communication_s: float
+    sent: float
+    across: float
+
+
+class _Step:
+    """The state of one step: when the worker is free, and how much later the backward is by what the worker computes.
+
+    With fewer than 2 cores a rank, what the worker and the network's threads compute takes from forward and backward.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.free = 0.0  # seconds from the beginning of the step
+        self.stolen = 0.0
+        self.busy = 0.0
+        self.taken = min(
+            1.0, max(0.0, 2.0 - problem.cores)
+        )  # of the compute's core, while the worker computes
+        self.slower = 1 / min(1.0, problem.cores)
+
+    def run(self, job: Job, ready: float) -> None:
+        cpu_s = job.cpu_s * self.slower
+        wire_s = 2 * job.cost.sent / self.problem.speeds.wire * self.slower  # out and in
+        begin = max(self.free, ready + self.stolen)
+        self.free = begin + cpu_s + max(job.cost.seconds, wire_s)
+        self.busy += self.free - begin
+        self.stolen += (cpu_s + wire_s) * self.taken
+
+    @property
+    def computed(self) -> float:
+        return self.problem.compute_s + self.stolen
+
+
+def simulate(problem: Problem, traffic: Traffic) -> Outcome:
+    """The mean step of a long training, every rank alike."""
+    step = _Step(problem)
+    for job in traffic.from_start:
+        step.run(job, 0.0)
+    forward_s = problem.compute_s * problem.forward
+    last_begins = 0.0
+    for job in traffic.in_backward:
+        ready = forward_s + job.done * problem.backward_s
+        last_begins = max(step.free, ready + step.stolen)
+        step.run(job, ready)
+    agreed = max(last_begins, step.computed) + traffic.agreement.seconds if traffic.agreement.sent else 0.0
+    length = max(step.computed, step.free, agreed)
+    own = total([*traffic.from_start, *traffic.in_backward]) + traffic.agreement
+    length, after_s, share = _with_after(problem, traffic, length)
+    cost = own + total(traffic.after).times(share)
+    return Outcome(length, step.busy + after_s * share, cost.sent, cost.across)
+
+
+def _with_after(problem: Problem, traffic: Traffic, length: float) -> tuple[float, float, float]:
+    """The mean step, seconds of one round of `after`, and rounds in a step."""
+    if not traffic.after:
+        return length, 0.0, 0.0
+    alone = _Step(problem)
+    for job in traffic.after:
+        alone.run(job, 0.0)
+    if traffic.pause_s is not None:
+        # A round begins and is taken in with a forward, so it lasts whole steps.
+        length += alone.stolen * length / (_whole(alone.free, length) + traffic.pause_s)
+        return length, alone.busy, length / (_whole(alone.free, length) + traffic.pause_s)
+    share = 1 / traffic.period
+    if traffic.delay == 0:
+        return length + alone.free * share, alone.busy, share
+    exposed = max(0.0, alone.free / traffic.portions - traffic.delay * length) * traffic.portions
+    return length + (exposed + alone.stolen) * share, alone.busy, share
+
+
+def _whole(seconds: float, length: float) -> float:
+    return max(1, math.ceil(seconds / length)) * length if length else seconds
+
+
+def total(jobs: Sequence[Job]) -> Cost:
+    """What all of them send."""
+    cost = Cost()
+    for job in jobs:
+        cost += job.cost
+    return cost

@@ -1,0 +1,83 @@
+# How `gossamer plan` shows what it found: a table and sentences, or lines of JSON. Works without a terminal.
+# Callers: the command.
+"""Output of ``gossamer plan``."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.planner.advice import Advice
+from gossamer.planner.methods import METHODS
+from gossamer.planner.network import Network
+from gossamer.planner.predict import Prediction
+from gossamer.planner.problem import Problem, buckets_of
+from gossamer.units import bytes_text, count_text, rate_text, seconds_text
+
+
+def print_lines(
+    what: str,
+    problem: Problem,
+    network: Network,
+    predictions: Sequence[Prediction],
+    advice: Advice,
+    paths: Sequence[Path],
+) -> None:
+    """A line for the inputs, one for each prediction, one for the advice."""
+    inputs = {"model": what, "parameters": problem.numel, "compute_s": problem.compute_s}
+    inputs |= {"forward": problem.forward, "bucket_bytes": problem.bucket_bytes}
+    print(json.dumps({"inputs": {**inputs, **asdict(network)}, "speeds": asdict(problem.speeds)}))
+    for prediction in predictions:
+        print(json.dumps({**prediction.as_dict(), "kind": METHODS[prediction.algorithm].kind}))
+    print(json.dumps({**asdict(advice), "plots": [str(path) for path in paths]}))
+
+
+def print_table(
+    what: str,
+    problem: Problem,
+    network: Network,
+    predictions: Sequence[Prediction],
+    advice: Advice,
+    paths: Sequence[Path],
+) -> None:
+    """All of it for people; 100 columns where there is no terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(100, console.width)
+    for line in _inputs(what, problem, network):
+        console.print(line, soft_wrap=True)
+    table = Table()
+    table.add_column("algorithm", no_wrap=True)
+    table.add_column("kind")
+    for head in ("step", "exposed", "sent by\na rank", "leaving\na host", "compute\nof step"):
+        table.add_column(head, justify="right")
+    for p in predictions:
+        cells = seconds_text(p.step_s), seconds_text(max(0.0, p.exposed_s)), bytes_text(p.bytes_per_rank)
+        marked = f"[bold]{p.algorithm}[/bold]" if p.algorithm == advice.use else p.algorithm
+        kind = METHODS[p.algorithm].kind
+        table.add_row(marked, kind, *cells, bytes_text(p.bytes_across), f"{p.efficiency:.0%}")
+    console.print(table)
+    console.print(advice.why, soft_wrap=True)
+    for warning in advice.warnings:
+        console.print(f"warning: {warning}", soft_wrap=True)
+    for path in paths:
+        console.print(f"plot: {path}", soft_wrap=True)
+
+
+def _inputs(what: str, problem: Problem, network: Network) -> list[str]:
+    buckets = buckets_of(problem, None, network.ranks)
+    lines = [
+        f"{count_text(problem.numel)} parameters: {what}; {len(buckets)} buckets",
+        f"{network.ranks} ranks on {network.hosts} host{'s' * (network.hosts > 1)}, {seconds_text(problem.compute_s)} "
+        f"of compute a step, {problem.forward:.0%} of it before the backward",
+    ]
+    if network.hosts > 1:
+        lines.append(f"between hosts {rate_text(network.bandwidth)}, {seconds_text(network.latency_s)}")
+    if network.per_host > 1:
+        lines.append(
+            f"inside a host {rate_text(network.local_bandwidth)}, {seconds_text(network.local_latency_s)}"
+        )
+    return lines

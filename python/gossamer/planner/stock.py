@@ -1,0 +1,52 @@
+# What torch's own DistributedDataParallel sends, with and without its communication hooks: the peers in a comparison.
+# Its plan is the engine's without padding. Callers: planner/predict.py.
+"""The traffic of stock DDP."""
+
+import torch
+
+from gossamer.errors import ConfigError
+from gossamer.planner.methods import Stock
+from gossamer.planner.network import Cost, Group, Network, flat
+from gossamer.planner.problem import PlannedBucket, Problem, buckets_of
+from gossamer.planner.traffic import Job, Traffic, thin_factors
+
+
+def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
+    """ConfigError for a hook that is not known."""
+    group, speeds = flat(network), problem.speeds
+    buckets = buckets_of(problem, None, network.ranks)
+    if stock.hook is None:
+        jobs = [_all_reduce(group, b, b.dtype.itemsize * b.numel, problem) for b in buckets]
+    elif stock.hook == "fp16":
+        jobs = [_all_reduce(group, b, 2 * b.numel, problem) for b in buckets]
+    elif stock.hook == "powersgd":
+        jobs = [_powersgd(group, bucket, stock, problem) for bucket in buckets]
+    elif stock.hook == "post_local_sgd":
+        # The hook's own group is a host, and the averager takes all parameters at once.
+        host = Group(network, network.per_host, network.per_host)
+        local = [_all_reduce(host, b, b.nbytes, problem) for b in buckets]
+        nbytes = sum(bucket.nbytes for bucket in buckets)
+        after = Job(group.all_reduce(nbytes), 4 * nbytes / speeds.memory)
+        return Traffic(in_backward=local, after=[after], period=stock.period)
+    else:
+        raise ConfigError(
+            f"Stock: hook must be None, 'fp16', 'powersgd' or 'post_local_sgd', got {stock.hook!r}"
+        )
+    return Traffic(in_backward=jobs)
+
+
+def _all_reduce(group: Group, bucket: PlannedBucket, nbytes: int, problem: Problem) -> Job:
+    passes = 2 if group.size > 1 else 1  # copied and divided; summed
+    if nbytes != bucket.nbytes:
+        passes += 2
+    return Job(group.all_reduce(nbytes), passes * bucket.nbytes / problem.speeds.memory, bucket.done)
+
+
+def _powersgd(group: Group, bucket: PlannedBucket, stock: Stock, problem: Problem) -> Job:
+    """What is not compressed in one all-reduce, then the left factors, then the right ones."""
+    plain, left, right, products = thin_factors(bucket, stock.rank, lambda whole, thin: 2 * thin < whole)
+    cost = Cost()
+    for count in (plain, left, right):
+        cost += group.all_reduce(torch.float32.itemsize * count) if count else Cost()
+    passes_s = 6 * bucket.nbytes / problem.speeds.memory
+    return Job(cost, 4 * 2 * products / problem.speeds.flops + passes_s, bucket.done)

@@ -1,0 +1,282 @@
+# What an algorithm sends and computes in a step, bucket by bucket: the messages of python/gossamer/algorithms and of
+# csrc/collectives, priced by planner/network.py and planner/speeds.py. When it happens is said here, how long all of it
+# takes together is schedule.py's. Callers: planner/predict.py.
+"""Jobs of the communication worker, for each algorithm."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from statistics import mean
+
+import torch
+
+from gossamer.algorithms import (
+    Algorithm,
+    AsyncModelAverage,
+    Decentralized,
+    GradientAllReduce,
+    LocalSGD,
+    LowPrecisionDecentralized,
+    PowerSGD,
+)
+from gossamer.algorithms.qadam import AdamAlgorithm
+from gossamer.codec import Codec, ErrorFeedback, Identity
+from gossamer.errors import ConfigError
+from gossamer.planner.network import Cost, Group, Network, flat, levels
+from gossamer.planner.problem import PlannedBucket, Problem, buckets_of
+from gossamer.topology import Topology
+
+_ROUNDS, _RANKS = 64, 256  # of a topology that are looked at; a longer schedule's others are like these
+_COUNTERS = 5  # bytes of an agreement beside one for each parameter
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task of the worker: `cpu_s` of its own, then `cost` on the network. `done`: of the backward, before it."""
+
+    cost: Cost
+    cpu_s: float = 0.0
+    done: float = 0.0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one step.
+
+    Args:
+        from_start: jobs that may begin with the forward and must end before the optimizer steps.
+        in_backward: jobs that begin when their bucket is ready, and must end before the optimizer steps.
+        after: jobs while which the rank does nothing else; of a synchronisation, in every `period` steps.
+        delay: steps that `after` may take in the background instead, in so many `portions` that take turns.
+        pause_s: None, or `after` is repeated in the background for ever, with this pause.
+        agreement: beside the last bucket.
+    """
+
+    from_start: Sequence[Job] = ()
+    in_backward: Sequence[Job] = ()
+    after: Sequence[Job] = ()
+    period: int = 1
+    delay: int = 0
+    portions: int = 1
+    pause_s: float | None = None
+    agreement: Cost = field(default_factory=Cost)
+
+
+def traffic_of(
+    problem: Problem, network: Network, algorithm: Algorithm, *, warm: bool = True, by_hosts: bool = False
+) -> Traffic:
+    """Args: warm: after the warm-up, if the algorithm has one; by_hosts: through gossamer.Hierarchical.
+
+    Raises:
+        ConfigError: an algorithm that is not known here.
+    """
+    planner = _Traffic(problem, network, algorithm, by_hosts)
+    for kind, make in _KINDS.items():
+        if isinstance(algorithm, kind):
+            return make(planner, algorithm) if warm else planner.averaged_gradients()
+    raise ConfigError(f"traffic_of: algorithm must be one of gossamer.algorithms, got {algorithm!r}")
+
+
+class _Traffic:
+    def __init__(self, problem: Problem, network: Network, algorithm: Algorithm, by_hosts: bool) -> None:
+        self.problem, self.network, self.by_hosts, self.speeds = problem, network, by_hosts, problem.speeds
+        self.group = flat(network)
+        self.buckets = buckets_of(problem, algorithm, network.ranks)
+        lockstep = (
+            getattr(algorithm, "lockstep", True) if not isinstance(algorithm, AsyncModelAverage) else False
+        )
+        parameters = _COUNTERS + len(problem.parameters)
+        self.agreement = self.group.all_reduce(parameters) if lockstep else Cost()
+
+    # --- the algorithms ---
+
+    def gradient_allreduce(self, algorithm: GradientAllReduce) -> Traffic:
+        from_adaptive = [self._codec_of(algorithm, bucket) for bucket in self.buckets]
+        jobs = [
+            self.mean(b, codec, done=b.done) for b, codec in zip(self.buckets, from_adaptive, strict=True)
+        ]
+        return Traffic(in_backward=jobs, agreement=self.agreement)
+
+    def averaged_gradients(self) -> Traffic:
+        """What has a warm-up does this in it."""
+        jobs = [self.mean(bucket, None, done=bucket.done) for bucket in self.buckets]
+        return Traffic(
+            in_backward=jobs, agreement=self.group.all_reduce(_COUNTERS + len(self.problem.parameters))
+        )
+
+    def adam(self, algorithm: AdamAlgorithm) -> Traffic:
+        jobs = [self.mean(bucket, algorithm.codec) for bucket in self.buckets]
+        return Traffic(in_backward=self._finite(), after=jobs, agreement=self.agreement)
+
+    def powersgd(self, algorithm: PowerSGD) -> Traffic:
+        return Traffic(
+            in_backward=[self._factors(bucket, algorithm) for bucket in self.buckets],
+            agreement=self.agreement,
+        )
+
+    def decentralized(self, algorithm: Decentralized) -> Traffic:
+        jobs = [self._with_peers(bucket, algorithm.topology) for bucket in self.buckets]
+        share = 1 / algorithm.interval
+        scaled = [Job(job.cost.times(share), job.cpu_s * share) for job in jobs]
+        return Traffic(from_start=scaled, in_backward=self._finite(), agreement=self.agreement)
+
+    def low_precision(self, algorithm: LowPrecisionDecentralized) -> Traffic:
+        jobs = [self._differences(bucket, algorithm) for bucket in self.buckets]
+        return Traffic(
+            in_backward=self._finite(), after=jobs, period=algorithm.interval, agreement=self.agreement
+        )
+
+    def local_sgd(self, algorithm: LocalSGD) -> Traffic:
+        jobs = [self.mean(bucket, algorithm.codec or Identity(), passes=3) for bucket in self.buckets]
+        return Traffic(
+            in_backward=self._finite() if algorithm.lockstep else (),
+            after=jobs,
+            period=algorithm.period,
+            delay=algorithm.delay,
+            portions=algorithm.fragments,
+            agreement=self.agreement,
+        )
+
+    def asynchronous(self, algorithm: AsyncModelAverage) -> Traffic:
+        count = self.group.all_reduce(8)
+        jobs = [self.mean(bucket, Identity(), passes=2) for bucket in self.buckets]
+        return Traffic(after=[Job(count), *jobs], pause_s=algorithm.sync_interval_ms / 1000)
+
+    # --- their parts ---
+
+    def mean(self, bucket: PlannedBucket, codec: Codec | None, *, done: float = 0.0, passes: int = 0) -> Job:
+        """all_reduce of gossamer.collectives; `passes` over the bucket beside it."""
+        cpu_s = (1 + passes) * bucket.nbytes / self.speeds.memory  # gathered and scaled
+        if self.by_hosts and self.network.hosts > 1:
+            return self._by_hosts(bucket, codec, cpu_s, done)
+        cost, coding_s = self.two_shot(self.group, bucket.numel, bucket.dtype, codec)
+        return Job(cost, cpu_s + coding_s, done)
+
+    def two_shot(
+        self, group: Group, numel: int, dtype: torch.dtype, codec: Codec | None
+    ) -> tuple[Cost, float]:
+        """csrc/collectives/two_shot.cpp: cost and seconds of computing. None: the group's own all-reduce."""
+        nbytes = numel * dtype.itemsize
+        if group.size == 1:
+            return Cost(), 0.0
+        if codec is None:
+            return group.all_reduce(nbytes), nbytes / self.speeds.memory
+        chunk = math.ceil(math.ceil(numel / group.size) / codec.block) * codec.block
+        row = wire_bytes(codec, chunk, dtype)
+        speed, float_bytes = self.speeds.of(codec), 4 * numel
+        coding_s = float_bytes / speed.encode + float_bytes / speed.decode
+        coding_s += 4 * chunk * (group.size / speed.decode_add + 1 / speed.encode)
+        if isinstance(codec, ErrorFeedback):  # decoded once more, and passes over the error
+            coding_s += float_bytes / speed.decode + 5 * float_bytes / self.speeds.memory
+        # In pieces, all but the first is encoded, summed and decoded while another is on its way.
+        return group.all_to_all(row) + group.all_gather(row), coding_s / group.pieces(row)
+
+    def _by_hosts(self, bucket: PlannedBucket, codec: Codec | None, cpu_s: float, done: float) -> Job:
+        """python/gossamer/comm/hierarchical.py."""
+        intra, inter = levels(self.network)
+        unit = intra.size * (codec.block if codec is not None else 1)
+        padded = -(-bucket.numel // unit) * unit
+        shard = padded // intra.size
+        nbytes = padded * bucket.dtype.itemsize
+        cost, coding_s = self.two_shot(inter, shard, bucket.dtype, codec)
+        inside = intra.reduce_scatter(nbytes) + intra.all_gather(nbytes // intra.size)
+        return Job(cost + inside, cpu_s + coding_s + 3 * nbytes / self.speeds.memory, done)
+
+    def _codec_of(self, algorithm: GradientAllReduce, bucket: PlannedBucket) -> Codec | None:
+        position = bucket.positions[0]
+        choice = algorithm.group_of(self.problem.names[position], self.problem.parameters[position])
+        assert choice is None or isinstance(choice, Codec)
+        return choice
+
+    def _finite(self) -> list[Job]:
+        """gossamer.engine.agree_on_finite, for what does not send gradients."""
+        cost = self.group.all_reduce(4)
+        return [Job(cost, bucket.nbytes / self.speeds.memory / 2, bucket.done) for bucket in self.buckets]
+
+    def _factors(self, bucket: PlannedBucket, algorithm: PowerSGD) -> Job:
+        plain, left, right, products = thin_factors(
+            bucket, algorithm.rank, lambda whole, thin: whole >= algorithm.min_compression_rate * thin > 0
+        )
+        left += plain
+        cost = self.group.all_reduce(4 * left) if left else Cost()
+        cost += self.group.all_reduce(4 * right) if right else Cost()
+        cpu_s = 4 * 2 * products / self.speeds.flops + 3 * bucket.nbytes / self.speeds.memory
+        return Job(cost, cpu_s, bucket.done)
+
+    def _with_peers(self, bucket: PlannedBucket, topology: Topology) -> Job:
+        passes_s = bucket.nbytes / self.speeds.memory
+        if topology.uniform:
+            return Job(self.group.all_reduce(bucket.nbytes), 4 * passes_s)
+        messages, crossing, mutual = messages_of(topology, self.network)
+        cost = self.group.exchange(bucket.nbytes, messages=messages, crossing=crossing, mutual=mutual)
+        return Job(cost, (4 + messages) * passes_s)
+
+    def _differences(self, bucket: PlannedBucket, algorithm: LowPrecisionDecentralized) -> Job:
+        messages, crossing, mutual = messages_of(algorithm.topology, self.network)
+        wire = wire_bytes(algorithm.codec, bucket.numel, bucket.dtype)
+        speed = self.speeds.of(algorithm.codec)
+        cpu_s = 4 * bucket.numel * (1 / speed.encode + (1 + messages) / speed.decode)
+        cpu_s += (3 + 3 * messages) * bucket.nbytes / self.speeds.memory
+        cost = self.group.exchange(wire, messages=messages, crossing=crossing, mutual=mutual)
+        return Job(cost, cpu_s)
+
+
+_KINDS: dict[type[Algorithm], Callable[..., Traffic]] = {
+    GradientAllReduce: _Traffic.gradient_allreduce,
+    AdamAlgorithm: _Traffic.adam,
+    PowerSGD: _Traffic.powersgd,
+    Decentralized: _Traffic.decentralized,
+    LowPrecisionDecentralized: _Traffic.low_precision,
+    LocalSGD: _Traffic.local_sgd,
+    AsyncModelAverage: _Traffic.asynchronous,
+}
+
+
+@lru_cache(maxsize=4096)
+def thin_factors(
+    bucket: PlannedBucket, rank: int, pays: Callable[[int, int], bool]
+) -> tuple[int, int, int, int]:
+    """Elements that go whole, of left and of right factors, and multiplications of one product, of PowerSGD.
+
+    Args:
+        pays: whether a matrix of so many elements is worth factors of so many.
+    """
+    plain = left = right = products = 0
+    for shape in bucket.shapes:
+        rows, columns = (shape[0] if shape else 1), math.prod(shape[1:])
+        thin = min(rank, rows, columns)
+        if len(shape) > 1 and pays(rows * columns, thin * (rows + columns)):
+            left += thin * rows
+            right += thin * columns
+            products += thin * rows * columns
+        else:
+            plain += rows * columns
+    return plain, left, right, products
+
+
+def wire_bytes(codec: Codec, numel: int, dtype: torch.dtype) -> int:
+    """codec.wire_bytes, remembered."""
+    return codec.wire_bytes(numel, dtype)
+
+
+@lru_cache(maxsize=1024)
+def messages_of(topology: Topology, network: Network) -> tuple[float, float, float]:
+    """Means over the rounds: messages that a rank sends; those that leave the fullest host; and the share of rounds and
+    ranks in which a rank receives from just those that it sends to.
+    """
+    size, per_host = network.ranks, network.per_host
+    rounds = range(min(topology.period(size), _ROUNDS))
+    hosts = [range(start, min(start + per_host, size)) for start in range(0, size, per_host)]
+    looked_at = hosts[: max(1, _RANKS // per_host)]
+    sent, crossing, mutual = [], [], []
+    for round_ in rounds:
+        outside = []
+        for host in looked_at:
+            exchanges = [topology.mixing(round_, size, rank).exchanges for rank in host]
+            mutual += [{e.to for e in own} == {e.source for e in own} for own in exchanges]
+            peers = [e.to for own in exchanges for e in own]
+            sent.append(len(peers) / len(host))
+            outside.append(sum(peer not in host for peer in peers))
+        crossing.append(max(outside))
+    return mean(sent), mean(crossing), mean(mutual)
