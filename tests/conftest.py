@@ -15,7 +15,17 @@ from hypothesis import settings
 import ranks
 
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHER_PREFIXES = ("GOSSAMER_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "OMP_")
+LAUNCHER_PREFIXES = (
+    "GOSSAMER_",
+    "HOROVOD_",
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "MPI_LOCAL",
+    "SLURM_",
+    "TORCHELASTIC_",
+    "OMP_",
+)
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 settings.register_profile("gossamer", deadline=None, derandomize=True, max_examples=50)

@@ -96,10 +96,9 @@ def trainer(strategy: Any, **options: Any) -> pl.Trainer:
         "enable_model_summary": False,
         "use_distributed_sampler": False,
         "default_root_dir": folder,
+        "devices": dist.get_world_size(),
     }
-    return pl.Trainer(
-        strategy=strategy, accelerator="cpu", devices=dist.get_world_size(), **{**defaults, **options}
-    )
+    return pl.Trainer(strategy=strategy, accelerator="cpu", **{**defaults, **options})
 
 
 def fit(strategy: Any, module: Any = None, *, steps: int = STEPS, **options: Any) -> Tensor:

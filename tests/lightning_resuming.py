@@ -17,6 +17,7 @@ from gossamer.lightning import fabric as gossamer_fabric
 from lightning_job import (
     Net,
     Plain,
+    all_equal,
     batches,
     gossamer_strategy,
     loader,
@@ -101,16 +102,32 @@ def check_fabric_resumes_bit_for_bit() -> None:
     assert list(saved["net"]) == list(Plain().state_dict())  # no prefix
 
 
+def momentum_of(module: Any) -> torch.Tensor:
+    state = module.optimizers().state_dict()["state"]
+    return torch.cat([each["momentum_buffer"].reshape(-1) for each in state.values()])
+
+
 def check_a_checkpoint_of_stock_ddp_loads_and_the_other_way_round() -> None:
+    class Saving(Net):
+        def on_train_end(self) -> None:
+            self.trainer.save_checkpoint(path("stock"))
+            self.kept = weights(self), momentum_of(self)
+
+    class Loading(Net):
+        def on_train_start(self) -> None:
+            self.found = weights(self), momentum_of(self)
+
     ours, stock = (lambda: gossamer_strategy("powersgd")), DDPStrategy
     for saves, loads in ((ours, stock), (stock, ours)):
-
-        class Saving(Net):
-            def on_train_end(self) -> None:
-                self.trainer.save_checkpoint(path("stock"))
-
-        trainer(saves()).fit(Saving(), loader(2))
-        trainer(loads(), max_epochs=2).fit(Net(), loader(2), ckpt_path=path("stock"))
+        first, second = Saving(), Loading()
+        trainer(saves()).fit(first, loader(2))
+        run = trainer(loads(), max_epochs=2)
+        run.fit(second, loader(2), ckpt_path=path("stock"))
+        for kept, found in zip(first.kept, second.found, strict=True):
+            assert torch.equal(kept, found)
+        assert run.global_step == 4
+        assert not torch.equal(weights(second), first.kept[0])
+        assert all_equal(weights(second))
 
 
 def check_state_of_another_algorithm_or_size_is_refused_unless_it_is_common() -> None:

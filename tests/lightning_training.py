@@ -12,8 +12,11 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Sto
 from torch import Tensor, nn
 
 import gossamer as gs
+import gossamer.bagua.torch_api as bagua
 import lightning_job
+from gossamer.bagua.torch_api.algorithms import Algorithm
 from gossamer.lightning import BaguaStrategy, DDPStrategy, GossamerStrategy
+from gossamer.lightning.bagua import ALGORITHMS
 from lightning_job import (
     Net,
     Plain,
@@ -31,37 +34,65 @@ from lightning_job import (
 class ByHand(Net):
     """Manual optimization: two optimizers, and one of them twice, in each training step."""
 
-    def __init__(self, algorithm: str = "gradient_allreduce") -> None:
+    def __init__(self, algorithm: str = "gradient_allreduce", *, past_the_wrapper: bool = False) -> None:
         super().__init__(algorithm)
         self.automatic_optimization = False
+        self.past_the_wrapper = past_the_wrapper
 
     def configure_optimizers(self) -> Any:
-        return two_optimizers(self)
+        return two_optimizers(self, self.algorithm)
 
     def training_step(self, batch: Tensor, index: int) -> None:
-        first, second = self.optimizers()  # type: ignore[misc]
+        given = self.optimizers()
+        first, second = (given[0], given[-1]) if isinstance(given, list) else (given, given)
         for optimizer in (first, second, first):
             optimizer.zero_grad()
-            self.manual_backward(self(batch).square().mean())
+            output = self.net(batch) if self.past_the_wrapper else self(batch)
+            self.manual_backward(output.square().mean())
             optimizer.step()
 
 
-def two_optimizers(module: nn.Module) -> list[torch.optim.Optimizer]:
+def two_optimizers(module: nn.Module, algorithm: str) -> list[torch.optim.Optimizer]:
     params = list(module.parameters())
+    if algorithm == "qadam":  # which takes one
+        return [optimizer_for(algorithm, params)]
     return [torch.optim.SGD(params[:2], 0.1), torch.optim.SGD(params[2:], 0.2, momentum=0.9)]
+
+
+def manual_loop(name: str, model: Any, optimizers: list[torch.optim.Optimizer]) -> None:
+    first, second = optimizers[0], optimizers[-1]
+    for batch, optimizer in itertools.product(batches(8), (first, second, first)):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
 
 
 def check_manual_optimization_leaves_the_bits_of_the_loop_by_hand() -> None:
     for name in ("gradient_allreduce", "decentralized", "low_precision_decentralized"):
         module = Plain()
-        first, second = two_optimizers(module)
-        model = gs.DataParallel(module, [first, second], algorithm=name)
-        for batch, optimizer in itertools.product(batches(8), (first, second, first)):
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
+        optimizers = two_optimizers(module, name)
+        model = gs.DataParallel(module, optimizers, algorithm=name)
+        manual_loop(name, model, optimizers)
         model.close()
         assert torch.equal(fit(gossamer_strategy(name), ByHand(name), steps=8), weights(module)), name
+
+
+def check_manual_optimization_with_every_algorithm_of_bagua() -> None:
+    if not bagua.is_initialized():
+        bagua.init_process_group()
+    for name in ALGORITHMS:
+        options = {"warmup_steps": 3 * 8} if name == "async" else {}
+        module: Any = Plain()
+        optimizers = two_optimizers(module, name)
+        own = {"q_adam_optimizer": optimizers[0]} if name == "qadam" else options
+        module = bagua.with_bagua(module, optimizers, Algorithm.init(name, **own))
+        manual_loop(name, module, optimizers)
+        module.bagua_ddp.close()
+        for past_the_wrapper in (False, True):
+            mine = fit(
+                BaguaStrategy(name, **options), ByHand(name, past_the_wrapper=past_the_wrapper), steps=8
+            )
+            assert torch.equal(mine, weights(module)), f"{name}, past the wrapper: {past_the_wrapper}"
 
 
 def check_accumulation_and_clipping_leave_the_bits_of_the_loop_by_hand() -> None:

@@ -114,7 +114,7 @@ def run_job(script: str, size: int, folder: Path, *arguments: str) -> str:
         [sys.executable, *launcher, str(file), *arguments],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )

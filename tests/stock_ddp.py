@@ -13,6 +13,7 @@ from gossamer import comm as gossamer_comm
 from gossamer import hooks
 from models import batches, flat_weights, mlp, seeded, shard
 from ranks import TIMEOUT_S, run_threads
+from stock import gloo_group
 
 LONGEST = 6  # steps of a run
 SMALL_MB = 400 / 2**20  # several buckets, and others after the first step
@@ -24,14 +25,11 @@ def run_ddp(size: int, body: Callable[[Any, Any], Any], *, errors: bool = False)
     kept: list[Any] = []  # until all ranks are done
 
     def rank_body(rank: int) -> Any:
-        group = dist.ProcessGroup(store, rank, size)
-        gloo = dist.ProcessGroupGloo(dist.PrefixStore("ddp", store), rank, size, timedelta(seconds=TIMEOUT_S))
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        group = gloo_group(store, rank, size)
         own = dist.PrefixStore("hook", store)
         backend = dist.ProcessGroupGloo(own, rank, size, timedelta(seconds=TIMEOUT_S))
         comm = gossamer_comm.from_backend(backend, store=own, name="hook")
-        kept.extend([group, comm])
+        kept.append(comm)
         return body(group, comm)
 
     return run_threads(size, rank_body, errors=errors)

@@ -1,4 +1,4 @@
-"""Ranks on several hosts (network namespaces, tests/netns.py): who shares memory is found out, and all is right.
+"""Ranks on several hosts (network namespaces, gossamer.netlab): who shares memory is found out, and all is right.
 
 Every process claims that all ranks are on its host (LOCAL_WORLD_SIZE), as a bare `mpirun` or a container may do.
 """
@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions
 
 import gossamer
-import netns
 from backend_jobs import (
     DTYPES,
     FLOAT8,
@@ -35,11 +34,12 @@ from backend_jobs import (
     values,
 )
 from gossamer import comm as comms
+from gossamer import netlab
 
 HERE = Path(__file__).parent
 FLOATING = [dtype for dtype in (*FLOATS, *FLOAT8) if dtype in DTYPES]
 COUNTS = [1, 2, 257, 65_537, 300_001]
-unavailable = netns.missing()
+unavailable = netlab.missing()
 pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.skipif(bool(unavailable), reason=unavailable or "available"),
@@ -123,7 +123,7 @@ def lose_the_last(group: dist.ProcessGroup) -> dict:
     return found
 
 
-def run_hosts(hosts: netns.Hosts, ranks_of: list[int], *, container: bool) -> list[dict]:
+def run_hosts(hosts: netlab.Hosts, ranks_of: list[int], *, container: bool) -> list[dict]:
     """Starts ranks_of[i] processes on host i, ranks counted through; what they printed, in rank order."""
     size = sum(ranks_of)
     code = "import test_backend_hosts; test_backend_hosts.host_job()"
@@ -139,7 +139,7 @@ def run_hosts(hosts: netns.Hosts, ranks_of: list[int], *, container: bool) -> li
                     "LOCAL_WORLD_SIZE": str(size),
                     "MASTER_ADDR": hosts.address(0),
                     "MASTER_PORT": "29431",
-                    "GLOO_SOCKET_IFNAME": netns.DEVICE,
+                    "GLOO_SOCKET_IFNAME": netlab.DEVICE,
                     "OMP_NUM_THREADS": "1",
                 }
                 command = [*hosts.prefix(host, container=container), sys.executable, "-c", code]
@@ -173,7 +173,7 @@ def run_hosts(hosts: netns.Hosts, ranks_of: list[int], *, container: bool) -> li
 
 def check_hosts(ranks_of: list[int], *, container: bool = False) -> None:
     size = sum(ranks_of)
-    with netns.Hosts(len(ranks_of)) as hosts:
+    with netlab.Hosts(len(ranks_of)) as hosts:
         found = run_hosts(hosts, ranks_of, container=container)
     first = [sum(ranks_of[:host]) for host in range(len(ranks_of))]
     partition = [list(range(begin, begin + count)) for begin, count in zip(first, ranks_of, strict=True)]
@@ -198,7 +198,7 @@ def test_the_hosts_are_found_and_everything_is_right_across_them(ranks_of):
 
 
 def test_ranks_in_containers_of_their_own_share_memory_if_they_share_a_network():
-    refused = netns.no_containers()
+    refused = netlab.no_containers()
     if refused:
         pytest.skip(refused)
     check_hosts([2, 1], container=True)

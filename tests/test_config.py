@@ -10,7 +10,7 @@ from gossamer.errors import ConfigError
 
 
 def test_defaults_hold_without_variables() -> None:
-    assert config.current() == Config(25 << 20, 1 << 20, 1800.0, "warning")
+    assert config.current() == Config(25 << 20, 1 << 20, 1800.0, "warning", 60.0, 0.0)
 
 
 def test_config_is_frozen() -> None:
@@ -24,9 +24,11 @@ def test_each_field_is_read_from_its_variable(monkeypatch) -> None:
         ("FIRST_BUCKET_BYTES", "10"),
         ("TIMEOUT_S", "2.5"),
         ("LOG_LEVEL", "Info"),
+        ("STALL_WARNING_S", "7.5"),
+        ("STALL_SHUTDOWN_S", "0"),
     ):
         monkeypatch.setenv(f"GOSSAMER_{field}", text)
-    assert config.current() == Config(1000, 10, 2.5, "info")
+    assert config.current() == Config(1000, 10, 2.5, "info", 7.5, 0.0)
 
 
 def test_unknown_variable_is_an_error_that_lists_the_known(monkeypatch) -> None:
@@ -52,6 +54,9 @@ def test_build_variable_is_known_and_ignored(monkeypatch) -> None:
         ("TIMEOUT_S", "0"),
         ("TIMEOUT_S", "inf"),
         ("TIMEOUT_S", "nan"),
+        ("STALL_WARNING_S", "-1"),
+        ("STALL_SHUTDOWN_S", "soon"),
+        ("STALL_SHUTDOWN_S", "inf"),
         ("LOG_LEVEL", "loud"),
         ("LOG_LEVEL", ""),
     ],

@@ -150,6 +150,38 @@ def test_mixed_precision_computes_in_16_bits_and_keeps_weights_in_32():
     assert 0 < relative_error(ranks[0][0], exact[0]) < 0.02
 
 
+def test_a_reduce_dtype_that_the_algorithm_would_not_send_by_is_refused():
+    half = _MixedPrecision(reduce_dtype=torch.bfloat16)
+
+    def body(comm):
+        for algorithm in (
+            "bytegrad",
+            "decentralized",
+            gs.GradientAllReduce(),
+            gs.GradientAllReduce(codec=gs.FP16()),
+        ):
+            with pytest.raises(gs.ConfigError, match="must be what the algorithm sends, got torch.bfloat"):
+                gs.DistributedDataParallel(
+                    mlp(), process_group=comm, mixed_precision=half, algorithm=algorithm
+                )
+        for algorithm in ("gradient_allreduce", gs.GradientAllReduce(codec=gs.BF16())):
+            model = gs.DistributedDataParallel(
+                mlp(), process_group=comm, mixed_precision=half, algorithm=algorithm
+            )
+            assert "BF16" in repr(model.algorithm)
+            with pytest.raises(gs.UsageError, match=r"a hook decides what travels.*bfloat16"):
+                model.register_comm_hook(None, print)
+            model.close()
+        computes = _MixedPrecision(param_dtype=torch.bfloat16)  # the algorithm's own way to send stays
+        model = gs.DistributedDataParallel(
+            mlp(), process_group=comm, mixed_precision=computes, algorithm="bytegrad"
+        )
+        assert model.algorithm.name == "bytegrad"
+        model.close()
+
+    run_ranks(1, body)
+
+
 def flat_weights_of(comm, wrapper, make):
     inner = seeded(make)
     steps(wrapper(inner, process_group=comm), comm)

@@ -78,17 +78,19 @@ def test_a_hook_of_torchs_gives_the_weights_it_gives_torchs_ddp(name):
     def body(comm, group):
         weights = []
         for kind in (Stock, gs.DistributedDataParallel):
-            if kind is Stock and name in CUDA_ONLY:
-                continue
             model = wrap(kind, seeded(mlp), comm, group, {})
-            model.register_comm_hook(make_state(group), hook)
+            if kind is gs.DistributedDataParallel or name not in CUDA_ONLY:
+                model.register_comm_hook(make_state(group), hook)
             weights.append(trained(model, comm))
         return weights
 
     ranks = run_beside(2, body)
-    for weights in ranks:
-        assert torch.equal(weights[0], weights[-1])
-    assert torch.equal(ranks[0][-1], ranks[1][-1]) == (name not in ("noop", "post-local SGD"))
+    for theirs, ours in ranks:
+        if name in CUDA_ONLY:
+            assert 0 < relative_error(ours, theirs) < 0.01  # what torch's DDP makes without a hook
+        else:
+            assert torch.equal(theirs, ours)
+    assert torch.equal(ranks[0][1], ranks[1][1]) == (name not in ("noop", "post-local SGD"))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -131,18 +133,19 @@ def test_a_hook_that_fails_on_gloo_under_torchs_ddp_fails_alike_and_loses_no_ran
         for kind in (Stock, gs.DistributedDataParallel):
             model = wrap(kind, seeded(mlp), comm, group, {})
             model.register_comm_hook(make_state(group), hook)
+            errors.append(None)
             try:
                 trained(model, comm)
             except Exception as error:
-                errors.append(error)
+                errors[-1] = error
         return errors
 
-    for errors in run_beside(2, body):
-        if len(errors) != 2:
-            pytest.skip("this torch's hook does not fail")
-        cause = errors[1].__cause__
-        assert type(cause) is type(errors[0])
-        assert str(cause).splitlines()[:1] == str(errors[0]).splitlines()[:1]
+    for theirs, ours in run_beside(2, body):
+        if theirs is None:
+            pytest.skip("this torch's hook does not fail under torch's DDP")
+        assert ours is not None
+        assert type(ours.__cause__) is type(theirs)
+        assert str(ours.__cause__).splitlines()[:1] == str(theirs).splitlines()[:1]
 
 
 def test_hooks_are_registered_by_torchs_enum():

@@ -12,8 +12,8 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 def run_example(start):
     """``run_example("train.py")`` runs it with two workers and returns what they printed."""
 
-    def run(name: str) -> str:
-        argv = ["-m", "gossamer.launch.cli", "run", "-np", "2", str(EXAMPLES / name)]
+    def run(name: str, *arguments: str) -> str:
+        argv = ["-m", "gossamer.launch.cli", "run", "-np", "2", str(EXAMPLES / name), *arguments]
         code, out, errors = start(argv).finish()
         assert code == 0, errors
         return out
@@ -22,7 +22,7 @@ def run_example(start):
 
 
 def test_every_example_has_a_test_here() -> None:
-    tested = set(re.findall(r"run_example\(\"(\w+\.py)\"\)", Path(__file__).read_text()))
+    tested = set(re.findall(r"run_example\(\"(\w+\.py)\"[,)]", Path(__file__).read_text()))
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -30,6 +30,18 @@ def test_train_lowers_the_loss(run_example) -> None:
     losses = [float(value) for value in re.findall(r"loss ([\d.]+)", run_example("train.py"))]
     assert len(losses) == 5, "rank 0 alone reports"
     assert losses[-1] < losses[0] / 2
+
+
+def test_tensorboard_gets_the_loss_and_the_figures_of_the_steps(run_example, tmp_path) -> None:
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    out = run_example("train_tensorboard.py", "--logdir", str(tmp_path))
+    events = reading.EventAccumulator(str(tmp_path)).Reload()
+    shown = {f"gossamer/{name}" for name in ("step_ms", "exposed_ms", "communication_ms", "bytes_out")}
+    assert shown | {"loss"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("gossamer/step_ms")] == [50, 100, 150, 200]
+    losses = [event.value for event in events.Scalars("loss")]
+    assert losses[-1] < losses[0]
+    assert len(re.findall(r"step \d+: loss", out)) == 4, "rank 0 alone reports"
 
 
 def test_all_reduce_rounds_little_and_alike_on_all_ranks(run_example) -> None:
@@ -51,3 +63,17 @@ def test_the_hugging_face_trainer_lowers_the_loss(run_example) -> None:
     losses = [float(value) for value in re.findall(r"step \d+: loss ([\d.]+)", run_example("hf_trainer.py"))]
     assert len(losses) == 5, "rank 0 alone reports"
     assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--use-adasum", "--compression", "fp16"]], ids=["average", "adasum"]
+)
+def test_horovods_digits_are_recognised(run_example, arguments) -> None:
+    pytest.importorskip("sklearn")
+    found = re.findall(
+        r"epoch \d: loss ([\d.]+), accuracy ([\d.]+)",
+        run_example("horovod_digits.py", "--epochs", "3", *arguments),
+    )
+    assert len(found) == 3, "rank 0 alone reports"
+    assert float(found[-1][0]) < float(found[0][0]) / 2
+    assert float(found[-1][1]) > 0.8

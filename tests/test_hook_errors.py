@@ -50,6 +50,26 @@ def test_state_refuses_another_group_than_the_models():
     assert "must be the one that the model averages over, where this is rank" in refusal(2, body)
 
 
+def test_a_hook_is_not_started_by_a_state_that_it_cannot_take():
+    def body(comm):
+        named = list(seeded(mlp).named_parameters())
+        other = hooks.State(named, process_group=comm)
+        other.start("int4")
+        saved = other.state_dict()
+        other.close()
+        state = hooks.State(named, process_group=comm)
+        state.load_state_dict(saved)
+        for _ in range(2):
+            with pytest.raises(gs.ConfigError, match=r"the state is of the hook int4 .* this one is int8"):
+                state.start("int8")
+        assert state.state_dict() == saved
+        state.load_state_dict({})
+        assert state.start("int8").steps == 0
+        state.close()
+
+    run_ranks(2, body)
+
+
 def test_state_of_one_model_is_refused_in_another():
     def body(group, comm):
         first = Training(group, comm, hooks.int8)

@@ -1,15 +1,17 @@
 # gossamer.lightning as far as one process without a group shows it: what is refused, names, pickling.
 
 import datetime
+import os
 import pickle
 
 import pytest
+import torch
 
 import gossamer as gs
 
 pl = pytest.importorskip("lightning.pytorch")
 lightning = pytest.importorskip("gossamer.lightning")
-KINDS = ("GossamerStrategy", "BaguaStrategy", "DDPStrategy")
+KINDS = ("GossamerStrategy", "BaguaStrategy", "DDPStrategy", "HorovodStrategy")
 
 WITHOUT = """
 import sys
@@ -44,6 +46,7 @@ def test_every_algorithm_has_names_with_every_start_method(registry) -> None:
     assert registered.get("gossamer_local_sgd_notebook_find_unused_parameters_false")._start_method == "fork"
     assert registered.get("gossamer")._start_method == "popen"
     assert type(registered.get("bagua")).__name__ == "BaguaStrategy"
+    assert type(registered.get("horovod")).__name__ == "HorovodStrategy"
 
 
 def test_fabric_has_the_same_names() -> None:
@@ -83,6 +86,14 @@ def test_arguments_reach_lightning_as_those_of_its_own_strategy() -> None:
         pl.Trainer(strategy=lightning.DDPStrategy(start_method="nonsense"), accelerator="cpu", devices=2)
 
 
+def test_precision_has_the_name_that_each_of_lightnings_strategies_gives_it() -> None:
+    plugin = pl.plugins.MixedPrecision("bf16-mixed", "cpu")
+    assert lightning.GossamerStrategy("bytegrad", precision_plugin=plugin).precision_plugin is plugin
+    fabric = pytest.importorskip("gossamer.lightning.fabric")
+    plugin = pytest.importorskip("lightning.fabric.plugins").MixedPrecision("bf16-mixed", "cpu")
+    assert fabric.GossamerStrategy("bytegrad", precision=plugin).precision is plugin
+
+
 def test_before_setup_the_collectives_return_what_they_are_given() -> None:
     strategy = lightning.GossamerStrategy()
     for value in (3, "text", None, [1]):
@@ -112,3 +123,74 @@ def test_register_ddp_comm_hook_takes_the_state_by_both_of_its_names() -> None:
     del model.hook
     register(model)
     assert not hasattr(model, "hook")
+
+
+@pytest.fixture
+def alone():
+    """A Trainer of this process: Lightning leaves its place in the environment, and a group, for what comes after."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("module", ["pytorch", "pytorch_lightning"])
+@pytest.mark.usefixtures("alone")
+def test_the_callback_logs_where_the_steps_go_to_every_logger(module) -> None:
+    names = {"pytorch": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+    package = pytest.importorskip(names[module])
+    ReportCallback = getattr(lightning, module).ReportCallback  # noqa: N806
+
+    class Keep(pytest.importorskip(f"{names[module]}.loggers").Logger):
+        name = version = "kept"
+
+        def __init__(self):
+            super().__init__()
+            self.points = []
+
+        def log_metrics(self, metrics, step):
+            self.points.append((step, metrics))
+
+        def log_hyperparams(self, *_):
+            pass
+
+    class Net(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def training_step(self, batch, _):
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit(strategy, logger, **settings):
+        quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
+        callback = ReportCallback(**settings)
+        trainer = package.Trainer(
+            strategy=strategy,
+            logger=logger,
+            callbacks=[callback],
+            max_epochs=1,
+            accelerator="cpu",
+            devices=1,
+            **quiet,
+        )
+        trainer.fit(Net(), torch.utils.data.DataLoader(torch.randn(70, 8), batch_size=10))
+
+    logger = Keep()
+    fit("gossamer", logger, every_n_steps=3)
+    assert [step for step, _ in logger.points] == [3, 6]
+    for _, metrics in logger.points:
+        assert {"gossamer/step_ms", "gossamer/exposed_ms", "gossamer/bytes_out"} <= set(metrics)
+        assert metrics["gossamer/step_ms"] > 0
+        assert metrics["gossamer/steps"] <= 3, "each point is of its own steps"
+    with pytest.raises(gs.ConfigError, match="averages through Gossamer, got SingleDeviceStrategy"):
+        fit("auto", Keep(), every_n_steps=3)
+    with pytest.raises(gs.ConfigError, match="must have a logger"):
+        fit("gossamer", False)
+    with pytest.raises(gs.ConfigError, match="every_n_steps must be at least 1, got 0"):
+        ReportCallback(every_n_steps=0)

@@ -12,8 +12,11 @@ pytest.importorskip("lightning.pytorch")
 JOB = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-import lightning_distributed, lightning_equality, lightning_job, lightning_resuming, lightning_training
-lightning_job.run(lightning_distributed, lightning_equality, lightning_resuming, lightning_training)
+import lightning_distributed, lightning_equality, lightning_horovod, lightning_job, lightning_resuming
+import lightning_training
+lightning_job.run(
+    lightning_distributed, lightning_equality, lightning_resuming, lightning_training, lightning_horovod
+)
 """
 
 
@@ -46,7 +49,9 @@ def fit(strategy):
     trainer = pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, max_epochs=2, logger=False,
                          enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     trainer.fit(module, data)
-    print(strategy, module.layer.weight.double().sum().item(), flush=True)
+    # In one piece: both ranks write.
+    sys.stdout.write(f"{strategy} {module.layer.weight.double().sum().item()}\\n")
+    sys.stdout.flush()
 
 if "LOCAL_RANK" not in os.environ:
     fit("gossamer_bytegrad_notebook_find_unused_parameters_true")

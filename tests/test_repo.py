@@ -13,10 +13,11 @@ PACKAGE = ROOT / "python" / "gossamer"
 
 # Lowest first: a component imports only from layers above its own in this list. Within a layer, nothing.
 LAYERS = (
-    {"errors", "_C"},
-    {"config"},
+    {"errors", "_C", "torch_private"},
+    {"config", "units"},
+    {"membership"},
     {"_ops", "work", "observe", "runtime"},
-    {"comm", "codec", "optim"},
+    {"comm", "codec", "optim", "batchnorm"},
     {"collectives", "topology"},
     {"engine"},
     {"algorithms"},
@@ -24,10 +25,15 @@ LAYERS = (
     {"lightning"},
     {"__init__"},
     {"demo"},
+    {"planner"},
     {"launch"},
+    {"netlab"},
+    {"bench", "doctor"},
+    {"__main__"},
 )
-# Commands of a face: `python -m` runs them, and nothing imports them.
-COMMANDS = ("bagua.distributed.run", "bagua.distributed.launch")
+# Commands of a face: `python -m` runs them, and nothing imports them. The last is imported on the first use of the
+# name horovod.run alone.
+COMMANDS = ("bagua.distributed.run", "bagua.distributed.launch", "horovod.runner")
 LAYER_OF = {component: level for level, layer in enumerate(LAYERS) for component in layer}
 # Files of these packages are alternatives of one kind: they share base.py and know nothing of each other.
 ALTERNATIVES = {"comm", "codec", "algorithms"}
@@ -36,9 +42,10 @@ VARIANTS = {
     ("algorithms.zero_one_adam", "algorithms.qadam"),  # that algorithm with another schedule
     ("comm.hierarchical", "comm.c10d"),  # made of two of those
     ("comm.symmetric", "comm.c10d"),  # made around one of those
+    ("comm.named", "comm.c10d"),  # opens several of those
 }
 
-TORCH_FREE = ("base", "codec", "flat", "negotiate", "optim", "shm")
+TORCH_FREE = ("adasum", "base", "codec", "flat", "negotiate", "observe", "optim", "shm")
 NATIVE = (".cpp", ".cu", ".cuh", ".h", ".inl")
 BUDGETS = {".py": 300, **dict.fromkeys(NATIVE, 400)}
 SOURCES = [
@@ -120,6 +127,35 @@ def test_only_config_and_launch_read_the_environment(path) -> None:
         hidden = brings and {alias.name for alias in node.names} & {"environ", "getenv", "environb"}
         assert not reads, f"{name(path)}:{node.lineno} reads the environment; config.py does that"
         assert not hidden, f"{name(path)}:{node.lineno} imports the environment; config.py reads it"
+
+
+PRIVATE_TORCH = {PACKAGE / "torch_private.py", PACKAGE / "comm" / "c10d.py"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_only_two_files_use_private_names_of_torch(path) -> None:
+    if path in PRIVATE_TORCH:
+        return
+    tree = ast.parse(path.read_text())
+    torch_names = {"torch"}  # what stands for torch, or a module of it, in this file
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            torch_names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.split(".")[0] == "torch"]
+            torch_names |= {alias.asname for alias in node.names if alias.asname and alias.name in names}
+        else:
+            continue
+        hidden = [each for each in names if re.search(r"\._(?!_)", each)]
+        assert not hidden, f"{name(path)}:{node.lineno} imports {hidden}; torch_private.py is for that"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        chain = ast.unparse(node)
+        if re.fullmatch(r"[\w.]+", chain) and chain.split(".")[0] in torch_names:
+            hidden = [part for part in chain.split(".")[1:] if part.startswith("_") and part[:2] != "__"]
+            assert not hidden, f"{name(path)}:{node.lineno} uses {chain}; torch_private.py is for that"
 
 
 def test_native_code_reads_no_environment() -> None:

@@ -1,0 +1,126 @@
+"""`gossamer bench network`: a tiny run, its bytes against the kernel's, its refusals; and how the study judges.
+
+What needs hosts is skipped where there can be none; the lab itself is tested in test_netlab.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+from gossamer import netlab
+
+unavailable = netlab.missing()
+needs_hosts = pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
+
+
+@pytest.fixture(scope="module")
+def quick_run(tmp_path_factory):
+    """The lines of a tiny run of the command with three variants, and the folder that it wrote."""
+    folder = tmp_path_factory.mktemp("network")
+    flags = ["--hosts", "2", "--rate", "200mbit", "--model", "cnn", "--steps", "2"]
+    flags += ["--algorithms", "ddp,bytegrad,local_sgd"]
+    command = [
+        sys.executable,
+        "-m",
+        "gossamer.launch.cli",
+        "bench",
+        "network",
+        *flags,
+        "--output",
+        str(folder),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()], folder, done.stderr
+
+
+@needs_hosts
+def test_gossamers_bytes_are_those_of_the_kernel_within_5_percent(quick_run) -> None:
+    lines = {line["algorithm"]: line for line in quick_run[0]}
+    for name in ("bytegrad", "local_sgd"):
+        assert abs(lines[name]["bytes_difference"]) < 0.05, lines[name]
+    assert lines["ddp"]["bytes_per_step"] is None
+    exact = 4 * lines["ddp"]["parameters"]  # 2 (n-1)/n of it for each of two ranks
+    assert lines["ddp"]["payload_by_kernel"] == pytest.approx(exact, rel=0.05)
+
+
+@needs_hosts
+def test_the_command_writes_a_line_a_variant_a_table_and_a_picture(quick_run) -> None:
+    lines, folder, shown = quick_run
+    assert [line["algorithm"] for line in lines] == ["ddp", "bytegrad", "local_sgd"]
+    for line in lines:
+        assert (line["hosts"], line["ranks_per_host"], line["rate"], line["model"]) == (
+            2,
+            1,
+            "200mbit",
+            "cnn",
+        )
+        assert line["step_ms"] > 0
+        assert line["compute_ms"] > 0
+        sent = line["bytes_per_step"] or line["payload_by_kernel"]
+        assert line["byte_limit_ms"] == pytest.approx(1e3 * sent / 25e6, rel=1e-3)
+        assert line["step_over_limit"] == pytest.approx(line["step_ms"] / line["byte_limit_ms"], rel=1e-3)
+    assert "over limit" in shown
+    assert "bytegrad" in shown
+    written = folder / "steps-2x1-200mbit-cnn.jsonl"
+    assert [json.loads(line) for line in written.read_text().splitlines()] == lines
+    assert written.with_suffix(".png").stat().st_size > 0
+
+
+def test_help_of_the_command_shows_examples_and_every_variant(start) -> None:
+    code, out, err = start(["-m", "gossamer.launch.cli", "bench", "network", "--help"]).finish()
+    assert code == 0, err
+    assert "examples:" in out
+    for name in ("ddp_fp16_hook", "bytegrad", "local_sgd", "hierarchical_int4"):
+        assert name in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--to-loss --algorithms bytegrad", "--to-loss: the others are judged by ddp"),
+        ("--hosts 0", "--hosts: must be at least 1, got 0"),
+        ("--algorithms hierarchical", "--algorithms: must be all, or some of"),
+        ("--rate quick", "rate: must be a number above 0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_anything_starts(flags, message, capsys) -> None:
+    from gossamer.launch import cli
+
+    assert cli.main(["bench", "network", *flags.split()]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_study_judges_the_figures_of_its_parts(tmp_path, start) -> None:
+    names = {"bytegrad": (1.1, 3.7, 1.8), "int4": (1.2, 6.5, 3.0), "onebit": (1.9, 16.0, 9.0)}
+    steps = [
+        {
+            "algorithm": name,
+            "step_over_limit": over,
+            "speedup_over_ddp": ddp,
+            "speedup_over_fp16_hook": fp16,
+            "bytes_difference": 0.01 if name == "int4" else -0.06,
+        }
+        for name, (over, ddp, fp16) in names.items()
+    ]
+    (tmp_path / "steps-100mbit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+    study = ROOT / "benchmarks" / "netlab" / "study.py"
+    code, out, err = start([str(study), "targets", "--results", str(tmp_path)]).finish()
+    assert code == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [(line["value"], line["at_most"] or line["at_least"], line["met"]) for line in lines] == [
+        (1.1, 1.15, True),
+        (1.2, 1.15, False),
+        (3.7, 3.6, True),
+        (1.8, 1.9, False),
+        (6.5, 6, True),
+        (16.0, 15, True),
+        (0.06, 0.05, False),
+    ]
+    assert "missed" in err
+    assert len((tmp_path / "targets.jsonl").read_text().splitlines()) == len(lines)

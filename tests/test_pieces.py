@@ -1,0 +1,96 @@
+# On a slow link rows travel in pieces: who sums what, and so every bit, is as on a fast one. A rank that comes late
+# makes a link that looks slow.
+
+import time
+
+import pytest
+import torch
+
+import gossamer as gs
+from ranks import choose_backend, run_ranks
+
+CODECS = {
+    "int8": gs.Int8(),
+    "int8, stochastic": gs.Int8(stochastic=True),
+    "int4": gs.Int4(),
+    "bf16": gs.BF16(),
+    "minmax_u8": gs.MinMaxUInt8(),
+    "none": None,
+}
+FED_BACK = {"int4 with feedback": gs.Int4(), "onebit with feedback": gs.OneBit()}
+
+
+def values(comm, numel, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(comm.rank)
+    return torch.randn(numel, generator=generator).to(dtype)
+
+
+def make_slow(comm):
+    """Long rows with one rank late, until the ranks have agreed that the link is slow."""
+    assert comm.piece_bytes == 0
+    rows = torch.zeros(comm.size, 200_000, dtype=torch.uint8)
+    for _ in range(4):
+        if comm.rank == 1:
+            time.sleep(0.05)
+        comm.all_to_all(torch.empty_like(rows), rows).wait()
+    assert comm.piece_bytes > 0
+
+
+def results(comm, numel, dtype):
+    """What each codec makes of the same values; with feedback, over three steps, and what is left out then."""
+    every = {}
+    for name, codec in CODECS.items():
+        x = values(comm, numel, dtype)
+        every[name] = gs.all_reduce(x, codec=codec, deterministic=codec is None, nonce=3, group=comm)
+    for name, codec in FED_BACK.items():
+        error = torch.zeros(numel)
+        for _ in range(3):
+            x = gs.all_reduce(
+                values(comm, numel, dtype), codec=gs.ErrorFeedback(codec), error=error, group=comm
+            )
+        every[name], every[f"{name}: error"] = x, error
+    return every
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("numel", [1_500_000, 1_299_709, 400_001, 5])
+def test_pieces_change_no_bit(numel, dtype):
+    def in_pieces(comm):
+        make_slow(comm)
+        return results(comm, numel, dtype)
+
+    choose_backend("gossamer")  # never in pieces
+    try:
+        whole = run_ranks(3, lambda comm: results(comm, numel, dtype))
+    finally:
+        choose_backend("gloo")
+    for expected, got in zip(whole, run_ranks(3, in_pieces), strict=True):
+        assert {name for name in expected if not torch.equal(expected[name], got[name])} == set()
+
+
+def test_bytes_in_pieces_are_within_a_thousandth_of_those_of_whole_rows():
+    numel, codec = 2_000_000, gs.Int8()
+
+    def body(comm):
+        make_slow(comm)
+        before = comm.bytes_sent, comm.bytes_received
+        gs.all_reduce(values(comm, numel), codec=codec, group=comm)
+        return comm.bytes_sent - before[0], comm.bytes_received - before[1]
+
+    whole = 2 * codec.wire_bytes(numel // 2)
+    for sent, received in run_ranks(2, body):
+        assert sent == received
+        assert whole <= sent <= 1.001 * whole
+
+
+def test_a_rank_that_fails_between_two_pieces_is_an_error_on_the_others():
+    def body(comm):
+        make_slow(comm)
+        if comm.rank == 2:
+            comm.announce_failure()
+            return
+        gs.all_reduce(values(comm, 1_500_000), codec=gs.Int8(), group=comm)
+
+    first, second, _ = run_ranks(3, body, errors=True)
+    assert isinstance(first, gs.CommError)
+    assert isinstance(second, gs.CommError)

@@ -1,0 +1,157 @@
+# The planner's arithmetic: the limits of its model, made-up models, and the advice. Nothing is sent and nothing timed.
+
+import math
+
+import pytest
+
+import gossamer as gs
+from gossamer import planner
+from gossamer.errors import ConfigError
+from gossamer.planner import METHODS, Network, predict, predict_all
+from gossamer.planner.advice import APART_GAIN, SLACK, advise
+from gossamer.planner.problem import buckets_of
+
+MBIT = 1e6 / 8
+SYNCHRONOUS = [name for name in METHODS if METHODS[name].kind != "apart"]
+
+
+def gpt(count: float = 3e6, compute_s: float = 0.1, **settings):
+    return planner.transformer(int(count), compute_s, **settings)[0]
+
+
+def lab(rate: float = 100 * MBIT, **more) -> Network:
+    return Network(4, 4, rate, 50e-6, **more)
+
+
+# --- the limits of the model ---
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_network_without_limits_leaves_the_compute(name) -> None:
+    quick = planner.Speeds(
+        {"python": planner.CodecSpeed(math.inf, math.inf, math.inf)}, math.inf, math.inf, math.inf
+    )
+    network = Network(8, 4, 1e30, 1e-30, 1e30, 1e-30, 1e-30)
+    found = predict(gpt(speeds=quick), network, name)
+    assert found.step_s == pytest.approx(0.1, rel=1e-6)
+    assert found.efficiency == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_without_compute_a_slow_link_takes_its_bytes_over_its_bandwidth(name) -> None:
+    network = Network(4, 4, MBIT, 1e-9, 1e30, 1e-9, 1e-9, payload=1.0)
+    found = predict(gpt(compute_s=0.0, bucket_bytes=1 << 30), network, name)
+    # An all-to-all over a slow link is longer by 1 / 3 of its last piece: connections carry one direction at a time.
+    assert found.bytes_across / MBIT * 0.999 <= found.step_s <= found.bytes_across / MBIT * (1 + 1 / 6 + 0.02)
+    assert found.exposed_s == found.step_s
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_quicker_link_never_makes_a_step_longer_and_changes_no_bytes(name) -> None:
+    problem = gpt()
+    found = [predict(problem, Network(8, 4, 2.0**power * MBIT), name) for power in range(20)]
+    steps = [each.step_s for each in found]
+    assert steps == sorted(steps, reverse=True)
+    assert all(each.step_s >= each.compute_s for each in found)
+    if name != "async":  # which sends as often as it can
+        assert len({each.bytes_per_rank for each in found}) == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_latency_and_compute_add_time(name) -> None:
+    network, slow = Network(8, 4), Network(8, 4, latency_s=0.05)
+    assert predict(gpt(), slow, name).step_s >= predict(gpt(), network, name).step_s
+    assert predict(gpt(compute_s=0.3), network, name).step_s >= predict(gpt(), network, name).step_s + 0.19
+
+
+def test_one_rank_sends_nothing() -> None:
+    for found in predict_all(gpt(), Network(1)):
+        assert (found.bytes_per_rank, found.bytes_across) == (0, 0), found.algorithm
+
+
+def test_backward_hides_what_is_sent_during_it() -> None:
+    problem = gpt(compute_s=10.0, bucket_bytes=1 << 18)
+    found = predict(problem, lab(), "gradient_allreduce")
+    # All but the last bucket, whose gradients are there only at the end.
+    last = buckets_of(problem, gs.GradientAllReduce(), 4)[-1]
+    link_s = 1.5 * last.nbytes / (100 * MBIT * lab().payload)
+    assert found.communication_s > 1.0
+    assert found.exposed_s == pytest.approx(link_s, rel=0.1)
+    one = predict(
+        gpt(compute_s=10.0, bucket_bytes=1 << 30, first_bucket_bytes=1 << 30), lab(), "gradient_allreduce"
+    )
+    assert one.exposed_s == pytest.approx(one.communication_s, rel=0.01)
+
+
+def test_with_half_a_core_a_rank_the_work_of_sending_takes_from_the_compute() -> None:
+    rich, poor = (predict(gpt(compute_s=1.0, cores=cores), lab(1e12), "int4") for cores in (math.inf, 0.5))
+    assert poor.step_s > rich.step_s
+    assert poor.bytes_per_rank == rich.bytes_per_rank
+
+
+def test_ranks_of_a_host_share_its_link() -> None:
+    spread, crowded = (predict(gpt(), Network(8, hosts, 100 * MBIT), "bytegrad") for hosts in (8, 2))
+    assert crowded.bytes_per_rank == spread.bytes_per_rank
+    assert crowded.bytes_across == pytest.approx(
+        4 * 4 / 7 / 2 * spread.bytes_across + 0.5 * spread.bytes_across, rel=0.01
+    )
+
+
+def test_a_hierarchy_halves_what_leaves_a_host() -> None:
+    network = Network(4, 2, 100 * MBIT)
+    flat, by_hosts = (predict(gpt(), network, name) for name in ("bytegrad", "hierarchical_bytegrad"))
+    assert by_hosts.bytes_across == pytest.approx(flat.bytes_across * 2 / 3.5, rel=0.01)
+    assert by_hosts.step_s < flat.step_s
+
+
+@pytest.mark.parametrize("count", [1, 1000, 49_999, 2_600_000, 1_200_000_000, 175_000_000_000])
+def test_a_made_up_transformer_has_the_parameters_that_were_asked_for(count) -> None:
+    assert gpt(count).numel == count
+
+
+# --- advice ---
+
+
+def advice_at(network: Network, **settings):
+    problem = gpt(**settings)
+    return advise(problem, network, predict_all(problem, network))
+
+
+def test_an_exact_method_is_advised_where_nothing_is_much_quicker() -> None:
+    advice = advice_at(lab(400e9 / 8), compute_s=5.0)
+    assert advice.use == "gradient_allreduce"
+    assert "It is exact" in advice.why
+    assert "docs/which-one.md" in advice.why
+
+
+def test_a_slow_link_needs_methods_that_change_more_and_says_what() -> None:
+    kinds = [METHODS[advice_at(lab(rate * MBIT), compute_s=1.0).use].kind for rate in (1e6, 100, 1)]
+    assert kinds == sorted(kinds, key=planner.KINDS.index)
+    assert (kinds[0], kinds[-1]) == ("exact", "apart")
+    advice = advice_at(lab(1 * MBIT))
+    assert "times as quick as" in advice.why
+    assert METHODS[advice.use].changes in advice.why
+
+
+def test_what_is_advised_is_within_its_kinds_share_of_the_quickest() -> None:
+    for power in range(20):
+        problem, network = gpt(), lab(2.0**power * MBIT)
+        found = {p.algorithm: p for p in predict_all(problem, network)}
+        use = advise(problem, network, list(found.values())).use
+        kind = METHODS[use].kind
+        synchronous = [p.step_s for name, p in found.items() if METHODS[name].kind != "apart"]
+        apart = [p.step_s for name, p in found.items() if METHODS[name].kind == "apart" and name[:3] != "ddp"]
+        if kind == "apart":
+            assert min(synchronous) > APART_GAIN * min(apart)
+        else:
+            assert found[use].step_s <= 1.05 * SLACK[kind] * min(synchronous)
+            assert min(synchronous) <= APART_GAIN * min(apart)
+
+
+def test_ranks_that_hosts_cannot_share_equally_are_warned_of_and_have_no_hierarchy() -> None:
+    problem, network = gpt(), Network(9, 4)
+    found = predict_all(problem, network)
+    assert not any(p.algorithm.startswith("hierarchical") for p in found)
+    assert "9 ranks are not divisible by 4 hosts" in advise(problem, network, found).warnings[0]
+    with pytest.raises(ConfigError, match="equally many ranks on each host, got 9 on 4"):
+        predict(problem, network, "hierarchical")
