@@ -29,8 +29,8 @@ from fleet import Turn, serve, started
 from harness import FOLDER, WORKER_TIMEOUT_S, arguments, paired, report, spread
 
 import gossamer as gs
+from gossamer.bench.measuring import KIB, MIB, label
 
-KIB, MIB = 1 << 10, 1 << 20
 SIZES = tuple(4 * KIB << 2 * i for i in range(8))
 PLAIN, SYMMETRIC, CALL, GLOO, MPI, RAW = "plain", "symmetric", "call", "Gloo", "Open MPI", "raw limit"
 COLOURS = {PLAIN: "tab:blue", SYMMETRIC: "tab:green", GLOO: "tab:red", MPI: "tab:orange", RAW: "black"}
@@ -202,10 +202,6 @@ def show(times: Times, *, size: int, nbytes: int, left_out: dict[str, str]) -> N
     line(PLAIN, RAW)
     line(SYMMETRIC, RAW)
     line(SYMMETRIC, RAW, net=True, at_most=RAW_TARGET if judged else None)
-
-
-def label(nbytes: int) -> str:
-    return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
 
 
 def draw(measured: dict[int, dict[int, Times]], file: Path) -> None:

@@ -6,9 +6,7 @@ network namespaces whose devices send at 100 Mbit/s (root and iproute2 needed; e
 """
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 from collections import Counter
 from typing import Any
@@ -16,13 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from harness import (
-    FOLDER,
-    WORKER_TIMEOUT_S,
     answer,
     arguments,
     interleaved,
     paired,
     report,
+    run_hosts,
     run_processes,
     slowest,
 )
@@ -30,9 +27,7 @@ from torch import optim
 
 import gossamer as gs
 from gossamer.demo.model import CONTEXT, GPT
-
-sys.path.append(str(FOLDER.parent / "tests"))
-from netns import DEVICE, Hosts, missing
+from gossamer.netlab import missing
 
 RATE = "100mbit"
 ROWS = 8  # of text per rank and step, as in the demo
@@ -76,30 +71,6 @@ def measured(quick: bool) -> dict[str, Any]:
     return {"steps": found.steps, "bucket_bytes": found.bucket_bytes, "codecs": dict(codecs), "turns": turns}
 
 
-def on_hosts(job: dict[str, Any]) -> Any:
-    """As run_processes(2, job), each rank on a host of its own."""
-    with Hosts(2) as hosts:
-        ranks = []
-        for rank in range(2):
-            space = hosts.namespace(rank)
-            limit = f"tc -n {space} qdisc add dev {DEVICE} root tbf rate {RATE} burst 64kb latency 200ms"
-            subprocess.run(limit.split(), check=True)
-            place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-            place |= {"MASTER_ADDR": hosts.address(0), "MASTER_PORT": 29500, "OMP_NUM_THREADS": 1}
-            place |= {"GLOO_SOCKET_IFNAME": DEVICE}
-            command = [*hosts.prefix(rank), sys.executable, sys.argv[0], "--worker", json.dumps(job)]
-            environment = os.environ | {name: str(value) for name, value in place.items()}
-            ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-        try:
-            outputs = [rank.communicate(timeout=WORKER_TIMEOUT_S)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"a rank failed: {[rank.returncode for rank in ranks]}")
-    return json.loads([line for line in outputs[0].splitlines() if line.startswith("{")][-1])
-
-
 def show(where: str, found: dict[str, Any]) -> None:
     turns = found["turns"]
     report(f"steps that tuning took, {where}", found["steps"], "steps", at_most=MOST_STEPS)
@@ -134,7 +105,7 @@ def main() -> None:
     if why := missing():
         print(f"not measured over a slow link: {why}", file=sys.stderr)
     else:
-        show(f"two hosts, {RATE}", on_hosts(job))
+        show(f"two hosts, {RATE}", run_hosts(2, job, rate=RATE))
 
 
 if __name__ == "__main__":

@@ -10,18 +10,16 @@ written together, in the same run.
 
 import statistics
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import arguments, as_one, copy_of, interleaved, paired, report
+from harness import arguments, copy_of, paired, report
 
 import gossamer as gs
-from gossamer import _ops
+from gossamer.bench.codec import ROWS, Bodies, native, speeds_of
 from gossamer.codec import NativeCodec
 
 MIB = 1 << 20
-ROWS = 4  # that the fused reduce sums
 INT8_TARGETS = {"encode": 15.0, "decode_add": 10.0}  # GB/s with AVX2, in cache
 SHARE = 0.85  # of a copy's speed, on a GPU
 OPERATIONS = ("encode", "decode", "decode_add", "reduce_encode")
@@ -33,31 +31,6 @@ PAIRS = (  # ours and torch's
     ("decode", "torch dequantize"),
     ("reduce_encode", None),
 )
-
-Bodies = dict[str, Callable[[], object]]
-
-
-def ours(codec: NativeCodec, x: torch.Tensor) -> tuple[Bodies, dict[str, int]]:
-    """Our operations on x [1, numel], and the bytes that each must move: what it reads and what it writes."""
-    kind, block, key = _ops.KINDS[codec.kind], codec.block, codec.native.key
-    part = x.numel() // ROWS
-    wire, rows = _ops.encode(x, kind, block, key), _ops.encode(x.view(ROWS, part), kind, block, key)
-    acc, out = torch.zeros_like(x[0]), torch.empty_like(x)
-    bodies: Bodies = {
-        "encode": lambda: _ops.encode(x, kind, block, key),
-        "decode": lambda: _ops.decode(wire, kind, block, out),
-        "decode_add": lambda: _ops.decode_add(wire, kind, block, x.dtype, acc),
-        "reduce_encode": lambda: _ops.reduce_encode(
-            rows, kind, block, dtype=x.dtype, row_numel=part, scale=1 / ROWS, key=key
-        ),
-    }
-    moved = {
-        "encode": x.nbytes + wire.nbytes,
-        "decode": wire.nbytes + out.nbytes,
-        "decode_add": wire.nbytes + 2 * acc.nbytes,
-        "reduce_encode": rows.nbytes + rows.nbytes // ROWS,
-    }
-    return bodies, moved
 
 
 def torchs(x: torch.Tensor) -> Bodies:
@@ -100,13 +73,6 @@ def naive(x: torch.Tensor, block: int) -> Bodies:
     }
 
 
-def speeds_of(bodies: Bodies, device: str, *, calls: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a call, a figure for each turn."""
-    timed = {name: as_one(body, calls, device) for name, body in bodies.items()}
-    turns = interleaved(timed, rounds=rounds, repeats=1)
-    return {name: [s / calls for s in each.seconds] for name, each in turns.items()}
-
-
 def title(codec: NativeCodec, operation: str, where: str, numel: int) -> str:
     rounding = ", stochastic" if codec.stochastic else ""
     return f"{type(codec).__name__} {operation}{rounding}, {where}, {numel * 4 // MIB} MiB of float32"
@@ -115,7 +81,7 @@ def title(codec: NativeCodec, operation: str, where: str, numel: int) -> str:
 def bench_cpu(codec: NativeCodec, where: str, mib: int, *, quick: bool) -> None:
     numel = mib * MIB // 4
     x = torch.randn(1, numel)
-    bodies, moved = ours(codec, x)
+    bodies, moved = native(codec, x)
     peers = torchs(x)
     copies = {f"copy for {name}": copy_of(count, "cpu") for name, count in moved.items()}
     # A turn in cache is shorter than what a scheduler gives at once, so other work takes few turns instead of all.
@@ -148,7 +114,7 @@ def roofline(moved: int, mine: list[float], copy: list[float]) -> dict[str, Any]
 def bench_gpu(codec: NativeCodec, mib: int, *, quick: bool) -> None:
     numel = mib * MIB // 4
     x = torch.randn(1, numel, device="cuda")
-    bodies, moved = ours(codec, x)
+    bodies, moved = native(codec, x)
     rungs = naive(x, codec.block) if codec == gs.Int8() else {}
     others = {f"naive {name}": body for name, body in rungs.items()}
     copies = {f"copy for {name}": copy_of(count, "cuda") for name, count in moved.items()}
@@ -182,7 +148,7 @@ def cpu_reference(codec: NativeCodec, *, quick: bool) -> dict[str, float]:
     fastest = gs._C.instruction_set()
     gs._C.select_instruction_set("scalar")
     try:
-        bodies, moved = ours(codec, torch.randn(1, 4 * MIB))
+        bodies, moved = native(codec, torch.randn(1, 4 * MIB))
         seconds = speeds_of(bodies, "cpu", calls=1, rounds=1 if quick else 3)
     finally:
         gs._C.select_instruction_set(fastest)

@@ -8,9 +8,7 @@ ranks on one host, where no link is slow.
 
 import copy
 import json
-import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from harness import (
-    FOLDER,
-    WORKER_TIMEOUT_S,
     answer,
     arguments,
     interleaved,
     paired,
     report,
+    run_hosts,
     run_processes,
     slowest,
 )
@@ -34,13 +31,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gossamer as gs
 from gossamer.demo.model import CONTEXT, GPT
-
-sys.path.append(str(FOLDER.parent / "tests"))
-from netns import DEVICE, Hosts, missing
+from gossamer.netlab import missing
 
 RATE = "100mbit"
 HOSTS = (2, 4)
 ROWS = 8  # of text per rank and step, as in the demo
+ROWS_ON_HOSTS = (
+    1  # where all hosts compute on this machine's cores: the link is to be measured, and not these
+)
 TARGET = 0.55  # bytegrad's step over that of torch's fp16 hook
 PLAIN, FP16 = "no hook", "torch's fp16 hook"
 OURS = {name: getattr(gs.hooks, name) for name in ("bytegrad", "int8", "int4", "onebit", "bf16", "powersgd")}
@@ -51,7 +49,9 @@ NATIVE = "bytegrad, native path"
 class Training:
     """A fresh GPT with AdamW under stock DDP; a call is one step."""
 
-    def __init__(self, hook: Callable[..., Any] | None, *, ours: bool = True, native: bool = False) -> None:
+    def __init__(
+        self, hook: Callable[..., Any] | None, *, ours: bool = True, native: bool = False, rows: int = ROWS
+    ) -> None:
         torch.manual_seed(0)
         self.network = GPT()
         self.optimizer = optim.AdamW(self.network.parameters(), lr=1e-4, fused=True)
@@ -62,7 +62,7 @@ class Training:
         elif hook is not None:
             self.model.register_comm_hook(self.state, hook)
         self.text = torch.randint(
-            256, (ROWS, CONTEXT + 1), generator=torch.Generator().manual_seed(dist.get_rank())
+            256, (rows, CONTEXT + 1), generator=torch.Generator().manual_seed(dist.get_rank())
         )
 
     def __call__(self) -> None:
@@ -72,12 +72,13 @@ class Training:
         self.optimizer.step()
 
 
-def measured(quick: bool) -> dict[str, list[float]]:
+def measured(quick: bool, rows: int) -> dict[str, list[float]]:
     """Seconds a step of each variant, a figure for each turn."""
     names = QUICK if quick else tuple(OURS)
-    bodies = {PLAIN: Training(None, ours=False), FP16: Training(fp16_compress_hook, ours=False)}
-    bodies |= {name: Training(OURS[name]) for name in names}
-    bodies[NATIVE] = Training(gs.hooks.bytegrad, native=True)
+    peers = {PLAIN: None, FP16: fp16_compress_hook}
+    bodies = {name: Training(hook, ours=False, rows=rows) for name, hook in peers.items()}
+    bodies |= {name: Training(OURS[name], rows=rows) for name in names}
+    bodies[NATIVE] = Training(gs.hooks.bytegrad, native=True, rows=rows)
     rounds, repeats = (2, 1) if quick else (6, 2)
     return slowest(interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier))
 
@@ -102,30 +103,6 @@ def changed_by_resuming(quick: bool) -> int:
     errors = whole.state.state_dict()["errors"], second.state.state_dict()["errors"]
     pairs += [(errors[0][name], errors[1][name]) for name in errors[0]]
     return sum(int((one != other).sum()) for one, other in pairs)
-
-
-def on_hosts(size: int, job: dict[str, Any]) -> Any:
-    """As run_processes(size, job), each rank on a host of its own."""
-    with Hosts(size) as hosts:
-        ranks = []
-        for rank in range(size):
-            space = hosts.namespace(rank)
-            limit = f"tc -n {space} qdisc add dev {DEVICE} root tbf rate {RATE} burst 64kb latency 200ms"
-            subprocess.run(limit.split(), check=True)
-            place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-            place |= {"MASTER_ADDR": hosts.address(0), "MASTER_PORT": 29500, "OMP_NUM_THREADS": 1}
-            place |= {"GLOO_SOCKET_IFNAME": DEVICE}
-            command = [*hosts.prefix(rank), sys.executable, sys.argv[0], "--worker", json.dumps(job)]
-            environment = os.environ | {name: str(value) for name, value in place.items()}
-            ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-        try:
-            outputs = [rank.communicate(timeout=WORKER_TIMEOUT_S)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"a rank failed: {[rank.returncode for rank in ranks]}")
-    return json.loads([line for line in outputs[0].splitlines() if line.startswith("{")][-1])
 
 
 def show(where: str, turns: dict[str, list[float]], *, slow_link: bool) -> None:
@@ -153,9 +130,9 @@ def main() -> None:
         gs.init(backend="gloo")
         quick = job["quick"]
         steps = job["what"] == "steps"
-        answer({"turns": measured(quick)} if steps else {"changed": changed_by_resuming(quick)})
+        answer({"turns": measured(quick, job["rows"])} if steps else {"changed": changed_by_resuming(quick)})
         return
-    job = {"what": "steps", "quick": options.quick}
+    job = {"what": "steps", "quick": options.quick, "rows": ROWS}
     show("2 processes, one host", run_processes(2, job)["turns"], slow_link=False)
     changed = run_processes(2, job | {"what": "resume"})["changed"]
     report(
@@ -166,8 +143,10 @@ def main() -> None:
     if why := missing():
         print(f"not measured over a slow link: {why}", file=sys.stderr)
     else:
+        job["rows"] = ROWS_ON_HOSTS
         for size in HOSTS:
-            show(f"{size} hosts, {RATE}", on_hosts(size, job)["turns"], slow_link=True)
+            where = f"{size} hosts, {RATE}, {ROWS_ON_HOSTS} row each"
+            show(where, run_hosts(size, job, rate=RATE)["turns"], slow_link=True)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ turns. cpu_ms is the processor time of a step, all threads of rank 0: it tells w
 
 import json
 import statistics
-from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from harness import answer, arguments, interleaved, paired, report, run_processes
-from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel as StockDDP
 
 import gossamer as gs
-from gossamer.demo.model import CONTEXT, GPT
+from gossamer.bench.train import Training, Wrap
 
 ROWS = 8  # of text per rank and step, as in the demo
 ALONE = (
@@ -28,39 +27,20 @@ ALONE = (
 OURS = ALONE[3]
 TOGETHER = (*ALONE[1:], "DataParallel(deterministic)", "DataParallel(bytegrad)")
 ALONE_RATIO, TOGETHER_RATIO = 1.03, 1.0
-ALGORITHMS = {
-    "DataParallel(gradient_allreduce)": gs.GradientAllReduce,
-    "DataParallel(deterministic)": lambda: gs.GradientAllReduce(deterministic=True),
-    "DataParallel(bytegrad)": gs.ByteGrad,
+WRAPS: dict[str, Wrap] = {
+    ALONE[0]: lambda network, _: network,
+    ALONE[1]: partial(gs.DataParallel, algorithm=gs.GradientAllReduce()),
+    ALONE[2]: lambda network, _: StockDDP(network),
+    OURS: lambda network, _: gs.DistributedDataParallel(network),
+    ALONE[4]: lambda network, _: StockDDP(network, gradient_as_bucket_view=True),
+    TOGETHER[-2]: partial(gs.DataParallel, algorithm=gs.GradientAllReduce(deterministic=True)),
+    TOGETHER[-1]: partial(gs.DataParallel, algorithm=gs.ByteGrad()),
 }
-
-
-def step_of(variant: str) -> Callable[[], None]:
-    """A fresh GPT with AdamW, wrapped as `variant` says; calling it is one training step."""
-    torch.manual_seed(0)
-    network = GPT()
-    optimizer = optim.AdamW(network.parameters(), lr=1e-4, fused=True)
-    model: nn.Module = network
-    if variant.startswith("stock DDP"):
-        model = StockDDP(network, gradient_as_bucket_view="views" in variant)
-    elif variant == OURS:
-        model = gs.DistributedDataParallel(network)
-    elif variant in ALGORITHMS:
-        model = gs.DataParallel(network, optimizer, algorithm=ALGORITHMS[variant]())
-    text = torch.randint(256, (ROWS, CONTEXT + 1), generator=torch.Generator().manual_seed(gs.rank()))
-
-    def step() -> None:
-        loss = model(text)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return step
 
 
 def timed(variants: tuple[str, ...], quick: bool) -> dict[str, dict[str, list[float]]]:
     """Milliseconds a step, by the clock ("wall") and of processor time ("cpu"), a figure for each turn."""
-    bodies = {variant: step_of(variant) for variant in variants}
+    bodies = {variant: Training(WRAPS[variant], rows=ROWS) for variant in variants}
     rounds, repeats = (2, 2) if quick else (16, 8)
     turns = interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier)
     return {

@@ -16,8 +16,19 @@ from rich.table import Table
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = (
-    *("codec", "error", "bytes", "determinism", "exactness", "memory", "step", "powersgd", "autotune"),
-    *("allreduce", "collectives", "symmetric", "ddp", "hooks", "fuse_optimizer", "flat", "optim"),
+    *(
+        "codec",
+        "error",
+        "bytes",
+        "determinism",
+        "exactness",
+        "memory",
+        "step",
+        "observe",
+        "powersgd",
+        "autotune",
+    ),
+    *("allreduce", "collectives", "symmetric", "ddp", "hooks", "fuse_optimizer", "flat", "optim", "horovod"),
     "convergence",
 )
 GPU_NAMES = ("codec", "flat", "optim", "symmetric")

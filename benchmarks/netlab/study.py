@@ -1,0 +1,179 @@
+"""The study of slow links, part by part: steps at three rates, time to a loss, and the hierarchy. Root is needed.
+
+    python benchmarks/netlab/study.py                 every part that has no results yet, then the targets
+    python benchmarks/netlab/study.py steps-100mbit   this part, again
+    python benchmarks/netlab/study.py targets         only judge what is there
+
+It runs what `gossamer bench network` runs, and writes JSON lines and PNGs into results/ beside this file. Targets that
+are missed are marked, and are no failure: judge them by the load in the lines.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.bench.measuring import emit, note, place, result
+from gossamer.bench.network import command
+from gossamer.bench.network import lines as of
+from gossamer.netlab import missing
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SEEDS = 3
+RATE = "100mbit"  # that of the targets
+SYNCHRONOUS = ("bytegrad", "int4", "onebit", "powersgd", "qadam", "onebit_adam")
+LOCAL = ("local_sgd", "diloco", "streaming_diloco")
+TRAINED = ("ddp", "ddp_fp16_hook", "bytegrad", "int4", "onebit", "powersgd", *LOCAL)
+LEVELS = "ddp,gradient_allreduce,bytegrad,int4,hierarchical,hierarchical_bytegrad,hierarchical_int4"
+
+# Part -> arguments of the command. A part of losses runs a seed at a time.
+PARTS = {
+    **{f"steps-{rate}": f"--rate {rate} --steps 10" for rate in ("50mbit", "100mbit", "1gbit")},
+    "steps-cnn": f"--rate {RATE} --model cnn --steps 10",
+    "hierarchy": f"--hosts 2 --ranks-per-host 2 --rate {RATE} --steps 10 --algorithms {LEVELS}",
+    "loss-gpt": f"--to-loss --rate {RATE} --steps 100 --algorithms {','.join(TRAINED)}",
+    "loss-cnn": f"--to-loss --rate {RATE} --model cnn --steps 150 --algorithms {','.join(TRAINED)}",
+}
+
+
+def measured(flags: str) -> tuple[argparse.Namespace, list[dict[str, Any]], list[dict[str, Any]]]:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    options = parser.parse_args(shlex.split(flags))
+    options.command = f"gossamer bench network {flags}"
+    return options, *command.measure(options)
+
+
+def run(part: str, folder: Path) -> None:
+    """Measures a part anew; its lines and its picture go into the folder."""
+    note(f"== {part}")
+    if not part.startswith("loss"):
+        options, lines, _ = measured(PARTS[part])
+        command.draw(folder / f"{part}.png", options, lines, [])
+        write(folder / f"{part}.jsonl", lines)
+        return
+    for seed in range(SEEDS):
+        options, lines, curves = measured(f"{PARTS[part]} --first-seed {seed}")
+        about = {
+            key: lines[0][key]
+            for key in ("hosts", "ranks_per_host", "rate", "model", "parameters", "rows", "lr")
+        }
+        write(curves_file(folder, part, seed), [{"about": about, **curve} for curve in curves])
+    curves = [curve for seed in range(SEEDS) for curve in read(curves_file(folder, part, seed))]
+    write(folder / f"{part}.jsonl", of.of_losses(curves, curves[0]["about"]))
+    command.draw(folder / f"{part}.png", options, [], curves)
+
+
+def curves_file(folder: Path, part: str, seed: int) -> Path:
+    return folder / f"{part}-curves-{seed}.jsonl"
+
+
+def write(file: Path, lines: Iterable[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def targets(folder: Path) -> list[dict[str, Any]]:
+    """A line for each figure that has a target and was measured."""
+    steps = {line["algorithm"]: line for line in read(folder / f"steps-{RATE}.jsonl")}
+    levels = {line["algorithm"]: line for line in read(folder / "hierarchy.jsonl")}
+    losses = {line["algorithm"]: line for line in read(folder / "loss-gpt.jsonl")}
+    judged: list[dict[str, Any]] = []
+
+    def judge(what: str, value: float, unit: str, **target: Any) -> None:
+        judged.append(result(what, value, unit=unit, benchmark="netlab", **target) | place())
+
+    where = f"gpt, 4 hosts, {RATE}"
+    for name in ("bytegrad", "int4"):
+        if name in steps:
+            judge(
+                f"step over its byte limit, {where}, {name}",
+                steps[name]["step_over_limit"],
+                "x",
+                at_most=1.15,
+            )
+    for name, peer, at_least in (
+        ("bytegrad", "ddp", 3.6),
+        ("bytegrad", "fp16_hook", 1.9),
+        ("int4", "ddp", 6),
+    ):
+        if name in steps:
+            judge(f"{name} over {peer}, {where}", steps[name][f"speedup_over_{peer}"], "x", at_least=at_least)
+    best_of(judge, f"times ddp's step, {where}", steps, "speedup_over_ddp", ("onebit", "onebit_adam"), 15)
+    best_of(judge, f"times sooner at ddp's loss, {where}, synchronous", losses, "ratio", SYNCHRONOUS, 5)
+    best_of(judge, f"times sooner at ddp's loss, {where}, local", losses, "ratio", LOCAL, 30)
+    for name in ("bytegrad", "int4"):
+        if name in levels:
+            flat, level = levels[name], levels[f"hierarchical_{name}"]
+            share = level["payload_by_kernel"] / flat["payload_by_kernel"]
+            judge(f"bytes on eth0 of the hierarchy over flat, 2 x 2, {name}", share, "x", at_most=0.5)
+    for part in PARTS:
+        found = [line for line in read(folder / f"{part}.jsonl") if line.get("bytes_difference") is not None]
+        if found:
+            worst = max(found, key=lambda line: abs(line["bytes_difference"]))
+            what = f"kernel's bytes over Gossamer's, less 1, {part}, worst: {worst['algorithm']}"
+            judge(what, abs(worst["bytes_difference"]), "x", at_most=0.05)
+    return judged
+
+
+def best_of(
+    judge: Callable[..., None],
+    what: str,
+    lines: dict[str, dict[str, Any]],
+    field: str,
+    names: Iterable[str],
+    at_least: float,
+) -> None:
+    found = {name: lines[name][field] for name in names if name in lines}
+    if found:
+        best = max(found, key=lambda name: found[name])
+        judge(f"{what}, best: {best}", found[best], "x", at_least=at_least)
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    table = Table("what", "figure", "target", "met")
+    for line in lines:
+        target = f">= {line['at_least']:g}" if line["at_most"] is None else f"<= {line['at_most']:g}"
+        met = "[green]yes" if line["met"] else "[bold red]missed"
+        table.add_row(line["what"], f"{line['value']:.4g}", target, met)
+    Console(stderr=True).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join([*PARTS, 'targets'])}")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder (%(default)s)")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - {*PARTS, "targets"}:
+        parser.error(
+            f"PART must be one of {', '.join([*PARTS, 'targets'])}, got {', '.join(sorted(unknown))}"
+        )
+    parts = options.parts or [part for part in PARTS if not (options.results / f"{part}.jsonl").exists()]
+    if set(parts) & set(PARTS) and (why := missing()):
+        print(f"netlab: {why}", file=sys.stderr)
+        return 1
+    for part in PARTS:
+        if part in parts:
+            run(part, options.results)
+    judged = targets(options.results)
+    write(options.results / "targets.jsonl", judged)
+    for line in judged:
+        emit(line)
+    show(judged)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
