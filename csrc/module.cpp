@@ -8,6 +8,7 @@
 
 #include "backend/bindings.h"
 #include "collectives/two_shot.h"
+#include "comm/aside.h"
 #include "comm/c10d.h"
 #include "comm/symmetric.h"
 #include "engine/bindings.h"
@@ -282,6 +283,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   translate_errors();
   bind_communicator(module);
   bind_collectives(module);
+  bind_aside(module);
   bind_observe(module);
   bind_engine(module);
   bind_comm_hook(module);

@@ -167,3 +167,56 @@ def test_a_wait_that_is_to_end_is_an_error_on_every_rank(tmp_path, monkeypatch) 
         assert "waited for by rank" in text, text
         assert "stall_shutdown_s" in text, text
         assert step == 1, "the next time that it meets the others"
+
+
+HOST = """
+import sys, threading
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+threading.Event().wait(100)
+"""
+
+ENDING = """
+import functools, os, signal, sys, time
+import torch.distributed as dist
+from gossamer.observe.stall_notes import Notes
+from gossamer.observe.stall_threads import threads
+
+port, host = (int(text) for text in sys.argv[1:])
+
+class Watch:
+    tick_s, looks = 0.01, 0
+    notes = Notes(dist.TCPStore("127.0.0.1", port, is_master=False), 0, 2, patience_s=1)
+    def look(self):
+        pass
+    def exchange(self):
+        Watch.looks += 1
+        self.notes.exchange(lambda asks: {"asks": asks}, asking=False)
+
+class Late:
+    def __del__(self, wake=functools.partial(os.kill, host, signal.SIGCONT), sleep=time.sleep):
+        wake()  # the interpreter ends, and the globals have gone
+        sleep(1)
+
+watch, sys.modules["late"] = Watch(), Late()
+threads.add(watch)
+while watch.looks < 3:
+    time.sleep(0.01)
+os.kill(host, signal.SIGSTOP)
+time.sleep(0.2)
+"""
+
+
+def test_a_process_ends_well_while_the_host_of_the_store_is_stopped(tmp_path) -> None:
+    serving, ending = tmp_path / "host.py", tmp_path / "worker.py"
+    serving.write_text(HOST)
+    ending.write_text(ENDING)
+    host = start_worker(serving)
+    try:
+        worker = start_worker(ending, int(host.stdout.readline()), host.pid)
+        output = worker.communicate(timeout=60)[0]
+    finally:
+        host.kill()
+        host.communicate()
+    assert worker.returncode == 0, output

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gossamer as gs
+from gossamer import _C
 from gossamer.observe import stall_text
 from gossamer.observe.stall import Limits, Watch
 from gossamer.observe.stall_notes import BEFORE_BUCKETS, Notes, Wait, waits_of
@@ -60,14 +61,11 @@ def test_ranks_as_threads_with_two_models_each_name_the_one_that_is_late(
 
 
 class Store:
-    """A HashStore that counts requests; `silent`: it answers nothing; `gone`: it fails."""
+    """Stands for an AsideStore, counts requests; `silent`: it answers nothing; `gone`: it fails."""
 
     def __init__(self, silent: bool = False, gone: bool = False) -> None:
         self.requests: list[str] = []
-        self._store, self._silent, self._gone = dist.HashStore(), silent, gone
-
-    def clone(self):
-        return self
+        self._store, self._silent, self._gone = _C.AsideStore(dist.HashStore()), silent, gone
 
     def __getattr__(self, name):
         def request(*arguments):
@@ -81,8 +79,9 @@ class Store:
         return request
 
 
-def test_while_nobody_waits_a_look_is_one_short_request_and_no_note() -> None:
+def test_while_nobody_waits_a_look_is_one_short_request_and_no_note(monkeypatch) -> None:
     store = Store()
+    monkeypatch.setattr(_C, "AsideStore", lambda store: store)
     notes = Notes(store, 0, 3, patience_s=1)
     notes.exchange(lambda asks: note(0, asks=asks), asking=False)
     assert store.requests == ["add", "set"], "who this rank is"
@@ -175,7 +174,8 @@ def clock(monkeypatch):
 @pytest.mark.parametrize(
     "store", [None, Store(silent=True), Store(gone=True)], ids=["none", "silent", "gone"]
 )
-def test_a_wait_is_told_and_ends_whether_or_not_a_store_answers(store, clock, caplog) -> None:
+def test_a_wait_is_told_and_ends_whether_or_not_a_store_answers(store, clock, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(_C, "AsideStore", lambda store: store)
     native, limits = Stuck(), Limits(warning_s=20, shutdown_s=32)
     watch = Watch(native, 0, 4, describe="bucket {} (grad, 6.3 MB)".format, store=store, limits=limits)
     clock.now = 30

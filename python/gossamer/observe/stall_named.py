@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from gossamer import _C
 from gossamer.observe import stall_text
 from gossamer.observe.stall_threads import LONGEST_TICK_S, threads
 
@@ -26,7 +27,8 @@ class NamedWatch:
     def __init__(self, rank: int, *, leads: bool, store: Any, warning_s: float) -> None:
         self.tick_s = min(warning_s / 2, LONGEST_TICK_S)
         self._rank, self._leads = rank, leads
-        self._store, self._own = store, False
+        self._store = store
+        self._aside: _C.AsideStore | None = None  # from the first exchange on
         self._reports: list[str] = []  # that the others are to read
         self._seen, self._mute = 0, False
         if warning_s > 0:
@@ -52,15 +54,16 @@ class NamedWatch:
         if self._mute:
             return
         try:
-            if not self._own:  # a thread that waits in a store holds up all others with the same connection
-                self._store, self._own = self._store.clone(), True
+            if self._aside is None:
+                self._aside = _C.AsideStore(self._store)
             if self._leads:
                 while self._reports:
-                    self._store.set("report", self._reports.pop(0))
-                    self._store.add("reports", 1)
-            elif (count := self._store.add("reports", 0)) != self._seen:
+                    self._aside.set("report", self._reports.pop(0))
+                    self._aside.add("reports", 1)
+            elif (count := self._aside.add("reports", 0)) != self._seen:
                 self._seen = count
-                report = json.loads(self._store.get("report"))
+                [text] = self._aside.get(["report"])
+                report = json.loads(text)
                 self._speak(report["text"], report["missing"])
         except RuntimeError:  # the session ends, or with its store all of it has ended
             self._mute = True

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from gossamer import _C
 from gossamer.observe import stall_text
 
 Note = dict[str, Any]
@@ -44,7 +45,8 @@ class Notes:
     """
 
     def __init__(self, store: Any, rank: int, size: int, *, patience_s: float) -> None:
-        self._store, self._own = store, False
+        self._store = store
+        self._aside: _C.AsideStore | None = None  # from the first exchange on
         self._rank, self._patience_s = rank, patience_s
         self._keys = [f"note/{peer}" for peer in range(size)]
         self._notes: dict[int, Note] = {}  # empty: nobody waits, or nothing has been read yet
@@ -63,31 +65,30 @@ class Notes:
         if self._store is None or self._mute:
             return
         try:
-            if not self._own:  # a thread that waits in a store holds up all others with the same connection
-                self._store, self._own = self._store.clone(), True
-            asks = self._store.add("asks", 1 if asking else 0)
+            if self._aside is None:
+                self._aside = _C.AsideStore(self._store)
+            asks = self._aside.add("asks", 1 if asking else 0)
             first, changed, self._seen = self._seen < 0, asks != self._seen, asks
             if asking:
                 self._asked.append((asks, time.monotonic()))
             elif first or not changed:
                 self._calm, self._notes, self._asked = asks, {}, []
             if first or changed:
-                self._store.set(self._keys[self._rank], json.dumps(write(asks)))
+                self._aside.set(self._keys[self._rank], json.dumps(write(asks)))
             if asking or (changed and not first):
-                self._notes = self._read(self._store)
+                self._notes = self._read(self._aside)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             self._mute = f"the group's store, which rank 0 or the launcher hosts, has failed: {reason}"
 
-    def _read(self, store: Any) -> dict[int, Note]:
+    def _read(self, store: "_C.AsideStore") -> dict[int, Note]:
         keys = self._present(store, self._keys)
-        at_once = store.has_extended_api() and len(keys) > 0
-        texts = store.multi_get(keys) if at_once else [store.get(key) for key in keys]
+        texts = store.get(keys)
         return {int(key.rpartition("/")[2]): json.loads(text) for key, text in zip(keys, texts, strict=True)}
 
-    def _present(self, store: Any, keys: Sequence[str]) -> list[str]:
+    def _present(self, store: "_C.AsideStore", keys: Sequence[str]) -> list[str]:
         """Those that exist, in few requests where nearly all do."""
-        if not keys or store.check(list(keys)):
+        if not keys or store.check(keys):
             return list(keys)
         if len(keys) == 1:
             return []

@@ -11,8 +11,10 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from gossamer import _C
+
 LONGEST_TICK_S = 5.0  # between two looks
-_END_S = 2.0  # for a thread that is in the middle of a look when the interpreter ends
+_END_S = 2.0  # for a thread that is in the middle of a log line when the interpreter ends
 
 _log = logging.getLogger("gossamer")
 
@@ -100,6 +102,7 @@ class WatchThreads:
         with self._changed:
             self._ending = True
             self._changed.notify_all()
+        _C.AsideStore.leave()
         for thread in self._threads if self._owner == os.getpid() else []:
             thread.join(_END_S)
 

@@ -1,0 +1,160 @@
+// See aside.h.
+#include "comm/aside.h"
+
+#include <c10/util/thread_name.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace gossamer {
+namespace {
+
+// Of a process, never freed: detached threads use it to the end.
+struct Everyone {
+  const pid_t owner = getpid();
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool leaving = false;
+};
+
+std::atomic<Everyone*> everyone_here{nullptr};
+
+// A forked child gets its own, whose mutex nobody holds.
+Everyone& everyone() {
+  Everyone* known = everyone_here.load();
+  while (!known || known->owner != getpid()) {
+    auto made = std::make_unique<Everyone>();
+    if (everyone_here.compare_exchange_strong(known, made.get())) return *made.release();
+  }
+  return *known;
+}
+
+struct Answer {
+  bool come = false;
+  std::string failure;
+};
+
+}  // namespace
+
+struct AsideStore::Desk {
+  explicit Desk(c10::intrusive_ptr<c10d::Store> origin) : store(std::move(origin)) {}
+
+  // Each request once, in order; ends when the AsideStore has gone.
+  void work() {
+    c10::setThreadName("gossamer-store");
+    std::unique_lock<std::mutex> lock(all.mutex);
+    while (true) {
+      all.changed.wait(lock, [&] { return closed || !requests.empty(); });
+      if (requests.empty()) return;
+      auto [request, answer] = std::move(requests.front());
+      requests.pop_front();
+      lock.unlock();
+      std::string failure;
+      try {
+        if (!own) store = store->clone();
+        own = true;
+        request(*store);
+      } catch (const std::exception& error) {
+        failure = error.what();
+        if (failure.empty()) failure = "it gave no reason";
+      }
+      request = nullptr;
+      lock.lock();
+      answer->failure = std::move(failure);
+      answer->come = true;
+      all.changed.notify_all();
+    }
+  }
+
+  Everyone& all = everyone();
+  c10::intrusive_ptr<c10d::Store> store;  // the thread's alone
+  bool own = false;
+  bool closed = false;
+  std::deque<std::pair<Request, std::shared_ptr<Answer>>> requests;
+};
+
+AsideStore::AsideStore(c10::intrusive_ptr<c10d::Store> store)
+    : desk_(std::make_shared<Desk>(std::move(store))) {
+  std::thread([desk = desk_] { desk->work(); }).detach();
+}
+
+AsideStore::~AsideStore() {
+  if (desk_->all.owner != getpid()) {  // a forked child has no such thread, and must not touch its connection
+    (void)desk_->store.release();
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(desk_->all.mutex);
+  desk_->closed = true;
+  desk_->all.changed.notify_all();
+}
+
+void AsideStore::ask(Request request) {
+  Everyone& all = desk_->all;
+  if (all.owner != getpid()) throw std::runtime_error("this connection belongs to the process that was forked");
+  const auto answer = std::make_shared<Answer>();
+  std::unique_lock<std::mutex> lock(all.mutex);
+  if (!all.leaving) desk_->requests.emplace_back(std::move(request), answer);
+  all.changed.notify_all();
+  all.changed.wait(lock, [&] { return answer->come || all.leaving; });
+  if (!answer->come) throw std::runtime_error("this process ends");
+  if (!answer->failure.empty()) throw std::runtime_error(answer->failure);
+}
+
+int64_t AsideStore::add(const std::string& key, int64_t value) {
+  const auto result = std::make_shared<int64_t>(0);  // the asker may have left
+  ask([=](c10d::Store& store) { *result = store.add(key, value); });
+  return *result;
+}
+
+void AsideStore::set(const std::string& key, const std::string& value) {
+  ask([=](c10d::Store& store) { store.set(key, std::vector<uint8_t>(value.begin(), value.end())); });
+}
+
+bool AsideStore::check(const std::vector<std::string>& keys) {
+  const auto result = std::make_shared<bool>(false);
+  ask([=](c10d::Store& store) { *result = store.check(keys); });
+  return *result;
+}
+
+std::vector<std::string> AsideStore::get(const std::vector<std::string>& keys) {
+  const auto result = std::make_shared<std::vector<std::string>>();
+  ask([=](c10d::Store& store) {
+    const auto add = [&](const std::vector<uint8_t>& value) { result->emplace_back(value.begin(), value.end()); };
+    if (keys.size() > 1 && store.hasExtendedApi()) {
+      for (const auto& value : store.multiGet(keys)) add(value);
+    } else {
+      for (const std::string& key : keys) add(store.get(key));
+    }
+  });
+  return *result;
+}
+
+void AsideStore::leave() {
+  Everyone& all = everyone();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.leaving = true;
+  all.changed.notify_all();
+}
+
+void bind_aside(py::module_& module) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<AsideStore>(module, "AsideStore")
+      .def(py::init<c10::intrusive_ptr<c10d::Store>>(), py::arg("store"))
+      .def("add", &AsideStore::add, py::arg("key"), py::arg("value"), Release())
+      .def("set", &AsideStore::set, py::arg("key"), py::arg("value"), Release())
+      .def("check", &AsideStore::check, py::arg("keys"), Release())
+      .def("get", &AsideStore::get, py::arg("keys"), Release())
+      .def_static("leave", &AsideStore::leave, Release());
+}
+
+}  // namespace gossamer
