@@ -18,12 +18,26 @@ using negotiate::Operation;
 
 namespace {
 
+// The same backend if all its ranks share one host, and null otherwise.
+c10::intrusive_ptr<GossamerBackend> on_one_host(const c10::intrusive_ptr<c10d::Backend>& control) {
+  auto* shared = dynamic_cast<GossamerBackend*>(control.get());
+  if (shared == nullptr || shared->hosts().size() != 1) return {};
+  return c10::intrusive_ptr<GossamerBackend>::reclaim_copy(shared);
+}
+
+std::shared_ptr<Executor> open_executor(const c10::intrusive_ptr<c10d::Backend>& control, Devices devices) {
+  std::shared_ptr<C10dCommunicator> near;
+  const auto cpu = devices.find("cpu");
+  const bool far = cpu != devices.end() && cpu->second->backend()->getBackendName() != control->getBackendName();
+  if (far && on_one_host(control)) {
+    near = std::make_shared<C10dCommunicator>(control, at::kCPU, c10::intrusive_ptr<c10d::Store>(), "near");
+  }
+  return std::make_shared<Executor>(std::move(devices), std::move(near));
+}
+
 std::unique_ptr<negotiate::Transport> open_transport(c10::intrusive_ptr<c10d::Backend> control,
                                                      const std::shared_ptr<Executor>& executor) {
-  auto* shared = dynamic_cast<GossamerBackend*>(control.get());
-  if (shared != nullptr && shared->hosts().size() == 1) {
-    return std::make_unique<HostTransport>(c10::intrusive_ptr<GossamerBackend>::reclaim_copy(shared));
-  }
+  if (auto shared = on_one_host(control)) return std::make_unique<HostTransport>(std::move(shared));
   return std::make_unique<C10dTransport>(std::move(control), [executor] { executor->announce_failure(); });
 }
 
@@ -39,7 +53,7 @@ NamedCollectives::NamedCollectives(c10::intrusive_ptr<c10d::Backend> control, De
                                    negotiate::Options options)
     : rank_(control->getRank()),
       ranks_(options.ranks),
-      executor_(std::make_shared<Executor>(std::move(devices))) {
+      executor_(open_executor(control, std::move(devices))) {
   const int size = control->getSize();
   auto transport = open_transport(std::move(control), executor_);
   negotiator_ = std::make_shared<negotiate::Negotiator>(

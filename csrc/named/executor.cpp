@@ -17,6 +17,7 @@ using negotiate::Kind;
 namespace {
 
 constexpr int64_t kSmallestScratch = int64_t{1} << 20;
+constexpr int64_t kSmallBytes = 16 << 10;  // of a batch
 
 bool reduces(Kind kind) { return kind == Kind::allreduce || kind == Kind::reducescatter; }
 
@@ -41,16 +42,27 @@ std::string Executor::complaint(Kind kind, negotiate::Reduction op, const at::Te
 
 void Executor::announce_failure() noexcept {
   for (auto& [device, comm] : devices_) comm->announce_failure();
+  if (near_) near_->announce_failure();
 }
 
 void Executor::run(const std::vector<negotiate::Part>& parts) {
   try {
-    C10dCommunicator& comm = *devices_.at(parts.front().response->request.device);
-    run_on(comm, parts);
+    run_on(carrier(parts), parts);
   } catch (const std::exception& error) {
     announce_failure();
     raise(ErrorKind::comm, first_line(error.what()));
   }
+}
+
+// A small sum waits for the other ranks, and not for its bytes. All ranks choose alike.
+C10dCommunicator& Executor::carrier(const std::vector<negotiate::Part>& parts) {
+  const negotiate::Request& request = parts.front().response->request;
+  C10dCommunicator& own = *devices_.at(request.device);
+  const bool sums = request.kind == Kind::allreduce && request.op != negotiate::Reduction::adasum;
+  if (!near_ || !sums || !own.device().is_cpu()) return own;
+  int64_t bytes = 0;
+  for (const negotiate::Part& part : parts) bytes += part.response->bytes;
+  return bytes <= kSmallBytes ? *near_ : own;
 }
 
 void Executor::run_on(C10dCommunicator& comm, const std::vector<negotiate::Part>& parts) {

@@ -19,7 +19,9 @@ using Devices = std::map<std::string, std::shared_ptr<C10dCommunicator>>;  // by
 
 class Executor {
  public:
-  explicit Executor(Devices devices) : devices_(std::move(devices)) {}
+  // `near`: another connection of the same ranks, in memory that they share; carries what is small. May be null.
+  explicit Executor(Devices devices, std::shared_ptr<C10dCommunicator> near = nullptr)
+      : devices_(std::move(devices)), near_(std::move(near)) {}
 
   // Why this tensor cannot be reduced or moved by that kind and reduction; empty if it can.
   std::string complaint(negotiate::Kind kind, negotiate::Reduction op, const at::Tensor& tensor) const;
@@ -37,6 +39,7 @@ class Executor {
   };
   using Pieces = std::vector<Piece>;
 
+  C10dCommunicator& carrier(const std::vector<negotiate::Part>& parts);
   void run_on(C10dCommunicator& comm, const std::vector<negotiate::Part>& parts);
   Pieces prepare(C10dCommunicator& comm, const std::vector<negotiate::Part>& parts);
 
@@ -69,6 +72,7 @@ class Executor {
                    int64_t bytes);
 
   Devices devices_;
+  std::shared_ptr<C10dCommunicator> near_;
   std::map<C10dCommunicator*, at::Tensor> scratch_;
   std::map<C10dCommunicator*, at::Tensor> adasum_scratch_;
   std::map<c10::DeviceIndex, c10::Stream> streams_;  // of accelerators
