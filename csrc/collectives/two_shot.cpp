@@ -68,23 +68,27 @@ int64_t chunk_numel(int64_t numel, int64_t ranks, int64_t block) {
 }
 
 void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch,
-                uint64_t nonce) {
+                uint64_t nonce, const Around& around) {
   const c10::OptionalDeviceGuard guard(at::device_of(x));
   auto spec = codec.spec(x.scalar_type());
   const auto& kernels = device_kernels(x.device().type());
   const int64_t n = comm.size();
   const int64_t numel = x.numel();
   if (numel == 0) return;
-  if (n == 1) return kernels.scale(spec.dtype, x.data_ptr(), numel, scale);
-  if (spec.kind == codec::Kind::identity && comm.sum_in_place(x, scale)) return;
-
+  const auto call = [](const Around::Part& part, int64_t begin, int64_t length) {
+    if (part) part(begin, length);
+  };
   const int64_t chunk = chunk_numel(numel, n, spec.block);
+  const bool exact = spec.kind == codec::Kind::identity;
+  if (n == 1 || exact) call(around.before, 0, chunk);
+  if (n == 1) kernels.scale(spec.dtype, x.data_ptr(), numel, scale);
+  if (n == 1 || (exact && comm.sum_in_place(x, scale))) return call(around.after, 0, chunk);
+
   const int64_t row_bytes = codec::row_bytes(spec, chunk);
   const int64_t valid = std::clamp<int64_t>(numel - comm.rank() * chunk, 0, chunk);
   const codec::Rows rows{n, chunk, numel};
   // Uncoded chunks that fill whole rows are sent from, and gathered into, the tensor itself.
-  const bool whole_rows =
-      spec.kind == codec::Kind::identity && n * row_bytes == static_cast<int64_t>(x.nbytes());
+  const bool whole_rows = exact && n * row_bytes == static_cast<int64_t>(x.nbytes());
   Hops hops(comm, scratch, x.device(), codec, spec, chunk, whole_rows ? as_bytes(x) : at::Tensor());
   void* sum = codec::has_row_statistics(spec)
                   ? scratch.sum(chunk * element_size(accumulate_dtype(spec.dtype)), x.device()).data_ptr()
@@ -92,6 +96,7 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
 
   spec.key = codec.key(nonce, Phase::first, comm.rank());
   for (const auto& piece : hops.pieces()) {
+    if (!exact) call(around.before, piece.begin, piece.numel);
     if (!hops.in_place()) encode_piece(kernels, spec, x, rows, piece, hops.send(piece));
     hops.post(piece);
   }
@@ -108,6 +113,7 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
   for (const auto& piece : hops.pieces()) {
     const codec::WireRows results = hops.gather(piece);
     if (!hops.in_place()) decode_piece(kernels, spec, results, rows, piece, x);
+    call(around.after, piece.begin, piece.numel);
   }
 }
 

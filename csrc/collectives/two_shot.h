@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 #include "codec/codec.h"
 #include "comm/communicator.h"
 
@@ -49,9 +51,17 @@ namespace two_shot {
 // Elements of a rank's chunk of `numel`: whole blocks, the last chunks short or empty.
 int64_t chunk_numel(int64_t numel, int64_t ranks, int64_t block);
 
+// What a caller does to x while other parts of it are on their way. Each is called for parts that together are all of x:
+// elements [begin, begin + numel) of every chunk, of a short last chunk as far as x goes.
+struct Around {
+  using Part = std::function<void(int64_t begin, int64_t numel)>;
+  Part before;  // it is encoded: fills it
+  Part after;   // it holds the result
+};
+
 // x (contiguous, any size) becomes scale * sum over ranks, in place.
 void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch,
-                uint64_t nonce = 0);
+                uint64_t nonce = 0, const Around& around = {});
 
 // The same, for what a codec leaves out: `error` (contiguous, x.numel() elements, float32 or, for float64 tensors,
 // float64) is this rank's memory of it, zero at first. It is added to x before encoding and then holds what was left

@@ -30,6 +30,22 @@ CommHook::FuturePtr new_future(const at::Device& device) {
   return c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get(), std::move(devices));
 }
 
+// What of each segment, none of which is in two rows, lies in elements [begin, begin + numel) of its row of `chunk`.
+std::vector<flat::Segment> within(const std::vector<flat::Segment>& segments, int64_t chunk, int64_t begin,
+                                  int64_t numel, int64_t element) {
+  std::vector<flat::Segment> parts;
+  for (const flat::Segment& segment : segments) {
+    const int64_t row = segment.offset / chunk * chunk;
+    const int64_t first = std::max(segment.offset, row + begin);
+    const int64_t last = std::min(segment.offset + segment.numel, row + begin + numel);
+    if (first >= last) continue;
+    auto* values = static_cast<uint8_t*>(segment.tensor);
+    if (values != nullptr) values += (first - segment.offset) * element;
+    parts.push_back({values, first, last - first});
+  }
+  return parts;
+}
+
 [[noreturn]] void refuse(const std::string& text) { throw PythonError(ErrorKind::config, "hooks: " + text); }
 
 }  // namespace
@@ -204,29 +220,38 @@ void CommHook::run_group(const Message& message, Group& group, uint64_t nonce) {
       unsent.back().zero_();
     }
   }
-  const auto count = static_cast<int64_t>(segments.size());
-  const auto padding = static_cast<int64_t>(group.padding.size());
-  // Padding holds what the codec made of it in the step before; it is not scattered below.
-  segments.insert(segments.end(), group.padding.begin(), group.padding.end());
-  kernels.gather(dtype, segments.data(), count + padding, group.flat.data_ptr(), 1.0);
-  std::optional<at::Tensor> error;
-  if (group.error.defined()) {
-    error = group.error;
-    kernels.gather(to_dtype(error->scalar_type(), "hooks"), group.padding.data(), padding, error->data_ptr(),
-                   1.0);
-  }
+  const int64_t chunk = group.flat.numel() / comm_->size();
+  const two_shot::Around around{
+      [&](int64_t begin, int64_t numel) {
+        auto parts = within(segments, chunk, begin, numel, element);
+        // Padding holds what the codec made of it in the step before.
+        const auto padding = within(group.padding, chunk, begin, numel, element);
+        parts.insert(parts.end(), padding.begin(), padding.end());
+        kernels.gather(dtype, parts.data(), static_cast<int64_t>(parts.size()), group.flat.data_ptr(), 1.0);
+      },
+      [&](int64_t begin, int64_t numel) {
+        const auto parts = within(segments, chunk, begin, numel, element);
+        kernels.scatter(dtype, parts.data(), static_cast<int64_t>(parts.size()), group.flat.data_ptr(), 1.0);
+      }};
   const HookMethod& method = methods_[group.method];
   const double scale = 1.0 / comm_->size();
   Scratch& scratch = scratches_[group.method];
-  if (!method.codec) {
-    method.call(group.flat, error, nonce);
-  } else if (error) {
+  if (method.codec && !group.error.defined())
+    return two_shot::all_reduce(*comm_, *method.codec, group.flat, scale, scratch, nonce, around);
+  around.before(0, chunk);
+  std::optional<at::Tensor> error;
+  if (group.error.defined()) {
+    error = group.error;
+    kernels.gather(to_dtype(error->scalar_type(), "hooks"), group.padding.data(),
+                   static_cast<int64_t>(group.padding.size()), error->data_ptr(), 1.0);
+  }
+  if (method.codec) {
     two_shot::all_reduce_with_error(*comm_, *method.codec, group.flat, scale, scratch, nonce, *error);
   } else {
-    two_shot::all_reduce(*comm_, *method.codec, group.flat, scale, scratch, nonce);
+    method.call(group.flat, error, nonce);
   }
   for (size_t i = 0; i < unsent.size(); ++i) unsent[i].add_(kept[i]);
-  kernels.scatter(dtype, segments.data(), count, group.flat.data_ptr(), 1.0);
+  around.after(0, chunk);
 }
 
 CommHook::Layout& CommHook::layout_of(const Message& message) {
