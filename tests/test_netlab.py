@@ -95,6 +95,16 @@ else:
 
 
 @needs_hosts
+def test_every_rank_keeps_to_its_share_of_the_cores() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    code = "import os, time; time.sleep(0.2); print(*sorted(os.sched_getaffinity(0)))"
+    for hosts, per_host in ((len(cores), 1), (2, len(cores))):
+        outputs = run_on_hosts([sys.executable, "-c", code], hosts, ranks_per_host=per_host)
+        kept = [[int(core) for core in out.stdout.split()] for out in outputs]
+        assert kept == [[cores[rank % len(cores)]] for rank in range(hosts * per_host)]
+
+
+@needs_hosts
 def test_ranks_find_their_places_on_the_hosts() -> None:
     names = (
         "RANK",

@@ -1,6 +1,7 @@
 # On a slow link rows travel in pieces: who sums what, and so every bit, is as on a fast one. A rank that comes late
 # makes a link that looks slow.
 
+import threading
 import time
 
 import pytest
@@ -94,3 +95,24 @@ def test_a_rank_that_fails_between_two_pieces_is_an_error_on_the_others():
     first, second, _ = run_ranks(3, body, errors=True)
     assert isinstance(first, gs.CommError)
     assert isinstance(second, gs.CommError)
+
+
+def test_who_waits_for_one_that_lives_learns_that_another_has_failed():
+    ended = threading.Event()
+
+    def body(comm):
+        x = torch.zeros(10)
+        if comm.rank == 0:
+            try:
+                comm.exchange(torch.empty(10), x, 1, 1).wait()
+            finally:
+                ended.set()
+        elif comm.rank == 1:
+            assert ended.wait(20), "rank 0 still waits for this one"
+        else:
+            comm.announce_failure()
+
+    error, second, _ = run_ranks(3, body, errors=True)
+    assert isinstance(error, gs.CommError)
+    assert "exchange of 40 bytes failed on rank 0/3: another rank of this group has failed" in str(error)
+    assert second is None

@@ -11,6 +11,7 @@ namespace gossamer {
 namespace {
 
 constexpr int64_t kMostPieces = 32;
+constexpr size_t kRowsInFlight = 4;
 constexpr int64_t kLeastBlock = 64;  // elements; a row's begin on the wire is aligned anyway
 
 std::vector<Hops::Piece> cut(const codec::Spec& spec, int64_t chunk, int64_t ranks, int64_t piece_bytes) {
@@ -50,6 +51,7 @@ Hops::Hops(Communicator& comm, Scratch& scratch, at::Device device, const CodecC
   const bool one = peers_.block != nullptr || whole.defined() || !divisible;
   pieces_ = cut(spec, chunk, comm.size(), one ? 0 : comm.piece_bytes());
   pending_.resize(pieces_.size());
+  in_turns_ = pieces_.size() > 1 && comm.size() > 2;
   if (peers_.block != nullptr) {
     send_ = peers_.block->bases().at(static_cast<size_t>(comm.rank()));
     own_ = send_ + peers_.for_all;
@@ -62,9 +64,7 @@ Hops::Hops(Communicator& comm, Scratch& scratch, at::Device device, const CodecC
   send_ = bytes_of(sending_);
 }
 
-PendingPtr& Hops::pending(const Piece& piece) {
-  return pending_.at(static_cast<size_t>(&piece - pieces_.data()));
-}
+PendingPtr& Hops::pending(const Piece& piece) { return pending_.at(number(piece)); }
 
 at::Tensor Hops::rows_of(const at::Tensor& memory, const Piece& piece) const {
   return memory.narrow(0, piece.offset, comm_.size() * piece.row_bytes);
@@ -82,8 +82,31 @@ void Hops::meet() {
   flight.posted();
 }
 
+// The rows for the next rank, of all pieces, then those for the one after it, and so on: where all send to all at once,
+// several send to one, and the links of the others have nothing to do.
+void Hops::send_next() {
+  const size_t count = pieces_.size();
+  const int size = comm_.size(), rank = comm_.rank();
+  while (flying_.size() < kRowsInFlight && sent_ < count * (size - 1) && sent_ % count < posted_) {
+    const Piece& piece = pieces_[sent_ % count];
+    const int turn = 1 + static_cast<int>(sent_ / count);
+    const int to = (rank + turn) % size, from = (rank + size - turn) % size;
+    const auto row = [&](const at::Tensor& memory, int of) {
+      return rows_of(memory, piece).narrow(0, of * piece.row_bytes, piece.row_bytes);
+    };
+    flying_.push_back(comm_.exchange(row(receiving_, from), row(sending_, to), to, from));
+    ++sent_;
+  }
+}
+
 void Hops::post(const Piece& piece) {
   if (peers_.block != nullptr) return;
+  if (in_turns_) {
+    const int64_t own = piece.offset + comm_.rank() * piece.row_bytes;
+    receiving_.narrow(0, own, piece.row_bytes).copy_(sending_.narrow(0, own, piece.row_bytes));
+    ++posted_;
+    return send_next();
+  }
   pending(piece) = comm_.all_to_all(rows_of(receiving_, piece), rows_of(sending_, piece));
 }
 
@@ -92,7 +115,13 @@ codec::WireRows Hops::swap(const Piece& piece) {
     meet();
     return rows_at(comm_.rank() * piece.row_bytes);
   }
-  pending(piece)->wait();
+  if (!in_turns_) pending(piece)->wait();
+  while (in_turns_ && arrived_ <= pieces_.size() * (comm_.size() - 2) + number(piece)) {
+    flying_.front()->wait();
+    flying_.pop_front();
+    ++arrived_;
+    send_next();
+  }
   return bytes_of(receiving_) + piece.offset;
 }
 

@@ -6,6 +6,7 @@
 // share() for all; gather() for all.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "collectives/two_shot.h"
@@ -42,6 +43,8 @@ class Hops {
   codec::WireRows rows_at(int64_t offset);
   void meet();
   PendingPtr& pending(const Piece& piece);
+  size_t number(const Piece& piece) const { return static_cast<size_t>(&piece - pieces_.data()); }
+  void send_next();
   at::Tensor rows_of(const at::Tensor& memory, const Piece& piece) const;
 
   Communicator& comm_;
@@ -49,6 +52,9 @@ class Hops {
   bool in_place_ = false;
   std::vector<Piece> pieces_;
   std::vector<PendingPtr> pending_;  // of the hop that is under way, a piece each
+  bool in_turns_ = false;            // the first hop: see send_next()
+  size_t posted_ = 0, sent_ = 0, arrived_ = 0;  // pieces; and rows of them in the order in which they are sent
+  std::deque<PendingPtr> flying_;
   at::Tensor sending_, receiving_;   // without peer memory
   uint8_t *send_ = nullptr, *own_ = nullptr;
   std::vector<const uint8_t*> rows_;

@@ -125,11 +125,16 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
 // A rank that dies breaks its neighbours' operations at once, but those who wait for a neighbour would wait for
 // the whole timeout. So whoever fails says so in the store, and whoever waits looks there once a second.
 void C10dCommunicator::wait(c10d::Work& work) {
-  const bool interruptible = store_ && gloo_ && work.retrieveOpType() != c10d::OpType::SEND &&
-                             work.retrieveOpType() != c10d::OpType::RECV;
-  if (!interruptible) {
+  if (!store_ || !gloo_) {
     work.wait();
     return;
+  }
+  const auto type = work.retrieveOpType();
+  if (type == c10d::OpType::SEND || type == c10d::OpType::RECV) {
+    std::call_once(looking_, [this] {
+      lookout_ = std::make_unique<Lookout>([store = store_, failed = key("failed")] { return store->check({failed}); });
+    });
+    return lookout_->wait(work);
   }
   while (true) {
     try {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/lookout.h"
 
 namespace gossamer {
 
@@ -82,6 +83,8 @@ class C10dCommunicator : public Communicator {
   int long_rows_ = 0;  // operations with them so far, see rows()
   double seconds_per_byte_ = std::numeric_limits<double>::infinity();  // the best of those
   int64_t piece_bytes_ = 0;                                            // 0: whole
+  std::once_flag looking_;
+  std::unique_ptr<Lookout> lookout_;  // for waits for single messages
   std::mutex left_mutex_;
   std::vector<c10::intrusive_ptr<c10d::Work>> left_;
   pid_t owner_ = getpid();

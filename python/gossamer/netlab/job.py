@@ -46,7 +46,8 @@ def run_on_hosts(
 
     Ranks find the variables of torchrun (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,
     MASTER_PORT), GLOO_SOCKET_IFNAME, and OMP_NUM_THREADS such that all ranks share this machine's cores evenly; the
-    rest of the environment is the caller's. Ranks of host 0 come first. They share the file system.
+    rest of the environment is the caller's. Each rank stays on its share of the cores, as hosts do not take each other's;
+    where there are fewer cores than ranks, several have one. Ranks of host 0 come first. They share the file system.
 
     Args:
         hosts: their number, and then they are removed afterwards; or the `Hosts` that are there.
@@ -69,7 +70,9 @@ def run_on_hosts(
         network = hosts if isinstance(hosts, Hosts) else stack.enter_context(Hosts(hosts, rate=rate))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         size = network.count * ranks_per_host
-        even = max(1, (os.cpu_count() or 1) // size) if threads is None else threads
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // size)
+        even = share if threads is None else threads
         own = {"OMP_NUM_THREADS": str(even), **(environment or {})}
         ranks = stack.enter_context(_ended([]))
         for rank in range(size):
@@ -81,6 +84,9 @@ def run_on_hosts(
             line = [*network.prefix(rank // ranks_per_host), "env", *variables, *command]
             # A session of its own: Ctrl-C reaches this process only, which then ends them.
             ranks.append(subprocess.Popen(line, start_new_session=True, **streams))
+            first = rank * share % len(cores)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, which _wait() tells
+                os.sched_setaffinity(ranks[-1].pid, cores[first : first + share])
         failed, how = _wait(ranks, timeout_s)
         outputs = [_output(folder, rank, rank // ranks_per_host) for rank in range(size)]
     if failed is not None:
