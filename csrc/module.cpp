@@ -4,7 +4,9 @@
 #include <torch/extension.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "backend/bindings.h"
 #include "collectives/two_shot.h"
@@ -57,8 +59,20 @@ void bind_communicator(py::module_& module) {
       .def("all_gather", &Communicator::all_gather, py::arg("out"), py::arg("x"), KeepComm(), Release())
       .def("all_to_all", &Communicator::all_to_all, py::arg("out"), py::arg("x"), KeepComm(), Release())
       .def("broadcast", &Communicator::broadcast, py::arg("x"), py::arg("source") = 0, KeepComm(), Release())
-      .def("exchange", &Communicator::exchange, py::arg("out"), py::arg("x"), py::arg("to"),
-           py::arg("source"), KeepComm(), Release())
+      .def(
+          "exchange",
+          [](Communicator& comm, const at::Tensor& out, const at::Tensor& x, int to, int source) {
+            return comm.exchange({{out, x, to, source}});
+          },
+          py::arg("out"), py::arg("x"), py::arg("to"), py::arg("source"), KeepComm(), Release())
+      .def(
+          "exchange_all",
+          [](Communicator& comm, const std::vector<std::tuple<at::Tensor, at::Tensor, int, int>>& swaps) {
+            std::vector<Swap> all;
+            for (const auto& [out, x, to, source] : swaps) all.push_back({out, x, to, source});
+            return comm.exchange(all);
+          },
+          py::arg("swaps"), KeepComm(), Release())
       .def("announce_failure", &Communicator::announce_failure, Release())
       .def("sum_in_place", &Communicator::sum_in_place, py::arg("x"), py::arg("scale") = 1.0, Release())
       .def("allocate", &Communicator::allocate, py::arg("bytes"), Release());

@@ -128,7 +128,7 @@ def test_an_error_without_a_death_breaks_the_group_for_all(begin) -> None:
 
 
 def test_all_members_get_the_same_answer_about_the_sync(begin) -> None:
-    run = begin({"localhost": 3}, Limits(1, 3, 2, timeout_s=20))
+    run = begin({"localhost": 3}, Limits(1, 3, 3, timeout_s=20))
     run.seated(0, 1, 2)
     run.hosts = {"localhost": 2}
     run.step_until(lambda: run[0].update == "removed")
@@ -167,8 +167,9 @@ def test_a_member_that_dies_while_the_group_comes_together_does_not_hold_it_up(b
 
 
 def test_too_few_workers_are_waited_for_and_then_it_ends_with_the_reason(begin, capfd) -> None:
-    run = begin({"localhost": 2}, Limits(2, 2, 2, timeout_s=1.5))
+    run = begin({"localhost": 2}, Limits(2, 2, 2))
     run.seated(0, 1)
+    run.driver.limits = Limits(2, 2, 2, timeout_s=1.5)
     run.hosts = {"localhost": 1}
     run.kill(1)
     run.leave("error", 0)
@@ -190,8 +191,9 @@ def test_nothing_is_waited_for_where_no_worker_can_come(begin) -> None:
 
 
 def test_workers_that_do_not_come_back_are_named(begin) -> None:
-    run = begin({"localhost": 3}, Limits(1, 3, 3, timeout_s=1))
+    run = begin({"localhost": 3}, Limits(1, 3, 3))
     run.seated(0, 1, 2)
+    run.driver.limits = Limits(1, 3, 3, timeout_s=1)
     run.kill(2)
     run.leave("error", 0)
     with pytest.raises(CommError, match=r"workers \[1\] have not come back from the group before"):

@@ -94,7 +94,7 @@ void Hops::send_next() {
     const auto row = [&](const at::Tensor& memory, int of) {
       return rows_of(memory, piece).narrow(0, of * piece.row_bytes, piece.row_bytes);
     };
-    flying_.push_back(comm_.exchange(row(receiving_, from), row(sending_, to), to, from));
+    flying_.push_back(comm_.exchange({{row(receiving_, from), row(sending_, to), to, from}}));
     ++sent_;
   }
 }

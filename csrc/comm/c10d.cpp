@@ -256,8 +256,8 @@ PendingPtr C10dCommunicator::all_to_all(at::Tensor out, at::Tensor x) {
   return rows("all_to_all", bytes, std::move(out), std::move(x), /*own_rows=*/size(), post);
 }
 
-// On a slow link a whole row fills the queue of the device; the acknowledgements that the other direction waits for
-// stand behind it, and one direction after the other is sent, in twice the time. And where several ranks send to one at
+// On a slow link a whole row keeps a connection busy, and behind it stands Gloo's word that this rank receives, which the
+// other direction waits for: one after the other is sent, in twice the time. And where several ranks send to one at
 // the same moment, the links of the others have nothing to do. There long rows go in pieces of some milliseconds, of which
 // Gloo's threads have two on their way at a time; on a fast link that would cost more than it saves.
 template <class Post>
@@ -335,27 +335,34 @@ PendingPtr C10dCommunicator::broadcast(at::Tensor x, int source) {
   return start("broadcast", bytes, sends ? bytes : 0, post, {}, sends ? 0 : bytes);
 }
 
-PendingPtr C10dCommunicator::exchange(at::Tensor out, at::Tensor x, int to, int source) {
-  require(x, "exchange");
-  require(out, "exchange");
-  const int64_t bytes = static_cast<int64_t>(x.nbytes());
-  if (to == rank() && source == rank()) {
-    out.copy_(x);
-    return start("exchange", bytes, 0, [](auto&) {});
-  }
-  return start("exchange", bytes, bytes, [&](auto& works) {
-    auto outgoing = detached(x);
-    auto incoming = detached(out);
-    const bool grouped = backend_->supportsCoalescing();  // NCCL deadlocks unless the two are one group
-    if (grouped) backend_->startCoalescing();
-    auto sent = backend_->send(outgoing, to, 0);
-    auto received = backend_->recv(incoming, source, 0);
-    if (grouped) {
-      works.push_back(backend_->endCoalescing());
-    } else {
-      works.push_back(std::move(sent));
-      works.push_back(std::move(received));
+PendingPtr C10dCommunicator::exchange(const std::vector<Swap>& swaps) {
+  std::vector<Swap> across;
+  int64_t bytes = 0, to_peers = 0;
+  for (const Swap& swap : swaps) {
+    require(swap.x, "exchange");
+    require(swap.out, "exchange");
+    bytes += static_cast<int64_t>(swap.x.nbytes());
+    if (swap.to == rank() && swap.source == rank()) {
+      at::Tensor(swap.out).copy_(swap.x);
+      continue;
     }
+    across.push_back({swap.out.detach(), swap.x.detach(), swap.to, swap.source});
+    to_peers += static_cast<int64_t>(swap.x.nbytes());
+  }
+  return start("exchange", bytes, to_peers, [&](auto& works) {
+    const bool grouped = backend_->supportsCoalescing() && !across.empty();  // NCCL deadlocks unless they are one group
+    if (grouped) backend_->startCoalescing();
+    // Receives first: Gloo tells the sender of each by the same connection, where that would come behind a message that
+    // this rank has begun to send. Then one direction would not begin before the other has ended.
+    for (const Swap& swap : across) {
+      std::vector<at::Tensor> incoming{swap.out};
+      works.push_back(backend_->recv(incoming, swap.source, 0));
+    }
+    for (const Swap& swap : across) {
+      std::vector<at::Tensor> outgoing{swap.x};
+      works.push_back(backend_->send(outgoing, swap.to, 0));
+    }
+    if (grouped) works = {backend_->endCoalescing()};
   });
 }
 

@@ -38,7 +38,7 @@ class C10dCommunicator : public Communicator {
   PendingPtr all_gather(at::Tensor out, at::Tensor x) override;
   PendingPtr all_to_all(at::Tensor out, at::Tensor x) override;
   PendingPtr broadcast(at::Tensor x, int source) override;
-  PendingPtr exchange(at::Tensor out, at::Tensor x, int to, int source) override;
+  PendingPtr exchange(const std::vector<Swap>& swaps) override;
 
   at::Tensor allocate(int64_t bytes) override;
   int64_t piece_bytes() const override { return piece_bytes_; }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace gossamer {
 
@@ -21,6 +22,11 @@ class Pending {
   virtual void wait() = 0;
 };
 using PendingPtr = std::unique_ptr<Pending>;
+
+struct Swap {  // one message to rank `to` and one from rank `source`
+  at::Tensor out, x;
+  int to, source;
+};
 
 class PeerBlock;  // backend/peers.h
 
@@ -45,7 +51,7 @@ class Communicator {
   virtual PendingPtr all_gather(at::Tensor out, at::Tensor x) = 0;      // out is size() parts of x
   virtual PendingPtr all_to_all(at::Tensor out, at::Tensor x) = 0;      // equal parts
   virtual PendingPtr broadcast(at::Tensor x, int source) = 0;           // in place
-  virtual PendingPtr exchange(at::Tensor out, at::Tensor x, int to, int source) = 0;  // one send, one receive
+  virtual PendingPtr exchange(const std::vector<Swap>& swaps) = 0;  // all at once
 
   // Zero-filled memory for a bucket that this group's wire can reach; 64-byte aligned.
   virtual at::Tensor allocate(int64_t bytes);

@@ -29,9 +29,7 @@ class SymmetricCommunicator : public Communicator {
   PendingPtr all_gather(at::Tensor out, at::Tensor x) override { return other_->all_gather(out, x); }
   PendingPtr all_to_all(at::Tensor out, at::Tensor x) override { return other_->all_to_all(out, x); }
   PendingPtr broadcast(at::Tensor x, int source) override { return other_->broadcast(x, source); }
-  PendingPtr exchange(at::Tensor out, at::Tensor x, int to, int source) override {
-    return other_->exchange(out, x, to, source);
-  }
+  PendingPtr exchange(const std::vector<Swap>& swaps) override { return other_->exchange(swaps); }
 
   // Collective. It blocks the host, and cannot be done while a graph is captured.
   at::Tensor allocate(int64_t bytes) override;

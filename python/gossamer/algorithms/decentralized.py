@@ -87,11 +87,13 @@ def average_with_peers(topology: Topology, comm: Communicator, x: Tensor, out: T
         return
     mixing = topology.mixing(step, comm.size, comm.rank)
     received = [torch.empty_like(x) for _ in mixing.exchanges]
-    sent = [
-        comm.exchange(other, x, exchange.to, exchange.source)
-        for other, exchange in zip(received, mixing.exchanges, strict=True)
-    ]
+    sent = comm.exchange_all(
+        [
+            (other, x, exchange.to, exchange.source)
+            for other, exchange in zip(received, mixing.exchanges, strict=True)
+        ]
+    )
     torch.mul(x, mixing.own, out=out)
-    for work, other, exchange in zip(sent, received, mixing.exchanges, strict=True):
-        work.wait()
+    sent.wait()
+    for other, exchange in zip(received, mixing.exchanges, strict=True):
         out.add_(other, alpha=exchange.weight)

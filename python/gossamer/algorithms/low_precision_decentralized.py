@@ -137,14 +137,16 @@ def exchange_differences(
         difference.add_(other - own, alpha=gamma * exchange.weight)
     wire = codec.encode(difference.view(1, -1))
     received = [torch.empty_like(wire) for _ in others]
-    sent = [
-        comm.exchange(out, wire, exchange.to, exchange.source)
-        for out, exchange in zip(received, mixing.exchanges, strict=True)
-    ]
+    sent = comm.exchange_all(
+        [
+            (out, wire, exchange.to, exchange.source)
+            for out, exchange in zip(received, mixing.exchanges, strict=True)
+        ]
+    )
     own.add_(_decoded(codec, wire, difference))
     x.copy_(own)
-    for work, change, other in zip(sent, received, others, strict=True):
-        work.wait()
+    sent.wait()
+    for change, other in zip(received, others, strict=True):
         other.add_(_decoded(codec, change, difference))
 
 

@@ -4,6 +4,7 @@ One group of ranks, no hidden default, no codec. Every call is collective: all r
 the same order with equal shapes and dtypes.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -53,6 +54,9 @@ class Communicator(Protocol):
 
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> Work:
         """Sends x to rank `to` and receives out from rank `source`."""
+
+    def exchange_all(self, swaps: Sequence[tuple[Tensor, Tensor, int, int]]) -> Work:
+        """Several exchanges of (out, x, to, source) at once: none waits for a message of another on the same link."""
 
     def allocate(self, nbytes: int) -> Tensor:
         """Zero-filled uint8 memory, 64-byte aligned, that this group's wire can reach. Collective."""

@@ -87,6 +87,9 @@ class Hierarchy:
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> Work:
         return self.world.exchange(out, x, to, source)
 
+    def exchange_all(self, swaps: Sequence[tuple[Tensor, Tensor, int, int]]) -> Work:
+        return self.world.exchange_all(swaps)
+
     def allocate(self, nbytes: int) -> Tensor:
         return self.world.allocate(nbytes)
 

@@ -103,7 +103,7 @@ class Group:
         return min(MOST_PIECES, math.ceil(row / piece))
 
     def takes_turns(self, peers: float, pieces: int = 1) -> float:
-        """Times as long as the bytes alone: over a slow link a connection carries one direction after the other.
+        """Times as long as the bytes alone: on a slow link Gloo's all-to-all sends a connection's directions in turns.
 
         Of `peers` connections all but the last have another one's direction beside them, so 1 / peers is added; of rows
         in pieces, of which two are under way, less.
@@ -153,19 +153,15 @@ class Group:
         step_s = self.latency_s + self.moving_s(across=across, local=row if self.per_host > 1 else 0.0)
         return Cost((n - 1) * step_s, (n - 1) * row, (n - 1) * across)
 
-    def exchange(self, count: int, *, messages: float, crossing: float, mutual: float = 0.0) -> Cost:
-        """`messages` of `count` bytes from every rank, and as many to it; `crossing` of them leave a host.
-
-        `mutual`: of the rounds in which the peers that a rank sends to are those that it receives from.
-        """
+    def exchange(self, count: int, *, messages: float, crossing: float) -> Cost:
+        """`messages` of `count` bytes from every rank, and as many to it; `crossing` of them leave a host."""
         if messages == 0:
             return Cost()
         across = crossing * count * self.sharing
         latency_s = self.network.latency_s if crossing else self.network.local_latency_s
         seconds = latency_s + messages * self.network.message_s
         local = (messages - crossing / self.per_host) * count
-        turns = 1 + mutual * (self.takes_turns(messages) - 1)
-        moving_s = self.moving_s(across=across * turns, local=max(0.0, local))
+        moving_s = self.moving_s(across=across, local=max(0.0, local))
         return Cost(seconds + moving_s, messages * count, across)
 
 

@@ -208,17 +208,17 @@ class _Traffic:
         passes_s = bucket.nbytes / self.speeds.memory
         if topology.uniform:
             return Job(self.group.all_reduce(bucket.nbytes), 4 * passes_s)
-        messages, crossing, mutual = messages_of(topology, self.network)
-        cost = self.group.exchange(bucket.nbytes, messages=messages, crossing=crossing, mutual=mutual)
+        messages, crossing = messages_of(topology, self.network)
+        cost = self.group.exchange(bucket.nbytes, messages=messages, crossing=crossing)
         return Job(cost, (4 + messages) * passes_s)
 
     def _differences(self, bucket: PlannedBucket, algorithm: LowPrecisionDecentralized) -> Job:
-        messages, crossing, mutual = messages_of(algorithm.topology, self.network)
+        messages, crossing = messages_of(algorithm.topology, self.network)
         wire = wire_bytes(algorithm.codec, bucket.numel, bucket.dtype)
         speed = self.speeds.of(algorithm.codec)
         cpu_s = 4 * bucket.numel * (1 / speed.encode + (1 + messages) / speed.decode)
         cpu_s += (3 + 3 * messages) * bucket.nbytes / self.speeds.memory
-        cost = self.group.exchange(wire, messages=messages, crossing=crossing, mutual=mutual)
+        cost = self.group.exchange(wire, messages=messages, crossing=crossing)
         return Job(cost, cpu_s)
 
 
@@ -261,22 +261,19 @@ def wire_bytes(codec: Codec, numel: int, dtype: torch.dtype) -> int:
 
 
 @lru_cache(maxsize=1024)
-def messages_of(topology: Topology, network: Network) -> tuple[float, float, float]:
-    """Means over the rounds: messages that a rank sends; those that leave the fullest host; and the share of rounds and
-    ranks in which a rank receives from just those that it sends to.
-    """
+def messages_of(topology: Topology, network: Network) -> tuple[float, float]:
+    """Means over the rounds: messages that a rank sends, and those that leave the fullest host."""
     size, per_host = network.ranks, network.per_host
     rounds = range(min(topology.period(size), _ROUNDS))
     hosts = [range(start, min(start + per_host, size)) for start in range(0, size, per_host)]
     looked_at = hosts[: max(1, _RANKS // per_host)]
-    sent, crossing, mutual = [], [], []
+    sent, crossing = [], []
     for round_ in rounds:
         outside = []
         for host in looked_at:
             exchanges = [topology.mixing(round_, size, rank).exchanges for rank in host]
-            mutual += [{e.to for e in own} == {e.source for e in own} for own in exchanges]
             peers = [e.to for own in exchanges for e in own]
             sent.append(len(peers) / len(host))
             outside.append(sum(peer not in host for peer in peers))
         crossing.append(max(outside))
-    return mean(sent), mean(crossing), mean(mutual)
+    return mean(sent), mean(crossing)
