@@ -38,15 +38,28 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
   Hops hops(comm, scratch, x.device(), codec, spec, chunk);
   const at::Tensor left_out = error.view({numel});
   const at::Tensor decoded = at::empty_like(left_out);
+  const at::Tensor flat = x.view({numel});
+  const auto each_row = [&](const Hops::Piece& piece, const auto& call) {  // of what the piece has of both
+    for (int64_t first = piece.begin; first < numel; first += chunk) {
+      const int64_t length = std::min(piece.numel, numel - first);
+      call(left_out.narrow(0, first, length), first, length);
+    }
+  };
 
-  left_out.add_(x.view({numel}));  // what this rank owes
   spec.key = codec.key(nonce, Phase::first, comm.rank());
   for (const auto& piece : hops.pieces()) {
+    each_row(piece, [&](const at::Tensor& owed, int64_t first, int64_t length) {
+      owed.add_(flat.narrow(0, first, length));
+    });
     encode_piece(kernels, spec, left_out, rows, piece, hops.send(piece));
     hops.post(piece);
   }
-  for (const auto& piece : hops.pieces()) decode_piece(kernels, spec, hops.send(piece), rows, piece, decoded);
-  left_out.sub_(decoded);
+  for (const auto& piece : hops.pieces()) {
+    decode_piece(kernels, spec, hops.send(piece), rows, piece, decoded);
+    each_row(piece, [&](const at::Tensor& owed, int64_t first, int64_t length) {
+      owed.sub_(decoded.narrow(0, first, length));
+    });
+  }
 
   const at::Tensor sum = at::empty({chunk}, left_out.options());
   spec.key = codec.key(nonce, Phase::reduced, comm.rank());
@@ -69,9 +82,14 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
     hops.share(piece);
   }
   forget_what_is_not_finite(left_out);
-  for (const auto& piece : hops.pieces())
-    decode_piece(kernels, spec, hops.gather(piece), rows, piece, decoded);
-  x.view({numel}).copy_(decoded);
+  const bool same_type = flat.scalar_type() == decoded.scalar_type();
+  for (const auto& piece : hops.pieces()) {
+    decode_piece(kernels, spec, hops.gather(piece), rows, piece, same_type ? flat : decoded);
+    if (same_type) continue;
+    each_row(piece, [&](const at::Tensor&, int64_t first, int64_t length) {
+      flat.narrow(0, first, length).copy_(decoded.narrow(0, first, length));
+    });
+  }
 }
 
 }  // namespace two_shot
