@@ -51,7 +51,7 @@ Hops::Hops(Communicator& comm, Scratch& scratch, at::Device device, const CodecC
   const bool one = peers_.block != nullptr || whole.defined() || !divisible;
   pieces_ = cut(spec, chunk, comm.size(), one ? 0 : comm.piece_bytes());
   pending_.resize(pieces_.size());
-  in_turns_ = pieces_.size() > 1 && comm.size() > 2;
+  in_turns_ = pieces_.size() > 1;
   if (peers_.block != nullptr) {
     send_ = peers_.block->bases().at(static_cast<size_t>(comm.rank()));
     own_ = send_ + peers_.for_all;
@@ -83,7 +83,8 @@ void Hops::meet() {
 }
 
 // The rows for the next rank, of all pieces, then those for the one after it, and so on: where all send to all at once,
-// several send to one, and the links of the others have nothing to do.
+// several send to one, and the links of the others have nothing to do. Between two ranks too, as Gloo's all-to-all tells
+// late that this rank receives; see Communicator::exchange.
 void Hops::send_next() {
   const size_t count = pieces_.size();
   const int size = comm_.size(), rank = comm_.rank();

@@ -52,10 +52,12 @@ class Hops {
   bool in_place_ = false;
   std::vector<Piece> pieces_;
   std::vector<PendingPtr> pending_;  // of the hop that is under way, a piece each
-  bool in_turns_ = false;            // the first hop: see send_next()
-  size_t posted_ = 0, sent_ = 0, arrived_ = 0;  // pieces; and rows of them in the order in which they are sent
+  // Of the first hop in pieces, see send_next(): rows in the order in which they are sent.
+  bool in_turns_ = false;
+  size_t posted_ = 0;  // pieces
+  size_t sent_ = 0, arrived_ = 0;
   std::deque<PendingPtr> flying_;
-  at::Tensor sending_, receiving_;   // without peer memory
+  at::Tensor sending_, receiving_;  // without peer memory
   uint8_t *send_ = nullptr, *own_ = nullptr;
   std::vector<const uint8_t*> rows_;
 };

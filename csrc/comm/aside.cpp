@@ -100,7 +100,8 @@ AsideStore::~AsideStore() {
 
 void AsideStore::ask(Request request) {
   Everyone& all = desk_->all;
-  if (all.owner != getpid()) throw std::runtime_error("this connection belongs to the process that was forked");
+  if (all.owner != getpid())
+    throw std::runtime_error("this connection belongs to the process that was forked");
   const auto answer = std::make_shared<Answer>();
   std::unique_lock<std::mutex> lock(all.mutex);
   if (!all.leaving) desk_->requests.emplace_back(std::move(request), answer);
@@ -129,7 +130,9 @@ bool AsideStore::check(const std::vector<std::string>& keys) {
 std::vector<std::string> AsideStore::get(const std::vector<std::string>& keys) {
   const auto result = std::make_shared<std::vector<std::string>>();
   ask([=](c10d::Store& store) {
-    const auto add = [&](const std::vector<uint8_t>& value) { result->emplace_back(value.begin(), value.end()); };
+    const auto add = [&](const std::vector<uint8_t>& value) {
+      result->emplace_back(value.begin(), value.end());
+    };
     if (keys.size() > 1 && store.hasExtendedApi()) {
       for (const auto& value : store.multiGet(keys)) add(value);
     } else {

@@ -132,7 +132,8 @@ void C10dCommunicator::wait(c10d::Work& work) {
   const auto type = work.retrieveOpType();
   if (type == c10d::OpType::SEND || type == c10d::OpType::RECV) {
     std::call_once(looking_, [this] {
-      lookout_ = std::make_unique<Lookout>([store = store_, failed = key("failed")] { return store->check({failed}); });
+      lookout_ = std::make_unique<Lookout>(
+          [store = store_, failed = key("failed")] { return store->check({failed}); });
     });
     return lookout_->wait(work);
   }
@@ -350,7 +351,8 @@ PendingPtr C10dCommunicator::exchange(const std::vector<Swap>& swaps) {
     to_peers += static_cast<int64_t>(swap.x.nbytes());
   }
   return start("exchange", bytes, to_peers, [&](auto& works) {
-    const bool grouped = backend_->supportsCoalescing() && !across.empty();  // NCCL deadlocks unless they are one group
+    // NCCL deadlocks unless they are one group.
+    const bool grouped = backend_->supportsCoalescing() && !across.empty();
     if (grouped) backend_->startCoalescing();
     // Receives first: Gloo tells the sender of each by the same connection, where that would come behind a message that
     // this rank has begun to send. Then one direction would not begin before the other has ended.

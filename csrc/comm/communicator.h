@@ -51,7 +51,7 @@ class Communicator {
   virtual PendingPtr all_gather(at::Tensor out, at::Tensor x) = 0;      // out is size() parts of x
   virtual PendingPtr all_to_all(at::Tensor out, at::Tensor x) = 0;      // equal parts
   virtual PendingPtr broadcast(at::Tensor x, int source) = 0;           // in place
-  virtual PendingPtr exchange(const std::vector<Swap>& swaps) = 0;  // all at once
+  virtual PendingPtr exchange(const std::vector<Swap>& swaps) = 0;      // all at once
 
   // Zero-filled memory for a bucket that this group's wire can reach; 64-byte aligned.
   virtual at::Tensor allocate(int64_t bytes);

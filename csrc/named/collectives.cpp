@@ -28,7 +28,8 @@ c10::intrusive_ptr<GossamerBackend> on_one_host(const c10::intrusive_ptr<c10d::B
 std::shared_ptr<Executor> open_executor(const c10::intrusive_ptr<c10d::Backend>& control, Devices devices) {
   std::shared_ptr<C10dCommunicator> near;
   const auto cpu = devices.find("cpu");
-  const bool far = cpu != devices.end() && cpu->second->backend()->getBackendName() != control->getBackendName();
+  const bool far =
+      cpu != devices.end() && cpu->second->backend()->getBackendName() != control->getBackendName();
   if (far && on_one_host(control)) {
     near = std::make_shared<C10dCommunicator>(control, at::kCPU, c10::intrusive_ptr<c10d::Store>(), "near");
   }

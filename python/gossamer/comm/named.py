@@ -1,6 +1,6 @@
 # Opens the named operations of a process set (csrc/named/): private connections between its ranks, and the negotiation,
-# which goes through shared memory on one host, as small sums do, and through Gloo between hosts. Submits nothing itself; the Horovod face
-# does. No matching and no fusion here: csrc/negotiate/.
+# which goes through shared memory on one host, as small sums do, and through Gloo between hosts. Submits nothing; the
+# Horovod face does. No matching and no fusion here: csrc/negotiate/.
 """Collectives that are matched by name, not by order: ``open_named()`` and its options."""
 
 from collections.abc import Callable, Sequence

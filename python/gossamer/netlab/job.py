@@ -46,8 +46,9 @@ def run_on_hosts(
 
     Ranks find the variables of torchrun (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,
     MASTER_PORT), GLOO_SOCKET_IFNAME, and OMP_NUM_THREADS such that all ranks share this machine's cores evenly; the
-    rest of the environment is the caller's. Each rank stays on its share of the cores, as hosts do not take each other's;
-    where there are fewer cores than ranks, several have one. Ranks of host 0 come first. They share the file system.
+    rest of the environment is the caller's. Each rank stays on its share of the cores, as hosts do not take each
+    other's; where there are fewer cores than ranks, several have one. Ranks of host 0 come first. They share the file
+    system.
 
     Args:
         hosts: their number, and then they are removed afterwards; or the `Hosts` that are there.

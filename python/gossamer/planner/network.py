@@ -105,12 +105,12 @@ class Group:
     def takes_turns(self, peers: float, pieces: int = 1) -> float:
         """Times as long as the bytes alone: on a slow link Gloo's all-to-all sends a connection's directions in turns.
 
-        Of `peers` connections all but the last have another one's direction beside them, so 1 / peers is added; of rows
-        in pieces, of which two are under way, less.
+        Of `peers` connections all but the last have another one's direction beside them, so 1 / peers is added. Rows in
+        pieces are messages of their own, and use both directions.
         """
-        if self.is_local or self.network.bandwidth >= SLOW or peers == 0:
+        if self.is_local or self.network.bandwidth >= SLOW or peers == 0 or pieces > 1:
             return 1.0
-        return 1 + 1 / (peers * max(1.0, pieces / 2))
+        return 1 + 1 / peers
 
     def moving_s(self, *, across: float, local: float) -> float:
         """Seconds for bytes that leave a host, of all groups, and those that a rank sends inside one: side by side."""
