@@ -51,7 +51,6 @@ Hops::Hops(Communicator& comm, Scratch& scratch, at::Device device, const CodecC
   const bool one = peers_.block != nullptr || whole.defined() || !divisible;
   pieces_ = cut(spec, chunk, comm.size(), one ? 0 : comm.piece_bytes());
   pending_.resize(pieces_.size());
-  in_turns_ = pieces_.size() > 1;
   if (peers_.block != nullptr) {
     send_ = peers_.block->bases().at(static_cast<size_t>(comm.rank()));
     own_ = send_ + peers_.for_all;
@@ -102,7 +101,7 @@ void Hops::send_next() {
 
 void Hops::post(const Piece& piece) {
   if (peers_.block != nullptr) return;
-  if (in_turns_) {
+  if (in_turns()) {
     const int64_t own = piece.offset + comm_.rank() * piece.row_bytes;
     receiving_.narrow(0, own, piece.row_bytes).copy_(sending_.narrow(0, own, piece.row_bytes));
     ++posted_;
@@ -116,8 +115,8 @@ codec::WireRows Hops::swap(const Piece& piece) {
     meet();
     return rows_at(comm_.rank() * piece.row_bytes);
   }
-  if (!in_turns_) pending(piece)->wait();
-  while (in_turns_ && arrived_ <= pieces_.size() * (comm_.size() - 2) + number(piece)) {
+  if (!in_turns()) pending(piece)->wait();
+  while (in_turns() && arrived_ <= pieces_.size() * (comm_.size() - 2) + number(piece)) {
     flying_.front()->wait();
     flying_.pop_front();
     ++arrived_;

@@ -44,6 +44,7 @@ class Hops {
   void meet();
   PendingPtr& pending(const Piece& piece);
   size_t number(const Piece& piece) const { return static_cast<size_t>(&piece - pieces_.data()); }
+  bool in_turns() const { return pieces_.size() > 1; }
   void send_next();
   at::Tensor rows_of(const at::Tensor& memory, const Piece& piece) const;
 
@@ -53,7 +54,6 @@ class Hops {
   std::vector<Piece> pieces_;
   std::vector<PendingPtr> pending_;  // of the hop that is under way, a piece each
   // Of the first hop in pieces, see send_next(): rows in the order in which they are sent.
-  bool in_turns_ = false;
   size_t posted_ = 0;  // pieces
   size_t sent_ = 0, arrived_ = 0;
   std::deque<PendingPtr> flying_;

@@ -10,6 +10,7 @@
 #include "collectives/hops.h"
 #include "device_kernels.h"
 #include "errors.h"
+#include "float_dtype.h"
 #include "observe/recorder.h"
 
 namespace gossamer {
@@ -33,17 +34,10 @@ void check_parts(const char* where, const at::Tensor& whole, const at::Tensor& p
 }  // namespace
 
 Dtype to_dtype(at::ScalarType type, const char* where) {
-  switch (type) {
-    case at::kFloat: return Dtype::f32;
-    case at::kDouble: return Dtype::f64;
-    case at::kHalf: return Dtype::f16;
-    case at::kBFloat16: return Dtype::bf16;
-    default: {
-      std::ostringstream message;
-      message << where << ": dtype must be float32, float64, float16 or bfloat16, got " << type;
-      throw PythonError(ErrorKind::codec, message.str());
-    }
-  }
+  if (const auto dtype = float_dtype(type)) return *dtype;
+  std::ostringstream message;
+  message << where << ": dtype must be float32, float64, float16 or bfloat16, got " << type;
+  throw PythonError(ErrorKind::codec, message.str());
 }
 
 uint64_t CodecChoice::key(uint64_t nonce, Phase phase, int rank) const {

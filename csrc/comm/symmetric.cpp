@@ -15,6 +15,7 @@
 #include "backend/gil.h"
 #include "device_kernels.h"
 #include "errors.h"
+#include "float_dtype.h"
 #include "observe/recorder.h"
 
 namespace gossamer {
@@ -24,16 +25,6 @@ constexpr int64_t kAlignmentBytes = 16;  // of what a rank sums, so that kernels
 constexpr int64_t kTextBytes = 400;      // of what a rank tells the others
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-std::optional<Dtype> summable(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat: return Dtype::f32;
-    case at::kDouble: return Dtype::f64;
-    case at::kHalf: return Dtype::f16;
-    case at::kBFloat16: return Dtype::bf16;
-    default: return std::nullopt;
-  }
-}
 
 class Done : public Pending {
  public:
@@ -141,7 +132,7 @@ PeerBlock* SymmetricCommunicator::find(const at::Tensor& x) {
 
 // Rank j alone reads and writes chunk j, of every rank's memory.
 bool SymmetricCommunicator::sum_in_place(const at::Tensor& x, double scale) {
-  const auto dtype = summable(x.scalar_type());
+  const auto dtype = float_dtype(x.scalar_type());
   if (!dtype || !x.is_contiguous()) return false;
   PeerBlock* block = find(x);
   if (block == nullptr) return false;

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "device_kernels.h"
+#include "float_dtype.h"
 
 namespace gossamer::named {
 
@@ -22,18 +23,8 @@ at::ScalarType dtype_of(const std::string& name) {
   raise(ErrorKind::comm, "negotiate: got the dtype '", name, "', which this rank's torch does not have");
 }
 
-std::optional<Dtype> flat_dtype(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat: return Dtype::f32;
-    case at::kDouble: return Dtype::f64;
-    case at::kHalf: return Dtype::f16;
-    case at::kBFloat16: return Dtype::bf16;
-    default: return std::nullopt;
-  }
-}
-
 std::string reduction_complaint(at::ScalarType type, Reduction op) {
-  const bool floats = flat_dtype(type).has_value();
+  const bool floats = float_dtype(type).has_value();
   const bool complex = type == at::kComplexFloat || type == at::kComplexDouble;
   const bool integers = at::isIntegralType(type, /*includeBool=*/true);
   if (!floats && !complex && !integers) {
@@ -65,7 +56,7 @@ double effective_factor(double factor, at::ScalarType type, const at::Device& de
 
 void scale(const at::Tensor& x, double factor) {
   if (factor == 1.0 || x.numel() == 0) return;
-  if (const auto dtype = flat_dtype(x.scalar_type())) {
+  if (const auto dtype = float_dtype(x.scalar_type())) {
     const double exact = effective_factor(factor, x.scalar_type(), x.device());
     return device_kernels(x.device().type()).scale(*dtype, x.data_ptr(), x.numel(), exact);
   }

@@ -4,17 +4,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <string>
 
-#include "base/dtype.h"
 #include "negotiate/request.h"
 
 namespace gossamer::named {
 
-std::string dtype_name(at::ScalarType type);           // "float32"
-at::ScalarType dtype_of(const std::string& name);      // throws Error(comm): it came from another rank
-std::optional<Dtype> flat_dtype(at::ScalarType type);  // of those that flat/ knows
+std::string dtype_name(at::ScalarType type);       // "float32"
+at::ScalarType dtype_of(const std::string& name);  // throws Error(comm): it came from another rank
 
 // Why no backend reduces it so; empty if one can, perhaps in another type's clothes.
 std::string reduction_complaint(at::ScalarType type, negotiate::Reduction op);

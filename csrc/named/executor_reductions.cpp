@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "device_kernels.h"
+#include "float_dtype.h"
 #include "named/adasum.h"
 #include "named/elements.h"
 #include "named/executor.h"
@@ -148,7 +149,7 @@ void Executor::allreduce_packed(C10dCommunicator& comm, Pieces& pieces) {
   const negotiate::Request& request = pieces.front().response->request;
   const auto type = pieces.front().input.scalar_type();
   const auto device = pieces.front().input.device();
-  const auto dtype = flat_dtype(type);
+  const auto dtype = float_dtype(type);
   std::vector<int64_t> lengths;
   std::vector<flat::Segment> segments;
   int64_t numel = 0;

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -62,6 +63,14 @@ def track(module: AnyBatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -
     unbiased = variance * count / (count - 1)
     for running, batch in ((module.running_mean, mean), (module.running_var, unbiased)):
         running.copy_(running.double() * (1 - share) + batch * share)
+
+
+def evaluate(module: AnyBatchNorm, x: Tensor) -> Tensor:
+    """x normalised by the module's running statistics, or by its own where the module keeps none. Changes nothing."""
+    unknown = module.running_mean is None
+    return F.batch_norm(
+        x, module.running_mean, module.running_var, module.weight, module.bias, unknown, 0.0, module.eps
+    )
 
 
 def normalise(

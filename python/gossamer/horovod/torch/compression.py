@@ -40,7 +40,14 @@ class NoneCompressor(Compressor):
         return tensor
 
 
-class FP16Compressor(Compressor):
+class _NarrowCompressor(Compressor):
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        """In the dtype that it had."""
+        return tensor if ctx is None else tensor.to(ctx)
+
+
+class FP16Compressor(_NarrowCompressor):
     """Floating-point tensors as float16; others as they are."""
 
     @staticmethod
@@ -48,24 +55,14 @@ class FP16Compressor(Compressor):
         """Rounded to float16; the context is the dtype."""
         return _narrow(tensor, torch.float16)
 
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """In the dtype that it had."""
-        return tensor if ctx is None else tensor.to(ctx)
 
-
-class BF16Compressor(Compressor):
+class BF16Compressor(_NarrowCompressor):
     """Floating-point tensors as bfloat16: float32's range, 8 bits of precision."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         """Rounded to bfloat16; the context is the dtype."""
         return _narrow(tensor, torch.bfloat16)
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """In the dtype that it had."""
-        return tensor if ctx is None else tensor.to(ctx)
 
 
 class GossamerCompressor(Compressor):

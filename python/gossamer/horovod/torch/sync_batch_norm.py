@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from gossamer import batchnorm
@@ -60,10 +59,7 @@ class SyncBatchNorm(AnyBatchNorm):
                 f"hvd.SyncBatchNorm: input must be [N, {self.num_features}, ...], got {list(x.shape)}"
             )
         if not self.training:
-            unknown = self.running_mean is None  # then a batch is normalised by itself
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, unknown, 0.0, self.eps
-            )
+            return batchnorm.evaluate(self, x)
         name = _name(self)
         native = self.process_set.native()
         moments = batchnorm.moments(x.detach())

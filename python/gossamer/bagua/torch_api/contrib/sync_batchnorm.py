@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gossamer import batchnorm
@@ -55,10 +54,7 @@ class SyncBatchNorm(AnyBatchNorm):
                 f"SyncBatchNorm: input must be [N, {self.num_features}, ...], got {list(x.shape)}."
             )
         if not self.training:
-            unknown = self.running_mean is None  # then a batch is normalised by itself
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, unknown, 0.0, self.eps
-            )
+            return batchnorm.evaluate(self, x)
         group = _torch_group(self.process_group)
         mean, variance, count = _joined_statistics(x.detach(), group)
         batchnorm.track(self, mean, variance, count)
