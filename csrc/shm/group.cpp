@@ -19,8 +19,6 @@ namespace gossamer::shm {
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(50);
-// Where ranks spin, a meeting costs less than a piece that falls out of the cores' caches.
-constexpr int64_t kSpinningRoundBytes = int64_t{64} << 10;  // of each rank
 constexpr int kSpinsBetweenYields = 200;
 // With more ranks than cores, a waiting rank gives its core to the next one a few times before it sleeps.
 constexpr int kYieldsBeforeSleep = 4;
@@ -81,8 +79,7 @@ Group::Group(Meeting meeting)
       hosts_(std::move(meeting.hosts)),
       host_(meeting.host),
       sockets_(std::move(meeting.sockets)),
-      spin_(header().cores >= layout_.size),
-      round_bytes_(spin_ ? std::min(kSegmentBytes, kSpinningRoundBytes * layout_.size) : kSegmentBytes) {
+      spin_(header().cores >= layout_.size) {
   slot(rank_).process = getpid();
   slot(rank_).process_space = process_space();
   set_presence(rank_, Presence::present);

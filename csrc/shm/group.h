@@ -31,8 +31,8 @@ class Group {
   // ---- rounds
   // Begins an operation: posts `call` for the first round. Throws if the group is broken.
   void begin(const Call& call, Deadline deadline);
-  // How much of a segment the collectives fill in one round; equal on all ranks.
-  int64_t round_bytes() const { return round_bytes_; }
+  // How much of a segment the collectives fill in one round.
+  static constexpr int64_t round_bytes() { return kSegmentBytes; }
   uint8_t* mine() { return segment(rank_, round_ & 1); }  // to write in this round
   const uint8_t* theirs(int peer) const {
     return segment(peer, (round_ + 1) & 1);
@@ -89,7 +89,6 @@ class Group {
   std::vector<Socket> sockets_;
   std::vector<uint64_t> watches_;
   bool spin_;
-  int64_t round_bytes_;
   uint64_t round_ = 0;
   Call call_;
   Deadline deadline_;

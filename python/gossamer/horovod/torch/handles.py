@@ -72,6 +72,8 @@ _live: dict[int, Pending] = {}
 class Handle(int):
     """The number of an operation, which lives as long as this; counted on over sessions, so that none is met again."""
 
+    __slots__ = ()
+
     def __del__(self) -> None:
         _live.pop(self, None)
 

@@ -50,20 +50,21 @@ def one(
     *,
     in_place: bool = False,
     pending: type[Pending] = Pending,
-    **options: Any,
+    op: int = Sum,
+    root: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    splits: list[int] | None = None,
 ) -> Handle:
     """Submits one operation. ValueError for what is wrong here; the other ranks learn it too."""
     native = process_set.collectives or process_set.native()
     if not isinstance(tensor, torch.Tensor):
         refuse(process_set, kind, [name], f"the argument must be a tensor, got {type(tensor).__name__}")
     try:
+        names = [f"{kind}.{name}" if name else ""]
+        # By place, not by name: this call is most of what a small operation costs.
         (operation,) = native.submit(
-            kind,
-            [tensor],
-            names=[f"{kind}.{name}" if name else ""],
-            in_place=in_place,
-            call_site=call_site(),
-            **options,
+            kind, [tensor], names, in_place, op, root, prescale, postscale, splits, None, call_site()
         )
     except CommError as error:
         raise HorovodInternalError(str(error)) from error
