@@ -31,9 +31,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Predicts each byte from those before it; forward(text[batch, context + 1]) is the mean loss in nats."""
 
-    def __init__(self, *, width: int = WIDTH, heads: int = HEADS, layers: int = LAYERS) -> None:
+    def __init__(
+        self, *, context: int = CONTEXT, width: int = WIDTH, heads: int = HEADS, layers: int = LAYERS
+    ) -> None:
         super().__init__()
-        self.byte, self.position = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
+        self.byte, self.position = nn.Embedding(256, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256))
 

@@ -82,7 +82,7 @@ def _bytes(name: str, ranks: Ranks, about: Mapping[str, Any], step_ms: float) ->
         "bytes_per_step": None if counted is None else round(counted),
         "bytes_by_kernel": round(kernel),
         "payload_by_kernel": round(payload),
-        "bytes_difference": short(kernel / counted - 1) if comparable and counted else None,
+        "bytes_difference": short(payload / counted - 1) if comparable and counted else None,
         "byte_limit_ms": short(limit_ms) if rests else None,
         "step_over_limit": short(step_ms / limit_ms) if rests else None,
     }

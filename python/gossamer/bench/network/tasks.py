@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gossamer.demo import data
-from gossamer.demo.model import CONTEXT, GPT
+from gossamer.demo.model import GPT
 from gossamer.errors import ConfigError
 
 Batch = tuple[Tensor, ...]
-_VALIDATION_ROWS = 128  # of text
+_CONTEXT = 16  # bytes of text in a row: a step takes a core 12 ms, and all hosts share this machine's cores
+_VALIDATION_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ def gpt() -> Task:
     train, validation = data.standard_library()
     return Task(
         "gpt",
-        lambda: GPT(width=256, heads=4, layers=3),
-        lambda seed, rows: (data.batch(train, seed=seed, rows=rows, context=CONTEXT),),
-        (data.batch(validation, seed=0, rows=_VALIDATION_ROWS, context=CONTEXT),),
+        lambda: GPT(context=_CONTEXT, width=256, heads=4, layers=3),
+        lambda seed, rows: (data.batch(train, seed=seed, rows=rows, context=_CONTEXT),),
+        (data.batch(validation, seed=0, rows=_VALIDATION_ROWS, context=_CONTEXT),),
         rows=1,
         lr=1e-3,
     )
