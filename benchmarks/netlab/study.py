@@ -33,12 +33,12 @@ TRAINED = ("ddp", "ddp_fp16_hook", "bytegrad", "int4", "onebit", "powersgd", *LO
 LEVELS = "ddp,gradient_allreduce,bytegrad,int4,hierarchical,hierarchical_bytegrad,hierarchical_int4"
 
 # Part -> arguments of the command. A part of losses runs a seed at a time; its steps end with a validation, so that who
-# learns as stock DDP does is there after as many.
+# learns as stock DDP does is there after as many. More of them, and the noise of small batches decides less.
 PARTS = {
     **{f"steps-{rate}": f"--rate {rate} --steps 10" for rate in ("50mbit", "100mbit", "1gbit")},
     "steps-cnn": f"--rate {RATE} --model cnn --steps 10",
     "hierarchy": f"--hosts 2 --ranks-per-host 2 --rate {RATE} --steps 10 --algorithms {LEVELS}",
-    "loss-gpt": f"--to-loss --rate {RATE} --steps 96 --algorithms {','.join(TRAINED)}",
+    "loss-gpt": f"--to-loss --rate {RATE} --steps 192 --algorithms {','.join(TRAINED)}",
     "loss-cnn": f"--to-loss --rate {RATE} --model cnn --steps 144 --algorithms {','.join(TRAINED)}",
 }
 
