@@ -84,7 +84,7 @@ def test_a_deterministic_run_has_the_bits_of_one_that_is_not_tuned():
         return len({size for size, _, _ in tuned.tuned.tried}), all(torch.equal(a, b) for a, b in pairs)
 
     for sizes, equal in run_ranks(3, body):
-        assert sizes > 1
+        assert sizes > 2
         assert equal
 
 

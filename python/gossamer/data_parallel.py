@@ -45,8 +45,8 @@ class DataParallel(nn.Module, Face):
             only the way between hosts is to be compressed; or Symmetric(group), where the ranks share one host and
             are to read each other's buckets in place. A process group lends its ranks, its kind of backend and
             its timeout: the model gets connections of its own, so all must wrap.
-        bucket_bytes: bytes of gradients that travel together; the first bucket holds `first_bucket_bytes`, each
-            next one twice as many, up to this. Defaults come from gossamer.config.
+        bucket_bytes: bytes of gradients that travel together; the first bucket holds `first_bucket_bytes`.
+            Defaults come from gossamer.config.
         broadcast: copy parameters and buffers (frozen ones too) from rank 0. False where ranks differ on purpose.
         autotune: True, or an Autotune: measure the first steps, at most 200, and go on with the bucket size and the
             codec of each bucket that took the least time; see `tuned`. Only for algorithms that average gradients.

@@ -101,11 +101,14 @@ class Buckets:
                 bucket.adopt_weights()
 
     def _plan(self, order: list[int], bucket_bytes: int) -> list[list[int]]:
+        firsts = self._first_bucket_bytes
+        if isinstance(firsts, int):
+            firsts = min(firsts, bucket_bytes)  # a tuner changes the other
         return plan_buckets(
             self._params,
             order,
             bucket_bytes=bucket_bytes,
-            first_bucket_bytes=self._first_bucket_bytes,
+            first_bucket_bytes=firsts,
             last=self._last,
             group_of=lambda index: self._algorithm.group_of(self._names[index], self._params[index]),
         )

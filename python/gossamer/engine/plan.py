@@ -3,7 +3,7 @@
 No memory and no hooks here; engine.py turns the plan into native buckets.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import chain, repeat
 
 from torch import Tensor
@@ -20,10 +20,9 @@ def plan_buckets(
 ) -> list[list[int]]:
     """Groups the parameters named by `order` into buckets, in the order in which they will be complete.
 
-    A bucket holds one dtype on one device and one group, and closes once it holds so many bytes: the first one
-    `first_bucket_bytes`, so that communication starts early, each next one twice as many up to `bucket_bytes`, so that
-    it is complete by the time a slow link has sent the ones before. Several `first_bucket_bytes` are those of as many
-    buckets; those after them hold `bucket_bytes`. Buckets are sorted by their last parameter.
+    A bucket holds one dtype on one device and one group, and closes once it holds `bucket_bytes` (the first one
+    `first_bucket_bytes`, so that communication starts early). Buckets are sorted by their last parameter.
+    Several `first_bucket_bytes` are those of as many buckets.
 
     Args:
         params: all parameters of the model.
@@ -34,11 +33,7 @@ def plan_buckets(
     Returns:
         Lists of indices into `params`.
     """
-    firsts = (
-        _doubled(first_bucket_bytes, bucket_bytes)
-        if isinstance(first_bucket_bytes, int)
-        else first_bucket_bytes
-    )
+    firsts = [first_bucket_bytes] if isinstance(first_bucket_bytes, int) else first_bucket_bytes
     limits = chain(firsts, repeat(bucket_bytes))
     limit = next(limits)
     open_buckets: dict[Hashable, list[int]] = {}
@@ -55,9 +50,3 @@ def plan_buckets(
             limit = next(limits)
     position = {index: (index in last, place) for place, index in enumerate(order)}
     return sorted(closed + list(open_buckets.values()), key=lambda bucket: position[bucket[-1]])
-
-
-def _doubled(size: int, end: int) -> Iterator[int]:
-    while size < end:
-        yield size
-        size *= 2

@@ -102,7 +102,7 @@ def buckets_of(problem: Problem, algorithm: Algorithm | None, ranks: int) -> lis
         problem.parameters,
         order,
         bucket_bytes=problem.bucket_bytes,
-        first_bucket_bytes=problem.first_bucket_bytes if algorithm else (problem.first_bucket_bytes,),
+        first_bucket_bytes=min(problem.first_bucket_bytes, problem.bucket_bytes),
         group_of=lambda i: algorithm.group_of(problem.names[i], problem.parameters[i]) if algorithm else None,
     )
     until: dict[int, float] = {}

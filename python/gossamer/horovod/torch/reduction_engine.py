@@ -75,7 +75,7 @@ class EngineReduction:
                 comm=comm,
                 control=control,
                 bucket_bytes=size,
-                first_bucket_bytes=settings.first_bucket_bytes,
+                first_bucket_bytes=min(size, settings.first_bucket_bytes),
                 broadcast=False,
                 stall=basics.stall_limits(),
             )
