@@ -41,6 +41,12 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    yield
+    ranks.let_go()
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", ranks.BACKENDS, indirect=True)

@@ -101,8 +101,13 @@ def run_threads(
 
 
 def keep_alive(backends: list[Any]) -> None:
-    """A backend's destructor joins threads that may wait for the GIL, so backends live as long as the process."""
+    """Until the test ends, when no thread of theirs is at work: one that let go of the last would join itself."""
     _backends.extend(backends)
+
+
+def let_go() -> None:
+    """Ends the groups of a test: the idle threads of hundreds of them wake often enough to take a whole core."""
+    _backends.clear()
 
 
 def run_job(script: str, size: int, folder: Path, *arguments: str) -> str:

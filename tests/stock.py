@@ -25,7 +25,7 @@ def run_beside(size, body, **options):
 def gloo_group(store, rank, size):
     """A process group that torch's global list does not know, so that ranks can be threads.
 
-    It lives as long as the process: what hooks leave behind on its own thread may hold the last reference to it.
+    It lives as long as its test: what hooks leave behind on its own thread may hold the last reference to it.
     """
     store = dist.PrefixStore("stock", store)
     group = dist.ProcessGroup(store, rank, size)
