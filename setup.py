@@ -1,7 +1,8 @@
 """Builds gossamer._C against the installed torch. Metadata lives in pyproject.toml.
 
 Torch-free folders are compiled without torch's include directories (a stray torch header fails the build),
-and the instruction-set files with their own flags; each such group is one incremental ninja run.
+and the instruction-set files with their own flags; each such group is one incremental ninja run. The other
+files read torch's headers from one precompiled header.
 GOSSAMER_BUILD_CUDA=auto|0|1 chooses CUDA: auto builds it when torch has CUDA and nvcc is found.
 """
 
@@ -19,6 +20,7 @@ from setuptools import setup
 ROOT = Path(__file__).parent.resolve()
 TORCH_FREE_FOLDERS = ("adasum", "base", "codec", "flat", "negotiate", "observe", "optim", "shm")
 TORCH_FOLDERS = ("backend", "comm", "collectives", "engine", "named")
+PRECOMPILED = "csrc/precompiled.h"
 CXX_FLAGS = ["-O3", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-fvisibility=hidden"]
 NVCC_FLAGS = ["-O3", "--fmad=false", "-Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-ffp-contract=off"]
 INSTRUCTION_SETS = {  # such a file of any folder: the flags it alone gets
@@ -151,7 +153,24 @@ class BuildGossamer(BuildExtension):
             )
         ext.sources = groups["torch"]
         ext.extra_objects = objects
+        ext.extra_compile_args["cxx"] += self.precompile(ext)
         super().build_extension(ext)
+
+    def precompile(self, ext) -> list[str]:
+        """Compiles PRECOMPILED with the flags of the torch group; returns the flags that make a file use it."""
+        self.compiler.src_extensions.append(".h")
+        (compiled,) = self.compiler.compile(
+            [PRECOMPILED],
+            output_dir=str(Path(self.build_temp) / "precompiled"),
+            macros=ext.define_macros,
+            include_dirs=ext.include_dirs,
+            extra_postargs=ext.extra_compile_args,
+        )
+        header = Path(self.build_temp) / "precompiled" / Path(PRECOMPILED).name
+        linked = header.with_name(f"{header.name}.gch")  # the name under which -include finds it
+        linked.unlink(missing_ok=True)
+        linked.symlink_to(compiled)
+        return ["-Winvalid-pch", f"-include{header}"]
 
 
 def extension():

@@ -20,6 +20,9 @@ FILES = {
         #if defined(__AVX2__) || defined(__AVX512F__)
         #error "instruction-set flags leaked into a plain file"
         #endif
+        #ifdef PRECOMPILED
+        #error "torch's precompiled headers leaked into a Torch-free file"
+        #endif
         #if __has_include(<torch/torch.h>) || __has_include(<c10/core/Device.h>)
         #error "torch's headers are visible to a Torch-free file"
         #endif
@@ -36,7 +39,11 @@ FILES = {
         #include "codec/parts.h"
         int avx512() { return 4 * __AVX512F__ * __AVX512BW__ * __AVX512DQ__ * __AVX512VL__; }
     """,
+    "csrc/precompiled.h": "#include <c10/core/Device.h>\n#define PRECOMPILED 1\n",
     "csrc/module.cpp": """
+        #ifndef PRECOMPILED
+        #error "a file with torch headers does not get the precompiled ones"
+        #endif
         #include <c10/core/Device.h>
         #include <pybind11/pybind11.h>
         #include "codec/parts.h"
