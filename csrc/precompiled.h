@@ -2,5 +2,5 @@
 // such a file's compile time is theirs. Nothing of ours belongs here: each file still includes what it uses.
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
