@@ -40,11 +40,14 @@ class _Step:
 
     def run(self, job: Job, ready: float) -> None:
         cpu_s = job.cpu_s * self.slower
-        wire_s = 2 * job.cost.sent / self.problem.speeds.wire * self.slower  # out and in
         begin = max(self.free, ready + self.stolen)
-        self.free = begin + cpu_s + max(job.cost.seconds, wire_s)
+        self.free = begin + cpu_s
+        for cost in (job.cost, job.inside):
+            wire_s = 2 * cost.sent / self.problem.speeds.wire * self.slower  # out and in
+            self.free += max(cost.seconds, wire_s)
+            self.stolen += wire_s * self.taken
         self.busy += self.free - begin
-        self.stolen += (cpu_s + wire_s) * self.taken
+        self.stolen += cpu_s * self.taken
 
     @property
     def computed(self) -> float:
@@ -96,5 +99,5 @@ def total(jobs: Sequence[Job]) -> Cost:
     """What all of them send."""
     cost = Cost()
     for job in jobs:
-        cost += job.cost
+        cost += job.cost + job.inside
     return cost

@@ -33,11 +33,15 @@ _COUNTERS = 5  # bytes of an agreement beside one for each parameter
 
 @dataclass(frozen=True)
 class Job:
-    """One task of the worker: `cpu_s` of its own, then `cost` on the network. `done`: of the backward, before it."""
+    """One task of the worker: `cpu_s` of its own, then `cost` on the network. `done`: of the backward, before it.
+
+    inside: what moves within the host before and after, while the link between hosts waits.
+    """
 
     cost: Cost
     cpu_s: float = 0.0
     done: float = 0.0
+    inside: Cost = field(default_factory=Cost)
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ class _Traffic:
         nbytes = padded * bucket.dtype.itemsize
         cost, coding_s = self.two_shot(inter, shard, bucket.dtype, codec)
         inside = intra.reduce_scatter(nbytes) + intra.all_gather(nbytes // intra.size)
-        return Job(cost + inside, cpu_s + coding_s + 3 * nbytes / self.speeds.memory, done)
+        return Job(cost, cpu_s + coding_s + 3 * nbytes / self.speeds.memory, done, inside)
 
     def _codec_of(self, algorithm: GradientAllReduce, bucket: PlannedBucket) -> Codec | None:
         position = bucket.positions[0]
