@@ -1,5 +1,6 @@
 # The planner's arithmetic: the limits of its model, made-up models, and the advice. Nothing is sent and nothing timed.
 
+import dataclasses
 import math
 
 import pytest
@@ -102,6 +103,16 @@ def test_a_hierarchy_halves_what_leaves_a_host() -> None:
     flat, by_hosts = (predict(gpt(), network, name) for name in ("bytegrad", "hierarchical_bytegrad"))
     assert by_hosts.bytes_across == pytest.approx(flat.bytes_across * 2 / 3.5, rel=0.01)
     assert by_hosts.step_s < flat.step_s
+
+
+def test_what_moves_inside_a_host_takes_time_beside_that_of_the_link() -> None:
+    speeds = [dataclasses.replace(planner.speeds.CPU, wire=wire) for wire in (math.inf, 1e8)]
+    quick, slow = (
+        predict(gpt(compute_s=0.0, speeds=each), Network(4, 2, 100 * MBIT), "hierarchical_bytegrad")
+        for each in speeds
+    )
+    inside = 4 * 3e6  # half of the gradients twice
+    assert slow.step_s - quick.step_s == pytest.approx(2 * inside / 1e8, rel=0.05)
 
 
 @pytest.mark.parametrize("count", [1, 1000, 49_999, 2_600_000, 1_200_000_000, 175_000_000_000])
