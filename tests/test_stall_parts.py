@@ -271,3 +271,43 @@ def test_a_watch_that_fails_ends_with_a_word_and_the_others_go_on(caplog) -> Non
     assert (
         sum("the stall watch of a model has failed" in record.getMessage() for record in caplog.records) >= 1
     )
+
+
+_COLLECTS_ANYWHERE = """
+import gc, threading, time
+from gossamer.observe import stall_text
+
+class Dropped:
+    def __init__(self):
+        self.own = self
+    def __del__(self):
+        time.sleep(0.0001)  # without the GIL, as a wait for a thread is
+        Dropped()
+
+def start_and_end():
+    while going:
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+
+going = True
+busy = threading.Thread(target=start_and_end)
+busy.start()
+Dropped()
+gc.set_threshold(1)
+for _ in range(300):
+    assert "start_and_end" in stall_text.place_of(busy.ident) or "threading.py" in stall_text.place_of(busy.ident)
+    assert gc.isenabled()
+gc.disable()
+stall_text.stack_of(busy.ident)
+assert not gc.isenabled()
+going = False
+busy.join()
+print("whole")
+"""
+
+
+def test_a_look_at_a_thread_does_not_stop_the_process_when_it_collects() -> None:
+    command = [sys.executable, "-c", _COLLECTS_ANYWHERE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "whole\n", done.stderr

@@ -2,6 +2,7 @@
 # has become of a rank that has not come. Measures nothing and talks to nobody.
 """How a stall is told."""
 
+import gc
 import os
 import socket
 import sys
@@ -59,7 +60,7 @@ def named_report(stalled: Iterable[Any]) -> str:
 
 def place_of(thread: int) -> str:
     """`file:line in function` of the innermost call of a thread that is neither this package's nor torch's."""
-    frame: FrameType | None = sys._current_frames().get(thread)
+    frame = _frame_of(thread)
     if frame is None:
         return "in no Python code"
     innermost = frame
@@ -71,10 +72,23 @@ def place_of(thread: int) -> str:
 
 def stack_of(thread: int) -> str:
     """The innermost calls of a thread, as a traceback shows them."""
-    frame = sys._current_frames().get(thread)
+    frame = _frame_of(thread)
     if frame is None:
         return "  it runs no Python code"
     return "".join(traceback.format_stack(frame)[-_STACK:]).rstrip()
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    # Before Python 3.12 a collection may begin inside _current_frames(), under the lock of the list of threads. A
+    # finalizer that lets go of the GIL there, for a thread that ends, stops the process for good (CPython gh-106883).
+    collects = sys.version_info < (3, 12) and gc.isenabled()
+    if collects:
+        gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if collects:
+            gc.enable()
 
 
 @cache
