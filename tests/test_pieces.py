@@ -6,8 +6,10 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
 import gossamer as gs
+from models import seeded
 from ranks import choose_backend, run_ranks
 
 CODECS = {
@@ -116,3 +118,52 @@ def test_who_waits_for_one_that_lives_learns_that_another_has_failed():
     assert isinstance(error, gs.CommError)
     assert "exchange of 40 bytes failed on rank 0/3: another rank of this group has failed" in str(error)
     assert second is None
+
+
+def stack():
+    return nn.Sequential(*(nn.Linear(800, 800, bias=False) for _ in range(3)))
+
+
+def train(comm, fails=()):
+    """The gradients of three steps, a bucket a layer; a rank of `fails` ends before the last, as if it had crashed."""
+    model = seeded(stack)
+    size = 800 * 800 * 4
+    algorithm = gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.Int4()))
+    wrapped = gs.DataParallel(
+        model, algorithm=algorithm, process_group=comm, bucket_bytes=size, first_bucket_bytes=size
+    )
+    seen = []
+    for step in range(3):
+        if comm.rank in fails and step == 2:
+            wrapped.close()
+            comm.announce_failure()
+            raise RuntimeError("of this rank")
+        model.zero_grad()
+        x = torch.randn(8, 800, generator=torch.Generator().manual_seed(10 * step + comm.rank))
+        wrapped(x).square().mean().backward()
+        seen += [layer.weight.grad.clone() for layer in model]
+    wrapped.close()
+    return seen
+
+
+def in_pieces(comm, **kwargs):
+    make_slow(comm)
+    return train(comm, **kwargs)
+
+
+def test_training_in_pieces_has_the_gradients_of_training_in_whole_rows():
+    choose_backend("gossamer")  # never in pieces
+    try:
+        whole = run_ranks(3, train)
+    finally:
+        choose_backend("gloo")
+    for expected, mine in zip(whole, run_ranks(3, in_pieces), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(expected, mine, strict=True))
+
+
+def test_a_rank_that_fails_while_others_train_in_pieces_is_an_error_on_them():
+    first, second, failed = run_ranks(3, lambda comm: in_pieces(comm, fails={2}), errors=True)
+    assert str(failed) == "of this rank"
+    for error in (first, second):
+        assert isinstance(error, gs.CommError)
+        assert "another rank of this group has failed" in str(error)
