@@ -2,6 +2,7 @@
 # Ranks as threads, the default way to test collectives, are in ranks.py.
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +32,12 @@ LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 settings.register_profile("gossamer", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("gossamer")
 torch.set_num_threads(1)
+
+# nohup, and a shell that runs a command in the background, have it and its children ignore these, which tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

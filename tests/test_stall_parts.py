@@ -248,12 +248,6 @@ def test_what_an_engine_does_is_one_wait_for_each_bucket_and_task() -> None:
     ]
 
 
-def test_many_ranks_are_named_by_the_first_and_their_number() -> None:
-    assert stall_text.name_ranks([4]) == "rank 4"
-    assert stall_text.name_ranks([2, 0]) == "ranks 0, 2"
-    assert stall_text.name_ranks(range(100)).endswith(" 11 and 88 more")
-
-
 def test_a_watch_that_fails_ends_with_a_word_and_the_others_go_on(caplog) -> None:
     class Broken(Stuck):
         def activity(self):
@@ -271,43 +265,3 @@ def test_a_watch_that_fails_ends_with_a_word_and_the_others_go_on(caplog) -> Non
     assert (
         sum("the stall watch of a model has failed" in record.getMessage() for record in caplog.records) >= 1
     )
-
-
-_COLLECTS_ANYWHERE = """
-import gc, threading, time
-from gossamer.observe import stall_text
-
-class Dropped:
-    def __init__(self):
-        self.own = self
-    def __del__(self):
-        time.sleep(0.0001)  # without the GIL, as a wait for a thread is
-        Dropped()
-
-def start_and_end():
-    while going:
-        thread = threading.Thread(target=int)
-        thread.start()
-        thread.join()
-
-going = True
-busy = threading.Thread(target=start_and_end)
-busy.start()
-Dropped()
-gc.set_threshold(1)
-for _ in range(300):
-    assert "start_and_end" in stall_text.place_of(busy.ident) or "threading.py" in stall_text.place_of(busy.ident)
-    assert gc.isenabled()
-gc.disable()
-stall_text.stack_of(busy.ident)
-assert not gc.isenabled()
-going = False
-busy.join()
-print("whole")
-"""
-
-
-def test_a_look_at_a_thread_does_not_stop_the_process_when_it_collects() -> None:
-    command = [sys.executable, "-c", _COLLECTS_ANYWHERE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout == "whole\n", done.stderr
