@@ -7,6 +7,8 @@
 namespace gossamer::negotiate {
 namespace {
 
+constexpr size_t kUsual = 256;  // bytes of a message, more than most have
+
 template <class Archive, class T>
 void visit(Archive& archive, T& value) {
   using Type = std::remove_const_t<T>;
@@ -129,7 +131,9 @@ Message read(size_t type, Reader& reader) {
 }  // namespace
 
 Bytes encode(const Message& message) {
-  Bytes bytes{static_cast<uint8_t>(message.index())};
+  Bytes bytes;
+  bytes.reserve(kUsual);
+  bytes.push_back(static_cast<uint8_t>(message.index()));
   Writer writer(bytes);
   std::visit([&](const auto& content) { writer(content); }, message);
   return bytes;
