@@ -39,6 +39,15 @@ def make_slow(comm):
     assert comm.piece_bytes > 0
 
 
+def run_in_whole_rows(body):
+    """On three ranks of the backend that never sends in pieces."""
+    choose_backend("gossamer")
+    try:
+        return run_ranks(3, body)
+    finally:
+        choose_backend("gloo")
+
+
 def results(comm, numel, dtype):
     """What each codec makes of the same values; with feedback, over three steps, and what is left out then."""
     every = {}
@@ -62,11 +71,7 @@ def test_pieces_change_no_bit(numel, dtype):
         make_slow(comm)
         return results(comm, numel, dtype)
 
-    choose_backend("gossamer")  # never in pieces
-    try:
-        whole = run_ranks(3, lambda comm: results(comm, numel, dtype))
-    finally:
-        choose_backend("gloo")
+    whole = run_in_whole_rows(lambda comm: results(comm, numel, dtype))
     for expected, got in zip(whole, run_ranks(3, in_pieces), strict=True):
         assert {name for name in expected if not torch.equal(expected[name], got[name])} == set()
 
@@ -152,11 +157,7 @@ def in_pieces(comm, **kwargs):
 
 
 def test_training_in_pieces_has_the_gradients_of_training_in_whole_rows():
-    choose_backend("gossamer")  # never in pieces
-    try:
-        whole = run_ranks(3, train)
-    finally:
-        choose_backend("gloo")
+    whole = run_in_whole_rows(train)
     for expected, mine in zip(whole, run_ranks(3, in_pieces), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(expected, mine, strict=True))
 
