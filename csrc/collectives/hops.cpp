@@ -81,21 +81,45 @@ void Hops::meet() {
   flight.posted();
 }
 
-// The rows for the next rank, of all pieces, then those for the one after it, and so on: where all send to all at once,
-// several send to one, and the links of the others have nothing to do. Between two ranks too, as Gloo's all-to-all tells
-// late that this rank receives; see Communicator::exchange.
+// A rank sends one row after the other: in the first hop the rows for the next rank, of all pieces, then those for the one
+// after it, and so on; in the second, along a ring, its own row, then what came from the rank before. Where all send to all
+// at once, several send to one, and the links of the others have nothing to do. Between two ranks too, as Gloo's
+// collectives tell late that this rank receives; see Communicator::exchange.
+bool Hops::may_send(size_t item) const {
+  const size_t count = pieces_.size(), turn = item / count, piece = item % count;
+  const size_t turns = hop_items() / count;
+  if (turn < turns) return piece < posted_;
+  return turn == turns ? piece < shared_ : item - count < arrived_;  // what is passed on has come a turn ago
+}
+
 void Hops::send_next() {
   const size_t count = pieces_.size();
   const int size = comm_.size(), rank = comm_.rank();
-  while (flying_.size() < kRowsInFlight && sent_ < count * (size - 1) && sent_ % count < posted_) {
+  while (flying_.size() < kRowsInFlight && sent_ < 2 * hop_items() && may_send(sent_)) {
     const Piece& piece = pieces_[sent_ % count];
-    const int turn = 1 + static_cast<int>(sent_ / count);
-    const int to = (rank + turn) % size, from = (rank + size - turn) % size;
+    const int turn = static_cast<int>(sent_ % hop_items() / count);
     const auto row = [&](const at::Tensor& memory, int of) {
-      return rows_of(memory, piece).narrow(0, of * piece.row_bytes, piece.row_bytes);
+      return rows_of(memory, piece).narrow(0, (of + size) % size * piece.row_bytes, piece.row_bytes);
     };
-    flying_.push_back(comm_.exchange({{row(receiving_, from), row(sending_, to), to, from}}));
+    if (sent_ < hop_items()) {
+      const int to = (rank + 1 + turn) % size, from = (rank + size - 1 - turn) % size;
+      flying_.push_back(comm_.exchange({{row(receiving_, from), row(sending_, to), to, from}}));
+    } else {
+      const int to = (rank + 1) % size, from = (rank + size - 1) % size;
+      const at::Tensor incoming = row(sending_, rank - 1 - turn), outgoing = row(sending_, rank - turn);
+      flying_.push_back(comm_.exchange({{incoming, outgoing, to, from}}));
+    }
     ++sent_;
+  }
+}
+
+// Until the last turn of a hop has brought this piece.
+void Hops::wait_for(const Piece& piece, size_t items) {
+  while (arrived_ <= items - pieces_.size() + number(piece)) {
+    flying_.front()->wait();
+    flying_.pop_front();
+    ++arrived_;
+    send_next();
   }
 }
 
@@ -115,12 +139,10 @@ codec::WireRows Hops::swap(const Piece& piece) {
     meet();
     return rows_at(comm_.rank() * piece.row_bytes);
   }
-  if (!in_turns()) pending(piece)->wait();
-  while (in_turns() && arrived_ <= pieces_.size() * (comm_.size() - 2) + number(piece)) {
-    flying_.front()->wait();
-    flying_.pop_front();
-    ++arrived_;
-    send_next();
+  if (in_turns()) {
+    wait_for(piece, hop_items());
+  } else {
+    pending(piece)->wait();
   }
   return bytes_of(receiving_) + piece.offset;
 }
@@ -132,6 +154,10 @@ uint8_t* Hops::own(const Piece& piece) const {
 
 void Hops::share(const Piece& piece) {
   if (peers_.block != nullptr) return;
+  if (in_turns()) {
+    ++shared_;
+    return send_next();
+  }
   const at::Tensor rows = rows_of(sending_, piece);
   pending(piece) = comm_.all_gather(rows, rows.narrow(0, comm_.rank() * piece.row_bytes, piece.row_bytes));
 }
@@ -141,7 +167,11 @@ codec::WireRows Hops::gather(const Piece& piece) {
     meet();
     return rows_at(peers_.for_all);
   }
-  pending(piece)->wait();
+  if (in_turns()) {
+    wait_for(piece, 2 * hop_items());
+  } else {
+    pending(piece)->wait();
+  }
   return send(piece);
 }
 

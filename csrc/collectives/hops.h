@@ -45,7 +45,10 @@ class Hops {
   PendingPtr& pending(const Piece& piece);
   size_t number(const Piece& piece) const { return static_cast<size_t>(&piece - pieces_.data()); }
   bool in_turns() const { return pieces_.size() > 1; }
+  size_t hop_items() const { return pieces_.size() * static_cast<size_t>(comm_.size() - 1); }
+  bool may_send(size_t item) const;
   void send_next();
+  void wait_for(const Piece& piece, size_t items);
   at::Tensor rows_of(const at::Tensor& memory, const Piece& piece) const;
 
   Communicator& comm_;
@@ -53,8 +56,8 @@ class Hops {
   bool in_place_ = false;
   std::vector<Piece> pieces_;
   std::vector<PendingPtr> pending_;  // of the hop that is under way, a piece each
-  // Of the first hop in pieces, see send_next(): rows in the order in which they are sent.
-  size_t posted_ = 0;  // pieces
+  // Of both hops in pieces, see send_next(): rows in the order in which they are sent.
+  size_t posted_ = 0, shared_ = 0;  // pieces
   size_t sent_ = 0, arrived_ = 0;
   std::deque<PendingPtr> flying_;
   at::Tensor sending_, receiving_;  // without peer memory
