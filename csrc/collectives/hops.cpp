@@ -11,8 +11,8 @@ namespace gossamer {
 namespace {
 
 constexpr int64_t kMostPieces = 32;
-constexpr size_t kRowsInFlight = 8;
-constexpr int64_t kLeastBlock = 64;  // elements; a row's begin on the wire is aligned anyway
+constexpr size_t kRowsInFlight = 24;  // rows of 3 ms (see C10dCommunicator::rows): longer than a round trip
+constexpr int64_t kLeastBlock = 64;   // elements; a row's begin on the wire is aligned anyway
 
 std::vector<Hops::Piece> cut(const codec::Spec& spec, int64_t chunk, int64_t ranks, int64_t piece_bytes) {
   const int64_t row_bytes = codec::row_bytes(spec, chunk);
