@@ -19,6 +19,7 @@ from gossamer.algorithms import (
     LocalSGD,
     LowPrecisionDecentralized,
     PowerSGD,
+    ZeroOneAdam,
 )
 from gossamer.algorithms.qadam import AdamAlgorithm
 from gossamer.codec import Codec, ErrorFeedback, Identity
@@ -28,6 +29,7 @@ from gossamer.planner.problem import PlannedBucket, Problem, buckets_of
 from gossamer.topology import Topology
 
 _ROUNDS, _RANKS = 64, 256  # of a topology that are looked at; a longer schedule's others are like these
+_ZERO_ONE_PASSES = 10  # of 0/1 Adam over its updates, its variance, anchor and weights, when it synchronises
 _COUNTERS = 5  # bytes of an agreement beside one for each parameter
 
 
@@ -110,7 +112,8 @@ class _Traffic:
         )
 
     def adam(self, algorithm: AdamAlgorithm) -> Traffic:
-        jobs = [self.mean(bucket, algorithm.codec) for bucket in self.buckets]
+        passes = _ZERO_ONE_PASSES if isinstance(algorithm, ZeroOneAdam) else 0
+        jobs = [self.mean(bucket, algorithm.codec, passes=passes) for bucket in self.buckets]
         return Traffic(in_backward=self._finite(), after=jobs, agreement=self.agreement)
 
     def powersgd(self, algorithm: PowerSGD) -> Traffic:

@@ -20,6 +20,7 @@ from gossamer.netlab import DEVICE, Counters
 
 ALONE = "alone, "  # before the optimizer's name: a step without communication
 PER_TURN = 2
+_PER_TURN_OF_ASYNC = 8 * PERIOD  # several of its rounds, which are counted when they are handed over
 _FIRST_STEPS = 3  # buckets are planned, warm-ups end, connections are up
 
 
@@ -46,6 +47,8 @@ class Timed:
         self.turns = Turns()
         self.period = 1 if self.variant is None else self.variant.period
         self.steps = PER_TURN if self.period == 1 else self.period
+        if name == "async":
+            self.steps = _PER_TURN_OF_ASYNC
 
     def begin(self) -> None:
         """The first steps, not timed: up to the middle of a period, so that no transfer lies between two turns."""
