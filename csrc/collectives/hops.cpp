@@ -81,15 +81,15 @@ void Hops::meet() {
   flight.posted();
 }
 
-// A rank sends one row after the other: in the first hop the rows for the next rank, of all pieces, then those for the one
-// after it, and so on; in the second, along a ring, its own row, then what came from the rank before. Where all send to all
-// at once, several send to one, and the links of the others have nothing to do. Between two ranks too, as Gloo's
+// A rank sends one row after the other: in the first hop the rows for the next rank, of all pieces, then those for the
+// one after it, and so on; in the second, along a ring, its own row, then what came from the rank before. Where all send
+// to all at once, several send to one, and the links of the others have nothing to do. Between two ranks too, as Gloo's
 // collectives tell late that this rank receives; see Communicator::exchange.
 bool Hops::may_send(size_t item) const {
-  const size_t count = pieces_.size(), turn = item / count, piece = item % count;
-  const size_t turns = hop_items() / count;
-  if (turn < turns) return piece < posted_;
-  return turn == turns ? piece < shared_ : item - count < arrived_;  // what is passed on has come a turn ago
+  const size_t count = pieces_.size(), piece = item % count;
+  if (item < hop_items()) return piece < posted_;
+  if (item < hop_items() + count) return piece < shared_;
+  return item - count < arrived_;  // what is passed on has come a turn ago
 }
 
 void Hops::send_next() {
@@ -97,24 +97,23 @@ void Hops::send_next() {
   const int size = comm_.size(), rank = comm_.rank();
   while (flying_.size() < kRowsInFlight && sent_ < 2 * hop_items() && may_send(sent_)) {
     const Piece& piece = pieces_[sent_ % count];
-    const int turn = static_cast<int>(sent_ % hop_items() / count);
     const auto row = [&](const at::Tensor& memory, int of) {
-      return rows_of(memory, piece).narrow(0, (of + size) % size * piece.row_bytes, piece.row_bytes);
+      return rows_of(memory, piece).narrow(0, of * piece.row_bytes, piece.row_bytes);
     };
-    if (sent_ < hop_items()) {
-      const int to = (rank + 1 + turn) % size, from = (rank + size - 1 - turn) % size;
-      flying_.push_back(comm_.exchange({{row(receiving_, from), row(sending_, to), to, from}}));
-    } else {
-      const int to = (rank + 1) % size, from = (rank + size - 1) % size;
-      const at::Tensor incoming = row(sending_, rank - 1 - turn), outgoing = row(sending_, rank - turn);
-      flying_.push_back(comm_.exchange({{incoming, outgoing, to, from}}));
-    }
+    const bool first = sent_ < hop_items();
+    const int turn = 1 + static_cast<int>(sent_ % hop_items() / count);
+    const int apart = first ? turn : 1;
+    const int to = (rank + apart) % size, from = (rank + size - apart) % size;
+    const int comes = (rank + size - turn) % size, goes = first ? to : (comes + 1) % size;
+    flying_.push_back(
+        comm_.exchange({{row(first ? receiving_ : sending_, comes), row(sending_, goes), to, from}}));
     ++sent_;
   }
 }
 
-// Until the last turn of a hop has brought this piece.
+// Until this piece is here. In turns: until the last turn of a hop has brought it, the hop that ends after `items`.
 void Hops::wait_for(const Piece& piece, size_t items) {
+  if (!in_turns()) return pending(piece)->wait();
   while (arrived_ <= items - pieces_.size() + number(piece)) {
     flying_.front()->wait();
     flying_.pop_front();
@@ -139,11 +138,7 @@ codec::WireRows Hops::swap(const Piece& piece) {
     meet();
     return rows_at(comm_.rank() * piece.row_bytes);
   }
-  if (in_turns()) {
-    wait_for(piece, hop_items());
-  } else {
-    pending(piece)->wait();
-  }
+  wait_for(piece, hop_items());
   return bytes_of(receiving_) + piece.offset;
 }
 
@@ -167,11 +162,7 @@ codec::WireRows Hops::gather(const Piece& piece) {
     meet();
     return rows_at(peers_.for_all);
   }
-  if (in_turns()) {
-    wait_for(piece, 2 * hop_items());
-  } else {
-    pending(piece)->wait();
-  }
+  wait_for(piece, 2 * hop_items());
   return send(piece);
 }
 

@@ -20,9 +20,8 @@ from gossamer.errors import ConfigError, GossamerError
 from gossamer.netlab.hosts import DEVICE, Hosts
 
 PORT = 29500  # of the store on host 0: the namespace is new, so nothing else has it
-_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}.get(
-    platform.machine()
-)  # the system call, which Python has not
+# The number of the system call, for which Python has no function.
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
 _SLICE_NS = 100_000
 _POLL_S = 0.05
 _TAIL = 4000
@@ -55,8 +54,8 @@ def run_on_hosts(
     MASTER_PORT), GLOO_SOCKET_IFNAME, and OMP_NUM_THREADS such that all ranks share this machine's cores evenly; the
     rest of the environment is the caller's. Each rank stays on its share of the cores, as hosts do not take each
     other's; where there are fewer cores than ranks, several have one, and take turns of 0.1 ms on it (from Linux 6.12
-    on; before, of some ms): what comes in for a host does not wait for another's computing. Ranks of host 0 come first.
-    They share the file system.
+    on, x86 and ARM; else of some ms): what comes in for a host does not wait for another's computing. Ranks of host 0
+    come first. They share the file system.
 
     Args:
         hosts: their number, and then they are removed afterwards; or the `Hosts` that are there.
