@@ -12,15 +12,16 @@ import torch.distributed as dist
 from torch import nn
 import gossamer as gs
 
-lines = []
+lines, told = [], {}
 class Keep(logging.Handler):
     def emit(self, record):
         lines.append(f"{record.levelname} {record.getMessage()}")
+        if "rank 1 is at " in lines[-1]:
+            store.set(f"{len(told)} told on {rank}", "")
 logging.getLogger("gossamer").addHandler(Keep())
 rank, size, port = (int(text) for text in sys.argv[1:])
 store = dist.TCPStore("127.0.0.1", port, is_master=False)
 dist.init_process_group("gossamer", store=store, rank=rank, world_size=size)
-told = {}
 
 def has_told(name, text):
     until = time.monotonic() + 10
@@ -32,6 +33,12 @@ def has_told(name, text):
 def oversleep(seconds):
     time.sleep(seconds)
 
+def oversleep_until_told():
+    others = [f"{len(told)} told on {peer}" for peer in (0, 2)]
+    until = time.monotonic() + 20
+    while not (store.check(others) and any("waited for by" in line for line in lines)) and time.monotonic() < until:
+        oversleep(0.5)
+
 def wrapped(face, **arguments):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -42,7 +49,7 @@ def train(model, optimizer, steps, late=None):
         optimizer.zero_grad()
         loss = model(torch.randn(3, 4)).square().sum()
         if step == late and rank == 1:
-            oversleep(2.0)
+            oversleep_until_told()
         loss.backward()
         optimizer.step()
 """
@@ -58,7 +65,7 @@ has_told("backward", mine)
 ddp, optimizer = wrapped(gs.DistributedDataParallel)
 train(ddp, optimizer, 1)
 if rank == 1:
-    oversleep(2.0)
+    oversleep_until_told()
 train(ddp, optimizer, 1)
 has_told("forward", mine)
 
