@@ -48,7 +48,7 @@ Hops::Hops(Communicator& comm, Scratch& scratch, at::Device device, const CodecC
     : comm_(comm), peers_(comm.peer_rows(codec::row_bytes(spec, chunk))) {
   // Statistics of a row are of all of it, and random numbers go by an element's place in it.
   const bool divisible = !codec::has_row_statistics(spec) && !codec.stochastic;
-  const bool one = peers_.block != nullptr || whole.defined() || !divisible;
+  const bool one = peers_.block != nullptr || !divisible;
   pieces_ = cut(spec, chunk, comm.size(), one ? 0 : comm.piece_bytes());
   pending_.resize(pieces_.size());
   if (peers_.block != nullptr) {
@@ -67,6 +67,20 @@ PendingPtr& Hops::pending(const Piece& piece) { return pending_.at(number(piece)
 
 at::Tensor Hops::rows_of(const at::Tensor& memory, const Piece& piece) const {
   return memory.narrow(0, piece.offset, comm_.size() * piece.row_bytes);
+}
+
+at::Tensor Hops::received(const Piece& piece, int row) const {
+  return receiving_.narrow(0, piece.offset + row * piece.row_bytes, piece.row_bytes);
+}
+
+// A matrix of the caller's has its rows behind each other, scratch memory its pieces.
+int64_t Hops::sent_at(const Piece& piece, int row) const {
+  if (!in_place_) return piece.offset + row * piece.row_bytes;
+  return (row * sending_.numel() + piece.offset) / comm_.size();
+}
+
+at::Tensor Hops::sent(const Piece& piece, int row) const {
+  return sending_.narrow(0, sent_at(piece, row), piece.row_bytes);
 }
 
 codec::WireRows Hops::rows_at(int64_t offset) {
@@ -97,16 +111,13 @@ void Hops::send_next() {
   const int size = comm_.size(), rank = comm_.rank();
   while (flying_.size() < kRowsInFlight && sent_ < 2 * hop_items() && may_send(sent_)) {
     const Piece& piece = pieces_[sent_ % count];
-    const auto row = [&](const at::Tensor& memory, int of) {
-      return rows_of(memory, piece).narrow(0, of * piece.row_bytes, piece.row_bytes);
-    };
     const bool first = sent_ < hop_items();
     const int turn = 1 + static_cast<int>(sent_ % hop_items() / count);
     const int apart = first ? turn : 1;
     const int to = (rank + apart) % size, from = (rank + size - apart) % size;
     const int comes = (rank + size - turn) % size, goes = first ? to : (comes + 1) % size;
-    flying_.push_back(
-        comm_.exchange({{row(first ? receiving_ : sending_, comes), row(sending_, goes), to, from}}));
+    const at::Tensor into = first ? received(piece, comes) : sent(piece, comes);
+    flying_.push_back(comm_.exchange({{into, sent(piece, goes), to, from}}));
     ++sent_;
   }
 }
@@ -125,8 +136,7 @@ void Hops::wait_for(const Piece& piece, size_t items) {
 void Hops::post(const Piece& piece) {
   if (peers_.block != nullptr) return;
   if (in_turns()) {
-    const int64_t own = piece.offset + comm_.rank() * piece.row_bytes;
-    receiving_.narrow(0, own, piece.row_bytes).copy_(sending_.narrow(0, own, piece.row_bytes));
+    received(piece, comm_.rank()).copy_(sent(piece, comm_.rank()));
     ++posted_;
     return send_next();
   }
@@ -144,7 +154,7 @@ codec::WireRows Hops::swap(const Piece& piece) {
 
 uint8_t* Hops::own(const Piece& piece) const {
   // After the all-to-all this rank's own row of what it sent is free.
-  return own_ != nullptr ? own_ : send(piece) + comm_.rank() * piece.row_bytes;
+  return own_ != nullptr ? own_ : send_ + sent_at(piece, comm_.rank());
 }
 
 void Hops::share(const Piece& piece) {

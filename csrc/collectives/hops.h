@@ -18,7 +18,7 @@ class Hops {
  public:
   struct Piece {
     int64_t begin, numel;       // elements of every row
-    int64_t row_bytes, offset;  // on the wire; where its size() rows begin there
+    int64_t row_bytes, offset;  // on the wire; where its size() rows begin there, one behind the other
   };
 
   // Rows of `chunk` elements. `whole`: size() rows of the caller's own to send from and gather into, instead of scratch
@@ -50,6 +50,9 @@ class Hops {
   void send_next();
   void wait_for(const Piece& piece, size_t items);
   at::Tensor rows_of(const at::Tensor& memory, const Piece& piece) const;
+  at::Tensor received(const Piece& piece, int row) const;
+  int64_t sent_at(const Piece& piece, int row) const;
+  at::Tensor sent(const Piece& piece, int row) const;
 
   Communicator& comm_;
   PeerRows peers_;
