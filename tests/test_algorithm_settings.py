@@ -74,8 +74,8 @@ def test_wrapping_without_the_optimizer_that_an_algorithm_needs_is_refused():
         some = gs.ZeroOneAdamOptimizer(list(model.parameters())[:2])
         with pytest.raises(gs.ConfigError, match=r"ZeroOneAdam: parameter '.*' is not in the optimizer"):
             gs.DataParallel(model, some, algorithm="zero_one_adam", process_group=comm)
-        with pytest.raises(gs.ConfigError, match="3 fragments need as many buckets, got 1"):
-            wrap(comm, gs.LocalSGD(4, fragments=3))
+        with pytest.raises(gs.ConfigError, match="9 fragments need as many buckets, got 3"):
+            wrap(comm, gs.LocalSGD(9, fragments=9))
 
     run_ranks(1, body)
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import gossamer as gs
+from gossamer.algorithms.local_sgd import deal
 from models import batches, flat_weights, mlp, relative_error, seeded, shard
 from ranks import run_ranks
 from wrapped import step, wrap
@@ -88,9 +89,9 @@ def test_fragments_take_turns_and_a_delayed_mean_is_merged_when_it_is_due():
             step(model, optimizer, batch)
             apart.append([bucket.flat("weight").clone() for bucket in model.engine.buckets])
         model.close()
-        return apart
+        return apart, deal([bucket.numel for bucket in model.engine.buckets], 2)
 
-    first, second = run_ranks(2, body)
+    (first, dealt), (second, _) = run_ranks(2, body)
     distances = [
         [(a - b).norm().item() for a, b in zip(mine, theirs, strict=True)]
         for mine, theirs in zip(first, second, strict=True)
@@ -99,14 +100,24 @@ def test_fragments_take_turns_and_a_delayed_mean_is_merged_when_it_is_due():
         [round(now / before, 3) for before, now in zip(*pair, strict=True)]
         for pair in itertools.pairwise(distances)
     ]
-    count = len(ratios[0])
-    assert count >= 2
     for number, ratio in enumerate(ratios, start=2):  # ratio of the distance after step `number`
-        due = {0: 1, 2: 3}  # fragment 0 is sent at steps 4, 8 and taken at 5, 9; fragment 1 at 2, 6 and 3, 7
-        expected = [
-            0.75 if number % 4 == due[2 * (bucket % 2)] and number >= 3 else 1.0 for bucket in range(count)
-        ]
-        assert ratio == expected, f"step {number}"
+        due = {1: 0, 3: 1}  # fragment 0 is sent at steps 4, 8 and taken at 5, 9; fragment 1 at 2, 6 and 3, 7
+        taken = dealt[due[number % 4]] if number % 4 in due and number >= 3 else []
+        assert ratio == [0.75 if bucket in taken else 1.0 for bucket in range(len(ratio))], f"step {number}"
+
+
+def test_fragments_are_of_about_equal_size_however_large_a_bucket_may_be():
+    def body(comm):
+        algorithm = gs.LocalSGD(8, fragments=3, delay=1)
+        model, _ = wrap(comm, algorithm, build=lambda: nn.Sequential(*(nn.Linear(64, 64) for _ in range(24))))
+        sizes = [bucket.numel for bucket in model.engine.buckets]
+        model.close()
+        return sizes
+
+    sizes = run_ranks(1, body)[0]
+    fragments = [sum(sizes[index] for index in own) for own in deal(sizes, 3)]
+    assert sum(fragments) == sum(sizes)
+    assert max(fragments) <= 1.2 * min(fragments), fragments
 
 
 # --- asynchronous averaging ---

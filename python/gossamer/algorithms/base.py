@@ -163,6 +163,10 @@ class Algorithm(ABC):
         """Parameters of different groups never share a bucket."""
         return None
 
+    def bucket_limit(self, model_bytes: int) -> int | None:
+        """Bytes at which a bucket closes at the latest, in a model of so many; None: as the user says."""
+        return None
+
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         """Called at wrap, and again whenever the plan changes; `buckets` is then the new plan.
 

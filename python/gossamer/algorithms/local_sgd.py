@@ -5,7 +5,7 @@ Stich 2018, arXiv:1805.09767; DiLoCo: Douillard et al. 2023, arXiv:2311.08105; i
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,15 @@ from gossamer.engine import Background, Worker
 from gossamer.errors import ConfigError
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+_BUCKETS_EACH = 2  # of a fragment, about; each is a transfer of its own
+
+
+def deal(sizes: Sequence[int], fragments: int) -> list[list[int]]:
+    """Of each fragment the numbers of its buckets: the largest first, each to the fragment with the least so far."""
+    dealt: list[list[int]] = [[] for _ in range(fragments)]
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        min(dealt, key=lambda own: sum(sizes[each] for each in own)).append(index)
+    return [sorted(own) for own in dealt]
 
 
 class LocalSGD(Algorithm):
@@ -32,8 +41,8 @@ class LocalSGD(Algorithm):
         outer_optimizer: makes an optimizer of a list of tensors; it takes the mean change as their gradient. DiLoCo's
             is functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True). Elementwise optimizers only.
         codec: what the changes travel in, such as ErrorFeedback(Int4()).
-        fragments: buckets are dealt out to so many fragments, which take turns within a period: the same bytes in
-            smaller portions.
+        fragments: so many parts of the model, of about equal size, take turns within a period: the same bytes in
+            smaller portions. Buckets are made small enough for it.
         delay: steps that the mean may take to arrive, while training goes on; less than `period`.
         lockstep: agree on errors and skipped steps after every backward; needed with a GradScaler, whose skips would
             give ranks different numbers of steps. Otherwise ranks meet only to synchronise.
@@ -92,6 +101,10 @@ class LocalSGD(Algorithm):
     def alignment(self, comm: Communicator) -> int:
         return whole_chunks(comm, self.block())
 
+    def bucket_limit(self, model_bytes: int) -> int | None:
+        """So that fragments can be of about equal size."""
+        return -(-model_bytes // (_BUCKETS_EACH * self.fragments)) if self.fragments > 1 else None
+
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
         self._outer: dict[int, torch.optim.Optimizer] = {}  # by bucket: the plan of weights does not change
@@ -101,9 +114,11 @@ class LocalSGD(Algorithm):
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         if len(buckets) < self.fragments:
             raise ConfigError(
-                f"LocalSGD: {self.fragments} fragments need as many buckets, got {len(buckets)}; lower bucket_bytes"
+                f"LocalSGD: {self.fragments} fragments need as many buckets, got {len(buckets)}; the model has too "
+                "few parameters"
             )
         self._buckets = buckets
+        self._dealt = deal([bucket.numel for bucket in buckets], self.fragments)
         self._background = self._background or Background(comm)
         for bucket in buckets:
             if "anchor" not in bucket.fields:
@@ -125,9 +140,12 @@ class LocalSGD(Algorithm):
             if step % self.period == fragment * self.period // self.fragments:
                 self._send(fragment, step)
 
+    def _buckets_of(self, fragment: int) -> list[Any]:
+        return [self._buckets[index] for index in self._dealt[fragment]]
+
     def _send(self, fragment: int, step: int) -> None:
         assert self._background is not None
-        for bucket in self._buckets[fragment :: self.fragments]:
+        for bucket in self._buckets_of(fragment):
             change = bucket.flat("change")
             torch.sub(bucket.flat("anchor"), bucket.flat("weight"), out=change)
             what = f"step {step} {bucket!r}: {self!r}"
@@ -145,7 +163,7 @@ class LocalSGD(Algorithm):
         assert self._background is not None
         self._background.wait()
         del self._arrivals[fragment]
-        for bucket in self._buckets[fragment :: self.fragments]:
+        for bucket in self._buckets_of(fragment):
             anchor, change = bucket.flat("anchor"), bucket.flat("change")
             if self.outer_optimizer is None:
                 anchor.sub_(change)

@@ -102,6 +102,8 @@ class Buckets:
 
     def _plan(self, order: list[int], bucket_bytes: int) -> list[list[int]]:
         firsts = self._first_bucket_bytes
+        limit = self._algorithm.bucket_limit(sum(param.nbytes for param in self._params))
+        bucket_bytes = min(bucket_bytes, limit or bucket_bytes)
         if isinstance(firsts, int):
             firsts = min(firsts, bucket_bytes)  # a tuner changes the other
         return plan_buckets(
