@@ -23,6 +23,7 @@ _SMALL, _FIRST, _LARGEST = 8, 1 << 16, 1 << 26  # bytes of a message
 _LONG_S = 0.15  # a message that takes so long is long enough
 _LEAST = 0.4  # of the time of a message, for its half; what is less is noise
 _TURNS, _SMALL_TURNS = 3, 30
+_LEAST_S = 1e-7  # of a latency
 _CPU_BYTES = 1 << 20  # of messages whose processor time is taken
 _CODEC_NUMEL = 1 << 20
 _IN_MEMORY = 8  # times as much is in no cache
@@ -42,8 +43,9 @@ class Measured:
 def measure(comm: Communicator, hosts: Sequence[Sequence[int]] | None = None) -> Measured:
     """Latency, bandwidth and codec speeds, of all ranks at the same time. Collective; takes some seconds.
 
-    A message's latency is the median of many small ones; the bandwidth between hosts is that of a whole host, all of
-    whose ranks send at once. What a link lets through before it limits anything is not counted.
+    A message's latency is the median of many small ones, less a rank's own time for one. The bandwidth between hosts is
+    that of a whole host, all of whose ranks send at once; what a link lets through before it limits anything is not
+    counted.
 
     Args:
         comm: as gossamer.comm.from_group gives it; nothing else may be under way in it.
@@ -66,6 +68,8 @@ def measure(comm: Communicator, hosts: Sequence[Sequence[int]] | None = None) ->
         link["bandwidth"] = by_rank * min(len(host) for host in lists)
     farthest = across if len(lists) > 1 else inside
     link["message_s"] = _message_s(world, farthest)
+    for name in link.keys() & {"latency_s", "local_latency_s"}:  # one message was sent
+        link[name] = max(_LEAST_S, link[name] - link["message_s"])
     measured = Network(**{**vars(network), **link})
     wire = _wire(world, farthest, _CPU_BYTES)
     return Measured(measured, replace(_speeds(world), wire=wire), lists)
@@ -126,7 +130,7 @@ def _message_s(comm: Communicator, neighbours: tuple[int, int]) -> float:
     swap()
     whole_s = _slowest(comm, min(_times(comm, swap, _SMALL_TURNS)))
     one_s = _slowest(comm, min(_times(comm, _exchange(comm, neighbours, _SMALL), _SMALL_TURNS)))
-    return max(1e-7, (whole_s - one_s) / (comm.size - 2))
+    return max(_LEAST_S, (whole_s - one_s) / (comm.size - 2))
 
 
 def _speeds(comm: Communicator) -> Speeds:

@@ -6,6 +6,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from gossamer.planner.network import Cost
 from gossamer.planner.problem import Problem
@@ -69,26 +70,38 @@ def simulate(problem: Problem, traffic: Traffic) -> Outcome:
     length = max(step.computed, step.free, agreed)
     own = total([*traffic.from_start, *traffic.in_backward]) + traffic.agreement
     length, after_s, share = _with_after(problem, traffic, length)
-    cost = own + total(traffic.after).times(share)
+    cost = own + total([*traffic.after, *chain.from_iterable(traffic.portions)]).times(share)
     return Outcome(length, step.busy + after_s * share, cost.sent, cost.across)
 
 
 def _with_after(problem: Problem, traffic: Traffic, length: float) -> tuple[float, float, float]:
-    """The mean step, seconds of one round of `after`, and rounds in a step."""
+    """The mean step, seconds of one round of `after` or of all portions, and rounds in a step."""
+    if traffic.portions:
+        return _with_portions(problem, traffic, length)
     if not traffic.after:
         return length, 0.0, 0.0
-    alone = _Step(problem)
-    for job in traffic.after:
-        alone.run(job, 0.0)
+    alone = _alone(problem, traffic.after)
     if traffic.pause_s is not None:
         # A round begins and is taken in with a forward, so it lasts whole steps.
         length += alone.stolen * length / (_whole(alone.free, length) + traffic.pause_s)
         return length, alone.busy, length / (_whole(alone.free, length) + traffic.pause_s)
     share = 1 / traffic.period
-    if traffic.delay == 0:
-        return length + alone.free * share, alone.busy, share
-    exposed = max(0.0, alone.free / traffic.portions - traffic.delay * length) * traffic.portions
-    return length + (exposed + alone.stolen) * share, alone.busy, share
+    return length + alone.free * share, alone.busy, share
+
+
+def _with_portions(problem: Problem, traffic: Traffic, length: float) -> tuple[float, float, float]:
+    portions = [_alone(problem, jobs) for jobs in traffic.portions]
+    exposed = sum(max(0.0, each.free - traffic.delay * length) for each in portions)
+    stolen, busy = sum(each.stolen for each in portions), sum(each.busy for each in portions)
+    share = 1 / traffic.period
+    return length + (exposed + stolen) * share, busy, share
+
+
+def _alone(problem: Problem, jobs: Sequence[Job]) -> _Step:
+    step = _Step(problem)
+    for job in jobs:
+        step.run(job, 0.0)
+    return step
 
 
 def _whole(seconds: float, length: float) -> float:

@@ -21,6 +21,7 @@ from gossamer.algorithms import (
     PowerSGD,
     ZeroOneAdam,
 )
+from gossamer.algorithms.local_sgd import deal
 from gossamer.algorithms.qadam import AdamAlgorithm
 from gossamer.codec import Codec, ErrorFeedback, Identity
 from gossamer.errors import ConfigError
@@ -54,7 +55,7 @@ class Traffic:
         from_start: jobs that may begin with the forward and must end before the optimizer steps.
         in_backward: jobs that begin when their bucket is ready, and must end before the optimizer steps.
         after: jobs while which the rank does nothing else; of a synchronisation, in every `period` steps.
-        delay: steps that `after` may take in the background instead, in so many `portions` that take turns.
+        portions: or lists of jobs, each in the background for `delay` steps of a period, which then wait for it.
         pause_s: None, or `after` is repeated in the background for ever, with this pause.
         agreement: beside the last bucket.
     """
@@ -62,9 +63,9 @@ class Traffic:
     from_start: Sequence[Job] = ()
     in_backward: Sequence[Job] = ()
     after: Sequence[Job] = ()
+    portions: Sequence[Sequence[Job]] = ()
     period: int = 1
     delay: int = 0
-    portions: int = 1
     pause_s: float | None = None
     agreement: Cost = field(default_factory=Cost)
 
@@ -136,12 +137,14 @@ class _Traffic:
 
     def local_sgd(self, algorithm: LocalSGD) -> Traffic:
         jobs = [self.mean(bucket, algorithm.codec or Identity(), passes=3) for bucket in self.buckets]
+        dealt = deal([bucket.numel for bucket in self.buckets], algorithm.fragments)
+        delayed = algorithm.delay > 0
         return Traffic(
             in_backward=self._finite() if algorithm.lockstep else (),
-            after=jobs,
+            after=() if delayed else jobs,
+            portions=[[jobs[index] for index in own] for own in dealt] if delayed else (),
             period=algorithm.period,
             delay=algorithm.delay,
-            portions=algorithm.fragments,
             agreement=self.agreement,
         )
 
