@@ -12,6 +12,7 @@ import pytest
 
 from conftest import ROOT
 from gossamer import netlab
+from gossamer.bench.network.lines import of_steps
 
 unavailable = netlab.missing()
 needs_hosts = pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
@@ -70,6 +71,20 @@ def test_the_command_writes_a_line_a_variant_a_table_and_a_picture(quick_run) ->
     written = folder / "steps-2x1-200mbit-cnn.jsonl"
     assert [json.loads(line) for line in written.read_text().splitlines()] == lines
     assert written.with_suffix(".png").stat().st_size > 0
+
+
+def test_a_variant_is_compared_with_stock_ddp_in_its_own_turns() -> None:
+    def turns(*seconds):
+        counted = {"bytes_counted": [1.0], "bytes_of_kernel": [1.0], "payload_of_kernel": [1.0]}
+        return [{"seconds": list(seconds), **counted}, {"seconds": [0.0] * len(seconds), **counted}]
+
+    about = {"hosts": 2, "ranks_per_host": 1, "rate": "100mbit", "model": "gpt"}
+    first = {"alone, adamw": turns(1, 1), "ddp": turns(4, 4), "bytegrad": turns(2, 2)}
+    slower = {"alone, adamw": turns(3, 3), "ddp": turns(12, 12), "int4": turns(4, 4)}
+    lines = {line["algorithm"]: line for line in of_steps([first, slower, {"async": turns(1, 2)}], about)}
+    assert list(lines) == ["ddp", "bytegrad", "int4", "async"]
+    assert (lines["ddp"]["step_ms"], lines["int4"]["compute_ms"]) == (4000, 3000)
+    assert [lines[name]["speedup_over_ddp"] for name in ("bytegrad", "int4", "async")] == [2, 3, 3]
 
 
 def test_help_of_the_command_shows_examples_and_every_variant(start) -> None:

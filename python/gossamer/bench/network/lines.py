@@ -16,16 +16,29 @@ from gossamer.units import parse_rate
 Ranks = Sequence[Mapping[str, list[float]]]
 
 
-def of_steps(found: Mapping[str, Ranks], about: Mapping[str, Any]) -> list[dict[str, Any]]:
+def of_steps(found: Sequence[Mapping[str, Ranks]], about: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A line a variant.
 
     Args:
-        found: the turns of each rank, by variant, and of steps alone.
+        found: of each group whose variants took turns, the turns of each rank by variant, and of steps alone. What is
+            in several groups counts for each, and has its line from the first.
         about: the run; `hosts`, `ranks_per_host` and `rate` at least.
     """
-    times = {name: _slowest(ranks) for name, ranks in found.items()}
+    lines: list[dict[str, Any]] = []
+    first: dict[str, list[float]] = {}
+    for group in found:
+        own = {name: _slowest(ranks) for name, ranks in group.items()}
+        new = [name for name in own if name not in first and not name.startswith(ALONE)]
+        lines += _of_group({name: group[name] for name in new}, first | own, about)
+        first = own | first
+    return lines
+
+
+def _of_group(
+    found: Mapping[str, Ranks], times: Mapping[str, list[float]], about: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     lines = []
-    for name in [name for name in found if not name.startswith(ALONE)]:
+    for name in found:
         step_ms = 1e3 * statistics.median(times[name])
         alone = times[ALONE + VARIANTS[name].optimizer]
         extra = {"algorithm": name, **about, "period": VARIANTS[name].period}
@@ -77,7 +90,7 @@ def _bytes(name: str, ranks: Ranks, about: Mapping[str, Any], step_ms: float) ->
     comparable = counted is not None and about["ranks_per_host"] == 1
     of_host = counted if comparable and counted is not None else payload
     limit_ms = 1e3 * of_host / parse_rate(about["rate"])
-    rests = name != "async"  # whose rounds go by the clock, not by steps
+    rests = not VARIANTS[name].by_clock
     return {
         "bytes_per_step": None if counted is None else round(counted),
         "bytes_by_kernel": round(kernel),

@@ -4,6 +4,8 @@
 """Timing steps over a slow link."""
 
 import contextlib
+import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,7 +22,9 @@ from gossamer.netlab import DEVICE, Counters
 
 ALONE = "alone, "  # before the optimizer's name: a step without communication
 PER_TURN = 2
-_PER_TURN_OF_ASYNC = 8 * PERIOD  # several of its rounds, which are counted when they are handed over
+_PER_TURN_BY_CLOCK = 8 * PERIOD  # several rounds, which are counted when they are handed over
+COMPARED = ("ddp", "ddp_fp16_hook")  # with what the others are
+_TOGETHER = 5  # others in the same turns; the threads of each, though they wait, take from all
 _FIRST_STEPS = 3  # buckets are planned, warm-ups end, connections are up
 
 
@@ -47,8 +51,8 @@ class Timed:
         self.turns = Turns()
         self.period = 1 if self.variant is None else self.variant.period
         self.steps = PER_TURN if self.period == 1 else self.period
-        if name == "async":
-            self.steps = _PER_TURN_OF_ASYNC
+        if self.variant is not None and self.variant.by_clock:
+            self.steps = _PER_TURN_BY_CLOCK
 
     def begin(self) -> None:
         """The first steps, not timed: up to the middle of a period, so that no transfer lies between two turns."""
@@ -74,23 +78,37 @@ class Timed:
             self.turns.bytes_counted.append((sent - counted) / self.steps)
 
 
-def measure(task: Task, names: list[str], setting: Setting, *, rows: int, rounds: int) -> dict[str, Any]:
-    """The turns of every variant and of steps alone, as every rank has them. Collective; the same on all ranks."""
-    kinds = dict.fromkeys(VARIANTS[name].optimizer for name in names)
-    together = [name for name in names if name != "async"]
-    alone = [ALONE + kind for kind in kinds]
-    mine: dict[str, Any] = {}
-    with contextlib.ExitStack() as stack:
-        timed = {name: stack.enter_context(_timed(task, name, setting, rows)) for name in [*alone, *together]}
-        _rounds(timed, rounds)
-        mine |= {name: asdict(each.turns) for name, each in timed.items()}
-    if "async" in names:  # its averaging never rests, and would slow the others' turns
-        with _timed(task, "async", setting, rows) as last:
-            _rounds({"async": last}, rounds)
-            mine["async"] = asdict(last.turns)
-    ranks: list[Any] = [None] * runtime.size()
-    dist.all_gather_object(ranks, mine)
-    return {name: [of[name] for of in ranks] for name in mine}
+def measure(
+    task: Task, names: list[str], setting: Setting, *, rows: int, rounds: int
+) -> list[dict[str, Any]]:
+    """The turns of every variant and of steps alone, as every rank has them. Collective; the same on all ranks.
+
+    Some at a time, which take turns with each other and with those that they are compared with.
+    """
+    found = []
+    for number, group in enumerate(_groups(names)):
+        timed_alone = [name for name in group if not VARIANTS[name].by_clock] if number else names
+        alone = [ALONE + kind for kind in dict.fromkeys(VARIANTS[name].optimizer for name in timed_alone)]
+        with contextlib.ExitStack() as stack:
+            timed = {
+                name: stack.enter_context(_timed(task, name, setting, rows)) for name in [*alone, *group]
+            }
+            _rounds(timed, rounds)
+            mine = {name: asdict(each.turns) for name, each in timed.items()}
+        ranks: list[Any] = [None] * runtime.size()
+        dist.all_gather_object(ranks, mine)
+        found.append({name: [of[name] for of in ranks] for name in mine})
+    return found
+
+
+def _groups(names: list[str]) -> list[list[str]]:
+    compared = [name for name in names if name in COMPARED]
+    restless = [name for name in names if VARIANTS[name].by_clock]
+    others = [name for name in names if name not in [*compared, *restless]]
+    count = max(1, math.ceil(len(others) / _TOGETHER))
+    ends = [len(others) * number // count for number in range(count + 1)]
+    parts = [others[begin:end] for begin, end in itertools.pairwise(ends)]
+    return [[*compared, *part] for part in parts] + [[name] for name in restless]  # would slow others' turns
 
 
 @contextlib.contextmanager

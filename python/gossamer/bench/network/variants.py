@@ -47,10 +47,11 @@ class Variant:
     Args:
         ours: makes the algorithm; None where `hook` says what stock DDP does.
         hook: registers a hook with stock DDP, and may give an optimizer in the place of the one it gets.
-        period: steps after which the same bytes have gone again; of async, which goes by the clock, some.
+        period: steps after which the same bytes have gone again; by the clock: some.
         apart: ranks hold different weights when a step ends that is a multiple of the period.
         offset: steps after a multiple of the period at which nothing is under way.
         levels: only between hosts by the algorithm's codec.
+        by_clock: it sends by the clock, not by steps, and never rests.
     """
 
     what: str
@@ -60,6 +61,7 @@ class Variant:
     apart: bool = False
     offset: int = 0
     levels: bool = False
+    by_clock: bool = False
     optimizer: str = "adamw"
     bucket_cap_mb: int | None = None
 
@@ -124,7 +126,9 @@ OURS = {
     "streaming_diloco": Variant(
         f"DiLoCo, period {PERIOD}, Int4, 2 fragments", _streaming, apart=True, offset=6, period=PERIOD
     ),
-    "async": Variant("asynchronous averaging", gs.AsyncModelAverage, apart=True, period=PERIOD),
+    "async": Variant(
+        "asynchronous averaging", gs.AsyncModelAverage, apart=True, by_clock=True, period=PERIOD
+    ),
 }
 LEVELS = {
     "hierarchical": Variant("exact, two levels", gs.GradientAllReduce, levels=True),
