@@ -47,6 +47,13 @@ const DeviceKernels kCpu{
        double scale, uint8_t* out, void* scratch) {
       codec::kernels().reduce_encode(spec, wire, rows, row_numel, valid, scale, out, scratch);
     },
+    [](const codec::Spec& spec, Dtype source, const void* x, void* error, const codec::Rows& rows,
+       uint8_t* wire) { codec::kernels().encode_with_error(spec, source, x, error, rows, wire); },
+    [](const codec::Spec& spec, const codec::WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
+       double scale, uint8_t* out, void* scratch, void* error) {
+      codec::kernels().reduce_encode_with_error(spec, wire, rows, row_numel, valid, scale, out, scratch,
+                                                error);
+    },
     flat::gather,
     flat::scatter,
     flat::scale,

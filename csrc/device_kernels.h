@@ -18,6 +18,12 @@ struct DeviceKernels {
                      int64_t valid, void* acc);
   void (*reduce_encode)(const codec::Spec&, const codec::WireRows& wire, int64_t rows, int64_t row_numel,
                         int64_t valid, double scale, uint8_t* out, void* scratch);
+  // Null where the device's memory is quick enough for one pass after the other, as that of CUDA is.
+  void (*encode_with_error)(const codec::Spec&, Dtype source, const void* x, void* error, const codec::Rows&,
+                            uint8_t* wire);
+  void (*reduce_encode_with_error)(const codec::Spec&, const codec::WireRows& wire, int64_t rows,
+                                   int64_t row_numel, int64_t valid, double scale, uint8_t* out,
+                                   void* scratch, void* error);
   void (*gather)(Dtype, const flat::Segment*, int64_t count, void* flat, double scale);
   void (*scatter)(Dtype, const flat::Segment*, int64_t count, const void* flat, double scale);
   void (*scale)(Dtype, void* flat, int64_t numel, double scale);

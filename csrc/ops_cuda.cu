@@ -34,6 +34,8 @@ const DeviceKernels kCuda{
        double scale, uint8_t* out, void* scratch) {
       codec::cuda::reduce_encode(spec, wire, rows, row_numel, valid, scale, out, scratch, current_stream());
     },
+    nullptr,
+    nullptr,
     [](Dtype dtype, const flat::Segment* segments, int64_t count, void* flat, double scale) {
       flat::cuda::gather(dtype, segments, count, flat, scale, current_stream());
     },

@@ -74,6 +74,15 @@ struct Kernels {
   // that `encode` writes with the same key.
   void (*reduce_encode)(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel,
                         int64_t valid, double scale, uint8_t* out, void* scratch);
+
+  // The same two with error feedback, a few elements at a time, which stay in cache. spec.dtype is f32 or f64.
+  // error[numel] of that += x[numel], of dtype `source`, one that accumulates in spec.dtype; it is encoded as `encode`
+  // does; and then it holds what the wire leaves out, 0 where that is not finite.
+  void (*encode_with_error)(const Spec& spec, Dtype source, const void* x, void* error, const Rows& rows,
+                            uint8_t* wire);
+  // error[valid] += what the wire leaves out of the result, divided by `scale`. Random numbers are those of row 0.
+  void (*reduce_encode_with_error)(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel,
+                                   int64_t valid, double scale, uint8_t* out, void* scratch, void* error);
 };
 
 // The kernels for this machine, chosen once; `select_kernels` picks by name (tests, benchmarks) and

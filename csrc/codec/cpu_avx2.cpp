@@ -13,7 +13,13 @@ using VectorLane = Avx2;
 #include "codec/cpu_driver.inl"
 
 namespace gossamer::codec {
-static const Kernels table = {"avx2", avx2::encode, avx2::decode, avx2::decode_add, avx2::reduce_encode};
+static const Kernels table = {"avx2",
+                              avx2::encode,
+                              avx2::decode,
+                              avx2::decode_add,
+                              avx2::reduce_encode,
+                              avx2::encode_with_error,
+                              avx2::reduce_encode_with_error};
 extern const Kernels* const avx2_kernels;
 const Kernels* const avx2_kernels = &table;
 }  // namespace gossamer::codec

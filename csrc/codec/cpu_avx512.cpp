@@ -18,8 +18,13 @@ using VectorLane = Avx512;
 #include "codec/cpu_driver.inl"
 
 namespace gossamer::codec {
-static const Kernels table = {"avx512", avx512::encode, avx512::decode, avx512::decode_add,
-                              avx512::reduce_encode};
+static const Kernels table = {"avx512",
+                              avx512::encode,
+                              avx512::decode,
+                              avx512::decode_add,
+                              avx512::reduce_encode,
+                              avx512::encode_with_error,
+                              avx512::reduce_encode_with_error};
 extern const Kernels* const avx512_kernels;
 const Kernels* const avx512_kernels = &table;
 }  // namespace gossamer::codec

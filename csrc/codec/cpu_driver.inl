@@ -207,6 +207,33 @@ void add_rows(const Layout<Codec>& layout, const WireRows& wire, int64_t rows, i
   }
 }
 
+// error[0, count) += x.
+template <class Lane, class Source, class Sum>
+void add_to_error(const Source* x, int64_t count, Sum* error) {
+  using Tail = typename Lane::Tail;
+  int64_t i = 0;
+  for (; i + Lane::width <= count; i += Lane::width) Lane::add_to(error + i, Lane::load(x + i));
+  for (; i < count; ++i) Tail::add_to(error + i, Tail::load(x + i));
+}
+
+// keep(i, what a row leaves out of values[i]) for elements [begin, begin + count) of it, which values are.
+template <class Codec, class Sum, class Keep>
+void each_rest(const Layout<Codec>& layout, const uint8_t* row, int64_t begin, int64_t count,
+               const Sum* values, const Keep& keep) {
+  Sum decoded[kTile];
+  for (int64_t done = 0; done < count; done += kTile) {
+    const int64_t n = count - done < kTile ? count - done : kTile;
+    decode_range<Codec, false>(layout, row, begin + done, n, decoded);
+    for (int64_t i = 0; i < n; ++i) keep(done + i, values[done + i] - decoded[i]);
+  }
+}
+
+// A NaN or Inf has been seen by everyone; kept, it would come back in every later step.
+template <class Sum>
+HD Sum finite_or_zero(Sum x) {
+  return x - x == 0 ? x : 0;
+}
+
 // One NaN for all: which of two NaNs a sum keeps differs between devices.
 template <class Lane, class Sum>
 void scale_sums(Sum* sums, int64_t count, Sum scale) {
@@ -218,6 +245,13 @@ void scale_sums(Sum* sums, int64_t count, Sum scale) {
 }
 
 // The kernels of codec.h.
+
+// Elements that are encoded at a time, whole groups: those that a few passes find in L1, where groups allow it.
+template <class Codec>
+int64_t tile_of(const Layout<Codec>& layout) {
+  if (Codec::kStatistics == Statistics::none) return kTile;
+  return layout.group > kTile ? layout.group : kTile / layout.group * layout.group;
+}
 
 int64_t elements_of_row(const Rows& rows, int64_t r) {
   const int64_t left = rows.numel - r * rows.row_numel;
@@ -246,6 +280,45 @@ void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uin
   });
 }
 
+template <class Codec, class Source, class Sum>
+void encode_rows_with_error(const Spec& spec, const Source* x, Sum* error, const Rows& rows, uint8_t* wire) {
+  const Layout<Codec> layout(spec, rows.row_numel);
+  const int64_t tile = tile_of(layout);
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    const int64_t valid = elements_of_row(rows, r);
+    uint8_t* row = wire + r * layout.row_bytes;
+    clear_unused(layout, valid, row);
+    const Noise noise = noise_of_row(spec.key, r);
+    for (int64_t begin = 0; begin < valid; begin += tile) {
+      const int64_t count = valid - begin < tile ? valid - begin : tile;
+      Sum* owed = error + r * rows.row_numel + begin;
+      add_to_error<LaneOf<Codec>>(x + r * rows.row_numel + begin, count, owed);
+      encode_range(layout, owed, begin, count, noise, row);
+      each_rest(layout, row, begin, count, owed,
+                [&](int64_t i, Sum rest) { owed[i] = finite_or_zero(rest); });
+    }
+  }
+}
+
+void encode_with_error(const Spec& spec, Dtype source, const void* x, void* error, const Rows& rows,
+                       uint8_t* wire) {
+  if (codec::row_bytes(spec, rows.row_numel) == 0) return;
+  dispatch(spec, [&](auto codec) {
+    using Codec = decltype(codec);
+    using T = typename Codec::Tensor;
+    if constexpr (std::is_same_v<T, Accumulate<T>>) {
+      const auto run = [&](auto* from) {
+        encode_rows_with_error<Codec>(spec, from, static_cast<T*>(error), rows, wire);
+      };
+      if (source == spec.dtype) return run(static_cast<const T*>(x));
+      if constexpr (std::is_same_v<T, float>) {
+        if (source == Dtype::f16) return run(static_cast<const Half*>(x));
+        if (source == Dtype::bf16) return run(static_cast<const Bfloat*>(x));
+      }
+    }
+  });
+}
+
 void decode(const Spec& spec, const WireRows& wire, const Rows& rows, void* out) {
   dispatch(spec, [&](auto codec) {
     using Codec = decltype(codec);
@@ -270,12 +343,10 @@ void decode_add(const Spec& spec, const WireRows& wire, int64_t rows, int64_t ro
 
 template <class Codec>
 void reduce_encode_as(const Layout<Codec>& layout, const WireRows& wire, int64_t rows, int64_t valid,
-                      double scale, const Noise& noise, uint8_t* out, void* scratch) {
+                      double scale, const Noise& noise, uint8_t* out, void* scratch, void* error) {
   using Sum = Accumulate<typename Codec::Tensor>;
   using Lane = std::conditional_t<std::is_same_v<Sum, double>, Double, VectorLane>;
-  int64_t tile = kTile;
-  if (Codec::kStatistics != Statistics::none)
-    tile = layout.group > kTile ? layout.group : kTile / layout.group * layout.group;
+  const int64_t tile = tile_of(layout);
   Sum stack[kTile];
   void* heap = nullptr;  // only for blocks larger than a tile
   Sum* sums = stack;
@@ -290,6 +361,13 @@ void reduce_encode_as(const Layout<Codec>& layout, const WireRows& wire, int64_t
     add_rows(layout, wire, rows, begin, count, sums);
     scale_sums<Lane>(sums, count, static_cast<Sum>(scale));
     encode_range(layout, sums, begin, count, noise, out);
+    if constexpr (std::is_same_v<Sum, typename Codec::Tensor>) {
+      if (error == nullptr) continue;
+      Sum* owed = static_cast<Sum*>(error) + begin;
+      each_rest(layout, out, begin, count, sums, [&](int64_t i, Sum rest) {  // in double: rounded once
+        owed[i] = finite_or_zero(static_cast<Sum>(owed[i] + rest * (1.0 / scale)));
+      });
+    }
   }
   free(heap);
 }
@@ -299,7 +377,17 @@ void reduce_encode(const Spec& spec, const WireRows& wire, int64_t rows, int64_t
   dispatch(spec, [&](auto codec) {
     const Layout<decltype(codec)> layout(spec, row_numel);
     const Noise noise = noise_of_row(spec.key, kReducedRow);
-    if (layout.row_bytes > 0) reduce_encode_as(layout, wire, rows, valid, scale, noise, out, scratch);
+    if (layout.row_bytes > 0)
+      reduce_encode_as(layout, wire, rows, valid, scale, noise, out, scratch, nullptr);
+  });
+}
+
+void reduce_encode_with_error(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel,
+                              int64_t valid, double scale, uint8_t* out, void* scratch, void* error) {
+  dispatch(spec, [&](auto codec) {
+    const Layout<decltype(codec)> layout(spec, row_numel);
+    const Noise noise = noise_of_row(spec.key, 0);
+    if (layout.row_bytes > 0) reduce_encode_as(layout, wire, rows, valid, scale, noise, out, scratch, error);
   });
 }
 

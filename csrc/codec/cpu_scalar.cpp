@@ -11,6 +11,11 @@ using VectorLane = Scalar;
 
 namespace gossamer::codec {
 extern const Kernels scalar_kernels;
-const Kernels scalar_kernels = {"scalar", scalar::encode, scalar::decode, scalar::decode_add,
-                                scalar::reduce_encode};
+const Kernels scalar_kernels = {"scalar",
+                                scalar::encode,
+                                scalar::decode,
+                                scalar::decode_add,
+                                scalar::reduce_encode,
+                                scalar::encode_with_error,
+                                scalar::reduce_encode_with_error};
 }  // namespace gossamer::codec

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "collectives/hops.h"
@@ -16,8 +15,97 @@ namespace gossamer {
 namespace two_shot {
 namespace {
 
-// A NaN or Inf has been seen by everyone; kept, it would come back in every later step.
-void forget_what_is_not_finite(at::Tensor error) { error.nan_to_num_(0.0, 0.0, 0.0); }
+// The values of one call, and what the device does with them. Where its kernels keep the error themselves, each pass over
+// a few elements finds them in cache; elsewhere it is one pass over all after the other.
+class Owed {
+ public:
+  Owed(const DeviceKernels& kernels, const at::Tensor& x, const at::Tensor& error, const codec::Rows& rows)
+      : kernels_(kernels), flat_(x.view({rows.numel})), error_(error.view({rows.numel})), rows_(rows) {
+    if (!fused() || !same_type()) decoded_ = at::empty_like(error_);
+  }
+
+  // The piece of x and of what is owed to the wire.
+  void encode(const codec::Spec& spec, const Hops::Piece& piece, uint8_t* wire) {
+    if (fused()) {
+      const observe::Span span("encode", "codec", rows_.rows * piece.row_bytes);
+      if (piece.numel == rows_.row_numel)
+        return kernels_.encode_with_error(spec, source(), flat_.data_ptr(), error_.data_ptr(), rows_, wire);
+      return each_row(piece, [&](int64_t row, int64_t first, int64_t length) {
+        kernels_.encode_with_error(spec, source(), at(flat_, first), at(error_, first),
+                                   {1, piece.numel, length}, wire + row * piece.row_bytes);
+      });
+    }
+    each_row(piece, [&](int64_t, int64_t first, int64_t length) {
+      error_.narrow(0, first, length).add_(flat_.narrow(0, first, length));
+    });
+    encode_piece(kernels_, spec, error_, rows_, piece, wire);
+  }
+
+  // When all of it is on its way.
+  void encoded(const codec::Spec& spec, const Hops::Piece& piece, uint8_t* wire) {
+    if (fused()) return;
+    decode_piece(kernels_, spec, wire, rows_, piece, decoded_);
+    each_row(piece, [&](int64_t, int64_t first, int64_t length) {
+      error_.narrow(0, first, length).sub_(decoded_.narrow(0, first, length));
+    });
+  }
+
+  // `received` summed and encoded for all. What that loses joins what this rank, from whose row `begin` on they are, has
+  // left out of its own part of the sum.
+  void reduce(const codec::Spec& spec, const codec::WireRows& received, const Hops::Piece& piece,
+              int64_t begin, int64_t filled, double scale, const at::Tensor& sum, uint8_t* out) {
+    const observe::Span span("reduce", "codec", piece.row_bytes);
+    const int64_t n = rows_.rows;
+    if (fused())
+      return kernels_.reduce_encode_with_error(spec, received, n, piece.numel, filled, scale, out,
+                                               sum.data_ptr(), filled > 0 ? at(error_, begin) : nullptr);
+    const at::Tensor part = sum.narrow(0, 0, piece.numel).zero_();
+    kernels_.decode_add(spec, received, n, piece.numel, filled, part.data_ptr());
+    kernels_.scale(spec.dtype, part.data_ptr(), filled, scale);
+    kernels_.encode(spec, spec.dtype, part.data_ptr(), {1, piece.numel, filled}, out);
+    if (filled == 0) return;
+    const at::Tensor mine = error_.narrow(0, begin, filled);
+    const at::Tensor result = decoded_.narrow(0, begin, filled);
+    kernels_.decode(spec, out, {1, piece.numel, filled}, result.data_ptr());
+    mine.add_(part.narrow(0, 0, filled).sub_(result), 1.0 / scale);
+  }
+
+  // A NaN or Inf has been seen by everyone; kept, it would come back in every later step.
+  void forget_what_is_not_finite() {
+    if (!fused()) error_.nan_to_num_(0.0, 0.0, 0.0);
+  }
+
+  void decode(const codec::Spec& spec, const codec::WireRows& wire, const Hops::Piece& piece) {
+    decode_piece(kernels_, spec, wire, rows_, piece, same_type() ? flat_ : decoded_);
+    if (same_type()) return;
+    each_row(piece, [&](int64_t, int64_t first, int64_t length) {
+      flat_.narrow(0, first, length).copy_(decoded_.narrow(0, first, length));
+    });
+  }
+
+ private:
+  bool fused() const { return kernels_.encode_with_error != nullptr; }
+  bool same_type() const { return flat_.scalar_type() == error_.scalar_type(); }
+  Dtype source() const { return to_dtype(flat_.scalar_type(), "all_reduce"); }
+  static uint8_t* at(const at::Tensor& x, int64_t element) {
+    return bytes_of(x) + element * static_cast<int64_t>(x.element_size());
+  }
+
+  // Of what the piece has of x.
+  template <class Call>
+  void each_row(const Hops::Piece& piece, const Call& call) const {
+    for (int64_t row = 0; row < rows_.rows; ++row) {
+      const int64_t first = std::min(rows_.numel, row * rows_.row_numel + piece.begin);
+      const int64_t end = std::min(rows_.numel, (row + 1) * rows_.row_numel);
+      call(row, first, std::clamp<int64_t>(end - first, 0, piece.numel));
+    }
+  }
+
+  const DeviceKernels& kernels_;
+  const at::Tensor flat_, error_;
+  const codec::Rows rows_;
+  at::Tensor decoded_;
+};
 
 }  // namespace
 
@@ -34,62 +122,26 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
   const int64_t chunk = chunk_numel(numel, n, spec.block);
   const int64_t begin = std::min(comm.rank() * chunk, numel);
   const int64_t valid = std::clamp<int64_t>(numel - begin, 0, chunk);
-  const codec::Rows rows{n, chunk, numel};
   Hops hops(comm, scratch, x.device(), codec, spec, chunk);
-  const at::Tensor left_out = error.view({numel});
-  const at::Tensor decoded = at::empty_like(left_out);
-  const at::Tensor flat = x.view({numel});
-  const auto each_row = [&](const Hops::Piece& piece, const auto& call) {  // of what the piece has of both
-    for (int64_t first = piece.begin; first < numel; first += chunk) {
-      const int64_t length = std::min(piece.numel, numel - first);
-      call(left_out.narrow(0, first, length), first, length);
-    }
-  };
+  Owed owed(kernels, x, error, {n, chunk, numel});
 
   spec.key = codec.key(nonce, Phase::first, comm.rank());
   for (const auto& piece : hops.pieces()) {
-    each_row(piece, [&](const at::Tensor& owed, int64_t first, int64_t length) {
-      owed.add_(flat.narrow(0, first, length));
-    });
-    encode_piece(kernels, spec, left_out, rows, piece, hops.send(piece));
+    owed.encode(spec, piece, hops.send(piece));
     hops.post(piece);
   }
-  for (const auto& piece : hops.pieces()) {
-    decode_piece(kernels, spec, hops.send(piece), rows, piece, decoded);
-    each_row(piece, [&](const at::Tensor& owed, int64_t first, int64_t length) {
-      owed.sub_(decoded.narrow(0, first, length));
-    });
-  }
+  for (const auto& piece : hops.pieces()) owed.encoded(spec, piece, hops.send(piece));
 
-  const at::Tensor sum = at::empty({chunk}, left_out.options());
+  const at::Tensor sum = at::empty({chunk}, error.options());
   spec.key = codec.key(nonce, Phase::reduced, comm.rank());
   for (const auto& piece : hops.pieces()) {
     const codec::WireRows received = hops.swap(piece);
     const int64_t filled = std::clamp<int64_t>(valid - piece.begin, 0, piece.numel);
-    std::optional<observe::Span> reducing(std::in_place, "reduce", "codec", piece.row_bytes);
-    const at::Tensor part = sum.narrow(0, 0, piece.numel).zero_();
-    kernels.decode_add(spec, received, n, piece.numel, filled, part.data_ptr());
-    kernels.scale(spec.dtype, part.data_ptr(), filled, scale);
-    kernels.encode(spec, spec.dtype, part.data_ptr(), {1, piece.numel, filled}, hops.own(piece));
-    if (filled > 0) {
-      // What the second encoding loses of the result joins what this rank has left out of its own part of the sum.
-      const at::Tensor mine = left_out.narrow(0, begin + piece.begin, filled);
-      const at::Tensor result = decoded.narrow(0, begin + piece.begin, filled);
-      kernels.decode(spec, hops.own(piece), {1, piece.numel, filled}, result.data_ptr());
-      mine.add_(part.narrow(0, 0, filled).sub_(result), 1.0 / scale);
-    }
-    reducing.reset();
+    owed.reduce(spec, received, piece, begin + piece.begin, filled, scale, sum, hops.own(piece));
     hops.share(piece);
   }
-  forget_what_is_not_finite(left_out);
-  const bool same_type = flat.scalar_type() == decoded.scalar_type();
-  for (const auto& piece : hops.pieces()) {
-    decode_piece(kernels, spec, hops.gather(piece), rows, piece, same_type ? flat : decoded);
-    if (same_type) continue;
-    each_row(piece, [&](const at::Tensor&, int64_t first, int64_t length) {
-      flat.narrow(0, first, length).copy_(decoded.narrow(0, first, length));
-    });
-  }
+  owed.forget_what_is_not_finite();
+  for (const auto& piece : hops.pieces()) owed.decode(spec, hops.gather(piece), piece);
 }
 
 }  // namespace two_shot
