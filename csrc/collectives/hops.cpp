@@ -11,7 +11,7 @@ namespace gossamer {
 namespace {
 
 constexpr int64_t kMostPieces = 32;
-constexpr size_t kRowsInFlight = 24;  // rows of 3 ms (see C10dCommunicator::rows): longer than a round trip
+constexpr int64_t kRowsInFlight = 4;  // beside what the link itself holds; with more, ranks get out of step
 constexpr int64_t kLeastBlock = 64;   // elements; a row's begin on the wire is aligned anyway
 
 std::vector<Hops::Piece> cut(const codec::Spec& spec, int64_t chunk, int64_t ranks, int64_t piece_bytes) {
@@ -51,6 +51,8 @@ Hops::Hops(Communicator& comm, Scratch& scratch, at::Device device, const CodecC
   const bool one = peers_.block != nullptr || !divisible;
   pieces_ = cut(spec, chunk, comm.size(), one ? 0 : comm.piece_bytes());
   pending_.resize(pieces_.size());
+  const int64_t row = std::max<int64_t>(1, pieces_.front().row_bytes);
+  in_flight_ = static_cast<size_t>(kRowsInFlight + (comm.flight_bytes() + row - 1) / row);
   if (peers_.block != nullptr) {
     send_ = peers_.block->bases().at(static_cast<size_t>(comm.rank()));
     own_ = send_ + peers_.for_all;
@@ -109,7 +111,7 @@ bool Hops::may_send(size_t item) const {
 void Hops::send_next() {
   const size_t count = pieces_.size();
   const int size = comm_.size(), rank = comm_.rank();
-  while (flying_.size() < kRowsInFlight && sent_ < 2 * hop_items() && may_send(sent_)) {
+  while (flying_.size() < in_flight_ && sent_ < 2 * hop_items() && may_send(sent_)) {
     const Piece& piece = pieces_[sent_ % count];
     const bool first = sent_ < hop_items();
     const int turn = 1 + static_cast<int>(sent_ % hop_items() / count);

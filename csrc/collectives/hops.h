@@ -62,6 +62,7 @@ class Hops {
   // Of both hops in pieces, see send_next(): rows in the order in which they are sent.
   size_t posted_ = 0, shared_ = 0;  // pieces
   size_t sent_ = 0, arrived_ = 0;
+  size_t in_flight_ = 0;  // rows at most
   std::deque<PendingPtr> flying_;
   at::Tensor sending_, receiving_;  // without peer memory
   uint8_t *send_ = nullptr, *own_ = nullptr;

@@ -25,6 +25,7 @@ constexpr int64_t kLeastPiece = int64_t{32} << 10, kLargestPiece = int64_t{256} 
 constexpr double kPieceSeconds = 3e-3;  // of a slow link
 constexpr int64_t kMostPieces = 32;
 constexpr int kTrials = 3;                   // operations with long rows that the link is judged by
+constexpr int kSmallRings = 8;               // that its latency is judged by
 constexpr double kFastBytesPerSecond = 3e8;  // from 2.4 Gbit/s on
 
 class C10dPending : public Pending {
@@ -251,16 +252,27 @@ PendingPtr C10dCommunicator::rows(const char* operation, int64_t bytes, at::Tens
 
 // All ranks come here in the same operation, and decide alike.
 void C10dCommunicator::decide_on_pieces() {
-  const auto slowest = at::full({1}, seconds_per_byte_, at::kDouble);
-  std::vector<at::Tensor> tensors{slowest};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::MAX;
-  options.asyncOp = async_;
-  wait(*backend_->allreduce(tensors, options));
-  const double bytes_per_second = 1 / slowest.data_ptr<double>()[0];
-  if (bytes_per_second < kFastBytesPerSecond)
-    piece_bytes_ =
-        std::clamp(static_cast<int64_t>(bytes_per_second * kPieceSeconds), kLeastPiece, kLargestPiece);
+  std::vector<at::Tensor> tensors{at::full({1}, seconds_per_byte_, at::kDouble)};
+  const auto take_largest = [&] {
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MAX;
+    options.asyncOp = async_;
+    wait(*backend_->allreduce(tensors, options));
+  };
+  take_largest();
+  const double bytes_per_second = 1 / tensors[0].data_ptr<double>()[0];
+  if (bytes_per_second >= kFastBytesPerSecond) return;
+  piece_bytes_ =
+      std::clamp(static_cast<int64_t>(bytes_per_second * kPieceSeconds), kLeastPiece, kLargestPiece);
+  // Now that all are here: a ring of small messages, one after the other. The best, which no computing has held up.
+  double ring_seconds = std::numeric_limits<double>::infinity();
+  for (int turn = 0; turn < kSmallRings; ++turn) {
+    const auto begun = std::chrono::steady_clock::now();
+    take_largest();
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begun;
+    ring_seconds = std::min(ring_seconds, elapsed.count());
+  }
+  flight_bytes_ = static_cast<int64_t>(bytes_per_second * ring_seconds / (size() - 1));  // there and back
 }
 
 PendingPtr C10dCommunicator::broadcast(at::Tensor x, int source) {

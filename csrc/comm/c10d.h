@@ -42,6 +42,7 @@ class C10dCommunicator : public Communicator {
 
   at::Tensor allocate(int64_t bytes) override;
   int64_t piece_bytes() const override { return piece_bytes_; }
+  int64_t flight_bytes() const override { return flight_bytes_; }
 
   void announce_failure() noexcept override;
   std::string capture_refusal() const override;
@@ -83,6 +84,7 @@ class C10dCommunicator : public Communicator {
   int long_rows_ = 0;  // operations with them so far, see rows()
   double seconds_per_byte_ = std::numeric_limits<double>::infinity();  // the best of those
   int64_t piece_bytes_ = 0;                                            // 0: whole
+  int64_t flight_bytes_ = 0;
   std::once_flag looking_;
   std::unique_ptr<Lookout> lookout_;  // for waits for single messages
   std::mutex left_mutex_;

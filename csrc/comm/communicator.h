@@ -66,6 +66,8 @@ class Communicator {
   // Rows of bytes that are longer travel sooner in pieces of about this length, each an operation; 0: whole. The same on
   // all ranks between two operations.
   virtual int64_t piece_bytes() const { return 0; }
+  // What a link takes between a rank's word that it receives and what comes of it: as much must be under way at least.
+  virtual int64_t flight_bytes() const { return 0; }
 
   // Why a CUDA graph cannot hold what this group does; empty if it can.
   virtual std::string capture_refusal() const { return "its group is not known to work in a graph"; }
