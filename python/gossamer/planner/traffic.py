@@ -150,7 +150,7 @@ class _Traffic:
 
     def asynchronous(self, algorithm: AsyncModelAverage) -> Traffic:
         count = self.group.all_reduce(8)
-        jobs = [self.mean(bucket, Identity(), passes=2) for bucket in self.buckets]
+        jobs = [self.mean(bucket, Identity(), passes=4) for bucket in self.buckets]  # copied twice, taken in
         return Traffic(after=[Job(count), *jobs], pause_s=algorithm.sync_interval_ms / 1000)
 
     # --- their parts ---
