@@ -177,7 +177,7 @@ class _Traffic:
         speed, float_bytes = self.speeds.of(codec), 4 * numel
         coding_s = float_bytes / speed.encode + float_bytes / speed.decode
         coding_s += 4 * chunk * (group.size / speed.decode_add + 1 / speed.encode)
-        if isinstance(codec, ErrorFeedback):  # decoded once more; values, errors and results pass through memory
+        if isinstance(codec, ErrorFeedback):  # decoded once more; values, errors and results from memory
             coding_s += float_bytes / speed.decode + 3 * float_bytes / self.speeds.memory
         # In pieces, all but the first is encoded, summed and decoded while another is on its way.
         return group.all_to_all(row) + group.all_gather(row), coding_s / group.pieces(row)
