@@ -24,8 +24,9 @@ constexpr int64_t kLongRow = int64_t{64} << 10;  // bytes; see rows()
 constexpr int64_t kLeastPiece = int64_t{32} << 10, kLargestPiece = int64_t{256} << 10;
 constexpr double kPieceSeconds = 3e-3;  // of a slow link
 constexpr int64_t kMostPieces = 32;
-constexpr int kTrials = 3;                   // operations with long rows that the link is judged by
-constexpr int kSmallRings = 8;               // that its latency is judged by
+constexpr int kTrials = 3;      // operations with long rows that the link is judged by
+constexpr int kSmallRings = 8;  // that its latency is judged by
+constexpr double kSmallRingsSeconds = 0.1;
 constexpr double kFastBytesPerSecond = 3e8;  // from 2.4 Gbit/s on
 
 class C10dPending : public Pending {
@@ -264,13 +265,17 @@ void C10dCommunicator::decide_on_pieces() {
   if (bytes_per_second >= kFastBytesPerSecond) return;
   piece_bytes_ =
       std::clamp(static_cast<int64_t>(bytes_per_second * kPieceSeconds), kLeastPiece, kLargestPiece);
-  // Now that all are here: a ring of small messages, one after the other. The best, which no computing has held up.
-  double ring_seconds = std::numeric_limits<double>::infinity();
-  for (int turn = 0; turn < kSmallRings; ++turn) {
+  // Now that all are here: rings of small messages, one after the other. The best, which no computing has held up. Each
+  // tells all ranks how long the one before took, so that they stop alike where messages take long.
+  double ring_seconds = std::numeric_limits<double>::infinity(), own = 0, spent = 0;
+  for (int ring = 0; ring < kSmallRings && spent < kSmallRingsSeconds; ++ring) {
+    tensors[0].fill_(own);
     const auto begun = std::chrono::steady_clock::now();
     take_largest();
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begun;
-    ring_seconds = std::min(ring_seconds, elapsed.count());
+    own = elapsed.count();
+    spent += tensors[0].data_ptr<double>()[0];
+    ring_seconds = std::min(ring_seconds, own);
   }
   flight_bytes_ = static_cast<int64_t>(bytes_per_second * ring_seconds / (size() - 1));  // there and back
 }
