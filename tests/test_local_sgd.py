@@ -100,6 +100,7 @@ def test_fragments_take_turns_and_a_delayed_mean_is_merged_when_it_is_due():
         [round(now / before, 3) for before, now in zip(*pair, strict=True)]
         for pair in itertools.pairwise(distances)
     ]
+    assert len(ratios[0]) >= 2
     for number, ratio in enumerate(ratios, start=2):  # ratio of the distance after step `number`
         due = {1: 0, 3: 1}  # fragment 0 is sent at steps 4, 8 and taken at 5, 9; fragment 1 at 2, 6 and 3, 7
         taken = dealt[due[number % 4]] if number % 4 in due and number >= 3 else []

@@ -244,8 +244,6 @@ void scale_sums(Sum* sums, int64_t count, Sum scale) {
   for (; i < count; ++i) Tail::store(sums + i, Tail::quiet(Tail::mul(Tail::load(sums + i), scale)));
 }
 
-// The kernels of codec.h.
-
 // Elements that are encoded at a time, whole groups: those that a few passes find in L1, where groups allow it.
 template <class Codec>
 int64_t tile_of(const Layout<Codec>& layout) {
@@ -257,6 +255,8 @@ int64_t elements_of_row(const Rows& rows, int64_t r) {
   const int64_t left = rows.numel - r * rows.row_numel;
   return left < 0 ? 0 : left < rows.row_numel ? left : rows.row_numel;
 }
+
+// The kernels of codec.h.
 
 void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire) {
   dispatch(spec, [&](auto codec) {

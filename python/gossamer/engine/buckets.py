@@ -101,18 +101,14 @@ class Buckets:
                 bucket.adopt_weights()
 
     def _plan(self, order: list[int], bucket_bytes: int) -> list[list[int]]:
-        firsts = self._first_bucket_bytes
-        limit = self._algorithm.bucket_limit(sum(param.nbytes for param in self._params))
-        bucket_bytes = min(bucket_bytes, limit or bucket_bytes)
-        if isinstance(firsts, int):
-            firsts = min(firsts, bucket_bytes)  # a tuner changes the other
         return plan_buckets(
             self._params,
             order,
             bucket_bytes=bucket_bytes,
-            first_bucket_bytes=firsts,
+            first_bucket_bytes=self._first_bucket_bytes,
             last=self._last,
             group_of=lambda index: self._algorithm.group_of(self._names[index], self._params[index]),
+            limit_of=self._algorithm.bucket_limit,
         )
 
     def _install(self, plan: list[list[int]], *, rebuild: bool = False) -> None:

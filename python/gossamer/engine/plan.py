@@ -17,6 +17,7 @@ def plan_buckets(
     first_bucket_bytes: int | Sequence[int],
     last: Collection[int] = (),
     group_of: Callable[[int], Hashable] = lambda index: None,
+    limit_of: Callable[[int], int | None] = lambda model_bytes: None,
 ) -> list[list[int]]:
     """Groups the parameters named by `order` into buckets, in the order in which they will be complete.
 
@@ -28,12 +29,16 @@ def plan_buckets(
         params: all parameters of the model.
         last: indices whose buckets go after all others, and hold no others.
         group_of: the group of a parameter, by its index.
+        limit_of: see Algorithm.bucket_limit; lowers `bucket_bytes`, and a single `first_bucket_bytes` with it.
         order: indices into `params`, in the order in which gradients are expected.
 
     Returns:
         Lists of indices into `params`.
     """
-    firsts = [first_bucket_bytes] if isinstance(first_bucket_bytes, int) else first_bucket_bytes
+    bucket_bytes = min(bucket_bytes, limit_of(sum(param.nbytes for param in params)) or bucket_bytes)
+    firsts = first_bucket_bytes
+    if isinstance(firsts, int):
+        firsts = [min(firsts, bucket_bytes)]  # a tuner changes the other
     limits = chain(firsts, repeat(bucket_bytes))
     limit = next(limits)
     open_buckets: dict[Hashable, list[int]] = {}

@@ -98,15 +98,13 @@ def buckets_of(problem: Problem, algorithm: Algorithm | None, ranks: int) -> lis
     A parameter's share of the backward is its share of the elements. None: torch DDP's plan, which has no padding.
     """
     order = range(len(problem.parameters) - 1, -1, -1)
-    whole = sum(parameter.nbytes for parameter in problem.parameters)
-    limit = algorithm.bucket_limit(whole) if algorithm else None
-    bucket_bytes = min(problem.bucket_bytes, limit or problem.bucket_bytes)
     plan = plan_buckets(
         problem.parameters,
         order,
-        bucket_bytes=bucket_bytes,
-        first_bucket_bytes=min(problem.first_bucket_bytes, bucket_bytes),
+        bucket_bytes=problem.bucket_bytes,
+        first_bucket_bytes=problem.first_bucket_bytes,
         group_of=lambda i: algorithm.group_of(problem.names[i], problem.parameters[i]) if algorithm else None,
+        limit_of=lambda model_bytes: algorithm.bucket_limit(model_bytes) if algorithm else None,
     )
     until: dict[int, float] = {}
     seen = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from gossamer.bench.measuring import paired, place, result, short, spread
 from gossamer.bench.network.loss import FIRST
-from gossamer.bench.network.steps import ALONE
+from gossamer.bench.network.steps import ALONE, COMPARED
 from gossamer.bench.network.variants import VARIANTS
 from gossamer.units import parse_rate
 
@@ -45,9 +45,11 @@ def _of_group(
         extra |= {"step_ms": short(step_ms), "step_spread_ms": short(1e3 * spread(times[name]))}
         extra |= {"compute_ms": short(1e3 * statistics.median(alone))}
         extra |= _bytes(name, found[name], about, step_ms)
-        for peer, field in (("ddp", "speedup_over_ddp"), ("ddp_fp16_hook", "speedup_over_fp16_hook")):
+        for peer in COMPARED:
             if peer in times and peer != name:
-                extra[field] = short(statistics.median(paired(times[peer], times[name])))
+                extra[f"speedup_over_{peer.removeprefix('ddp_')}"] = short(
+                    statistics.median(paired(times[peer], times[name]))
+                )
         where = f"{about['hosts']} hosts x {about['ranks_per_host']}, {about['rate']}, {about['model']}"
         lines.append(
             result(
