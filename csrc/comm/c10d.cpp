@@ -253,15 +253,15 @@ PendingPtr C10dCommunicator::rows(const char* operation, int64_t bytes, at::Tens
 
 // All ranks come here in the same operation, and decide alike.
 void C10dCommunicator::decide_on_pieces() {
-  std::vector<at::Tensor> tensors{at::full({1}, seconds_per_byte_, at::kDouble)};
-  const auto take_largest = [&] {
+  const auto largest = [&](double own) {
+    std::vector<at::Tensor> tensors{at::full({1}, own, at::kDouble)};
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
     options.asyncOp = async_;
     wait(*backend_->allreduce(tensors, options));
+    return tensors[0].item<double>();
   };
-  take_largest();
-  const double bytes_per_second = 1 / tensors[0].data_ptr<double>()[0];
+  const double bytes_per_second = 1 / largest(seconds_per_byte_);
   if (bytes_per_second >= kFastBytesPerSecond) return;
   piece_bytes_ =
       std::clamp(static_cast<int64_t>(bytes_per_second * kPieceSeconds), kLeastPiece, kLargestPiece);
@@ -269,12 +269,10 @@ void C10dCommunicator::decide_on_pieces() {
   // tells all ranks how long the one before took, so that they stop alike where messages take long.
   double ring_seconds = std::numeric_limits<double>::infinity(), own = 0, spent = 0;
   for (int ring = 0; ring < kSmallRings && spent < kSmallRingsSeconds; ++ring) {
-    tensors[0].fill_(own);
     const auto begun = std::chrono::steady_clock::now();
-    take_largest();
+    spent += largest(own);
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begun;
     own = elapsed.count();
-    spent += tensors[0].data_ptr<double>()[0];
     ring_seconds = std::min(ring_seconds, own);
   }
   flight_bytes_ = static_cast<int64_t>(bytes_per_second * ring_seconds / (size() - 1));  // there and back

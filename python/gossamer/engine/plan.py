@@ -48,7 +48,7 @@ def plan_buckets(
         param = params[index]
         key = (param.dtype, param.device, group_of(index), index in last)
         open_buckets.setdefault(key, []).append(index)
-        open_bytes[key] = open_bytes.get(key, 0) + param.numel() * param.element_size()
+        open_bytes[key] = open_bytes.get(key, 0) + param.nbytes
         if open_bytes[key] >= limit:
             closed.append(open_buckets.pop(key))
             del open_bytes[key]
