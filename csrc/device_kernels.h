@@ -27,7 +27,7 @@ struct DeviceKernels {
   void (*gather)(Dtype, const flat::Segment*, int64_t count, void* flat, double scale);
   void (*scatter)(Dtype, const flat::Segment*, int64_t count, const void* flat, double scale);
   void (*scale)(Dtype, void* flat, int64_t numel, double scale);
-  void (*sum_rows)(Dtype, void* const* rows, int64_t count, int64_t numel, double scale);
+  void (*sum_rows)(Dtype, const flat::RowSum&, double scale);
   void (*adam)(Dtype, const optim::Adam&, const optim::Segment*, int64_t count);
   void (*sgd)(Dtype, const optim::Sgd&, const optim::Segment*, int64_t count);
   bool (*is_capturing)();  // what is launched now goes into a graph, and is run later

@@ -11,6 +11,7 @@
 #include "backend/bindings.h"
 #include "collectives/two_shot.h"
 #include "comm/aside.h"
+#include "comm/by_hosts.h"
 #include "comm/c10d.h"
 #include "comm/symmetric.h"
 #include "engine/bindings.h"
@@ -19,6 +20,8 @@
 #include "named/bindings.h"
 #include "observe_bindings.h"
 #include "optim/optim.h"
+#include "route/peers.h"
+#include "route/route.h"
 
 namespace py = pybind11;
 using namespace gossamer;
@@ -44,20 +47,26 @@ void translate_errors() {
 
 void bind_communicator(py::module_& module) {
   py::class_<Pending>(module, "Pending").def("wait", &Pending::wait, Release());
-  py::enum_<ReduceOp>(module, "ReduceOp").value("SUM", ReduceOp::sum).value("MAX", ReduceOp::max);
+  py::enum_<ReduceOp>(module, "ReduceOp")
+      .value("SUM", ReduceOp::sum)
+      .value("MAX", ReduceOp::max)
+      .value("MIN", ReduceOp::min)
+      .value("PRODUCT", ReduceOp::product);
   py::class_<Communicator, CommunicatorPtr>(module, "Communicator")
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("device", &Communicator::device)
       .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
       .def_property_readonly("bytes_received", &Communicator::bytes_received)
-      .def_property_readonly("piece_bytes", &Communicator::piece_bytes)
+      .def_property_readonly("chunks", &Communicator::chunks)
       .def("all_reduce", &Communicator::all_reduce, py::arg("x"), py::arg("op") = ReduceOp::sum, KeepComm(),
            Release())
-      .def("reduce_scatter", &Communicator::reduce_scatter, py::arg("out"), py::arg("x"), KeepComm(),
-           Release())
+      .def("reduce_scatter", &Communicator::reduce_scatter, py::arg("out"), py::arg("x"),
+           py::arg("op") = ReduceOp::sum, KeepComm(), Release())
       .def("all_gather", &Communicator::all_gather, py::arg("out"), py::arg("x"), KeepComm(), Release())
       .def("all_to_all", &Communicator::all_to_all, py::arg("out"), py::arg("x"), KeepComm(), Release())
+      .def("all_to_all_unequal", &Communicator::all_to_all_unequal, py::arg("out"), py::arg("x"),
+           py::arg("out_bytes"), py::arg("x_bytes"), KeepComm(), Release())
       .def("broadcast", &Communicator::broadcast, py::arg("x"), py::arg("source") = 0, KeepComm(), Release())
       .def(
           "exchange",
@@ -73,17 +82,26 @@ void bind_communicator(py::module_& module) {
             return comm.exchange(all);
           },
           py::arg("swaps"), KeepComm(), Release())
-      .def("announce_failure", &Communicator::announce_failure, Release())
-      .def("sum_in_place", &Communicator::sum_in_place, py::arg("x"), py::arg("scale") = 1.0, Release())
+      .def("announce_failure", &Communicator::announce_failure, py::arg("what") = Communicator::kFailed,
+           Release())
       .def("allocate", &Communicator::allocate, py::arg("bytes"), Release());
   module.def(
       "c10d_communicator",
       [](c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
-         std::optional<c10::intrusive_ptr<c10d::Store>> store, std::string name) -> CommunicatorPtr {
-        return std::make_shared<C10dCommunicator>(
-            std::move(backend), device, store ? *store : c10::intrusive_ptr<c10d::Store>(), std::move(name));
+         std::optional<c10::intrusive_ptr<c10d::Store>> store, std::string name,
+         std::vector<int> ranks) -> CommunicatorPtr {
+        return std::make_shared<C10dCommunicator>(std::move(backend), device,
+                                                  store ? *store : c10::intrusive_ptr<c10d::Store>(),
+                                                  std::move(name), std::move(ranks));
       },
-      py::arg("backend"), py::arg("device"), py::arg("store"), py::arg("name"));
+      py::arg("backend"), py::arg("device"), py::arg("store"), py::arg("name"),
+      py::arg("ranks") = std::vector<int>());
+  py::class_<ByHosts, std::shared_ptr<ByHosts>, Communicator>(module, "ByHosts")
+      .def(py::init<CommunicatorPtr, CommunicatorPtr, CommunicatorPtr, std::vector<std::vector<int>>>(),
+           py::arg("world"), py::arg("inside"), py::arg("across"), py::arg("hosts"), py::keep_alive<1, 2>())
+      .def_property_readonly("world", &ByHosts::world)
+      .def_property_readonly("hosts", &ByHosts::hosts)
+      .def_property_readonly("bytes_across", &ByHosts::bytes_across);
   module.def(
       "symmetric_communicator",
       [](const CommunicatorPtr& other, CommunicatorPtr control, c10::intrusive_ptr<c10d::Store> store,
@@ -121,6 +139,39 @@ void bind_collectives(py::module_& module) {
       },
       py::arg("comm"), py::arg("codec"), py::arg("x"), py::arg("scale"), py::arg("nonce") = 0,
       py::arg("error") = py::none(), Release());
+  module.def("sum_in_place", &sum_in_place, py::arg("comm"), py::arg("x"), py::arg("scale"), Release());
+  module.def("swap_rows", &swap_rows, py::arg("comm"), py::arg("out"), py::arg("x"), Release());
+  module.def("gather_rows", &gather_rows, py::arg("comm"), py::arg("out"), py::arg("x"), Release());
+  module.def("piece_bytes", [](Communicator& comm) { return Route::of(comm).pace().piece_bytes(); });
+  // False, and nothing has happened, where x is not contiguous.
+  module.def(
+      "sum",
+      [](Communicator& comm, const at::Tensor& x) {
+        if (!x.is_contiguous()) return false;
+        Scratch scratch;
+        two_shot::all_reduce(comm, x.requires_grad() ? x.detach() : x, scratch);
+        return true;
+      },
+      py::arg("comm"), py::arg("x"), Release());
+  // across(communicator, part, scale, error) makes of part scale * its sum over the hosts.
+  module.def(
+      "sum_by_hosts",
+      [](ByHosts& comm, const at::Tensor& x, double scale, int64_t block,
+         const std::optional<at::Tensor>& error, const py::function& across) {
+        const PythonCallable call(across);
+        const py::gil_scoped_release release;
+        const auto carry = [&](Communicator& level, const at::Tensor& part, double factor,
+                               const at::Tensor& own, const Around& around) {
+          const auto whole = [&part](const Around::Part& all) {
+            if (all) all(part.numel(), 0, part.numel());
+          };
+          whole(around.before);
+          call(std::ref(level), part, factor, own.defined() ? std::make_optional(own) : std::nullopt);
+          whole(around.after);
+        };
+        sum_by_hosts(comm, x, scale, block, error.value_or(at::Tensor()), carry);
+      },
+      py::arg("comm"), py::arg("x"), py::arg("scale"), py::arg("block"), py::arg("error"), py::arg("across"));
   module.def(
       "reduce_scatter",
       [](Communicator& comm, const CodecChoice& codec, const at::Tensor& out, const at::Tensor& x,
@@ -219,7 +270,61 @@ void bind_engine(py::module_& module) {
       .def(
           "wait", [](Executor& executor) { executor.wait(raise_interrupt); }, Release())
       .def("stop", &Executor::stop, Release());
+}
 
+// The parts of an engine, as attributes of it: what a caller holds of one keeps the engine alive.
+void bind_parts(py::module_& module) {
+  py::class_<Worker>(module, "Worker")
+      .def(
+          "submit",
+          [](Worker& worker, py::object task, const std::string& what) {
+            auto call = std::make_shared<PythonCallable>(std::move(task));
+            const py::gil_scoped_release release;
+            worker.submit([call = std::move(call)] { (*call)(); }, what);
+          },
+          py::arg("task"), py::arg("what"))
+      .def("wait", &Worker::wait, Release())
+      .def("check_alive", &Worker::check_alive)
+      .def("give_up", &Worker::give_up, py::arg("why"), py::arg("announce"), Release());
+  py::class_<Hooks>(module, "Hooks")
+      .def("set_static_graph", &Hooks::set_static_graph)
+      .def("begin_forward", &Hooks::begin_forward, Release())
+      .def("survey", &Hooks::survey, Release())
+      .def_property_readonly("left_out", &Hooks::left_out)
+      .def_property_readonly("left_out_somewhere", &Hooks::left_out_somewhere);
+  py::class_<Flight>(module, "Flight")
+      .def("keep_gradients", &Flight::keep_gradients, py::arg("keep"), Release())
+      .def("kept_gradients", &Flight::kept_gradients, Release());
+  py::class_<Ending>(module, "Ending");
+  py::class_<Lockstep, Ending>(module, "Lockstep")
+      .def(
+          "set_on_end",
+          [](Lockstep& lockstep, const std::optional<py::function>& on_end) {
+            if (!on_end) return lockstep.set_on_end(nullptr);
+            lockstep.set_on_end([end = PythonCallable(*on_end)] { end(); });
+          },
+          py::arg("on_end"))
+      .def_property("optimizer_steps", &Lockstep::optimizer_steps, &Lockstep::set_optimizer_steps);
+  py::class_<Alone, Ending>(module, "Alone");
+  py::class_<Rounds, Ending>(module, "Rounds")
+      .def("set_passes", &Rounds::set_passes, py::arg("passes"), Release())
+      .def_property_readonly("under_way", &Rounds::under_way);
+  py::class_<Join>(module, "Join")
+      .def(
+          "start",
+          [](Join& join, bool mean_of_active, bool raise_early, py::object on_begin) {
+            std::function<bool()> begin;
+            if (!on_begin.is_none()) begin = PythonCallable(std::move(on_begin));
+            const py::gil_scoped_release release;
+            join.start(mean_of_active, raise_early, std::move(begin));
+          },
+          py::arg("mean_of_active"), py::arg("raise_early"), py::arg("on_begin") = py::none())
+      .def("end", &Join::end, Release())
+      .def_property_readonly("ended_early", &Join::ended_early);
+  module.def("inside_backward", &inside_backward);
+}
+
+void bind_whole_engine(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init([](CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
                        std::vector<std::string> names, py::function on_late, py::function on_order) {
@@ -234,61 +339,36 @@ void bind_engine(py::module_& module) {
            py::arg("on_order"))
       .def("clear_buckets", &Engine::clear_buckets, Release())
       .def("append_bucket", &Engine::append_bucket, py::arg("bucket"), py::arg("work"), Release())
-      .def(
-          "submit",
-          [](Engine& engine, py::object task, const std::string& what) {
-            auto call = std::make_shared<PythonCallable>(std::move(task));
-            const py::gil_scoped_release release;
-            engine.submit([call = std::move(call)] { (*call)(); }, what);
-          },
-          py::arg("task"), py::arg("what"))
-      .def("wait", &Engine::wait, Release())
       .def("resume", &Engine::resume, py::arg("step"), py::arg("optimizer_steps"))
-      .def(
-          "set_on_end",
-          [](Engine& engine, const std::optional<py::function>& on_end) {
-            if (!on_end) return engine.set_on_end(nullptr);
-            engine.set_on_end([end = PythonCallable(*on_end)] { end(); });
-          },
-          py::arg("on_end"))
-      .def("set_lockstep", &Engine::set_lockstep, py::arg("lockstep"))
+      .def("close", &Engine::close)
       .def_property("sync", &Engine::sync, &Engine::set_sync)
-      .def_property_readonly("step", &Engine::step)
-      .def("keep_gradients", &Engine::keep_gradients, py::arg("keep"), Release())
-      .def("kept_gradients", &Engine::kept_gradients, Release())
-      .def_property_readonly("recorder", &Engine::recorder)
-      .def("activity", [](const Engine& engine) { return activity_of(*engine.recorder()); })
-      .def("set_static_graph", &Engine::set_static_graph)
-      .def("begin_forward", &Engine::begin_forward, Release())
-      .def_property_readonly("left_out", &Engine::left_out)
-      .def_property_readonly("left_out_somewhere", &Engine::left_out_somewhere)
-      .def_property_readonly("inside_backward", &Engine::inside_backward)
+      .def("end_by", &Engine::end_by, py::arg("ending"), Release())
       .def("output_gradient", &Engine::output_gradient, Release())
+      .def("abandon", &Engine::abandon, Release())
+      .def("end_round", &Engine::end_round, Release())
+      .def("shadow", &Engine::shadow, Release())
       .def("capture_refusal", &Engine::capture_refusal, Release())
       .def("check_capture", &Engine::check_capture, Release())
-      .def("abandon", &Engine::abandon, Release())
-      .def("survey", &Engine::survey, Release())
-      .def_property_readonly("optimizer_steps", &Engine::optimizer_steps)
-      .def("set_optimizer_steps", &Engine::set_optimizer_steps, py::arg("steps"))
+      .def_property_readonly("worker", [](Engine& engine) -> Worker& { return engine.parts().worker; })
+      .def_property_readonly("hooks", [](Engine& engine) -> Hooks& { return engine.parts().hooks; })
+      .def_property_readonly("flight", [](Engine& engine) -> Flight& { return engine.parts().flight; })
+      .def_property_readonly("join", [](Engine& engine) -> Join& { return engine.parts().join; })
+      .def_property_readonly("lockstep",
+                             [](Engine& engine) -> Lockstep& { return engine.endings().lockstep; })
+      .def_property_readonly("alone", [](Engine& engine) -> Alone& { return engine.endings().alone; })
+      .def_property_readonly("rounds", [](Engine& engine) -> Rounds& { return engine.endings().rounds; })
+      // What the stall watch asks of whatever it watches.
+      .def_property_readonly("step", [](Engine& engine) { return engine.parts().worker.step(); })
+      .def_property_readonly(
+          "recorder", [](Engine& engine) { return engine.parts().worker.executor().shared_recorder(); })
+      .def("activity",
+           [](Engine& engine) { return activity_of(engine.parts().worker.executor().recorder()); })
       .def(
-          "start_join",
-          [](Engine& engine, bool mean_of_active, bool raise_early, py::object on_begin) {
-            std::function<bool()> begin;
-            if (!on_begin.is_none()) begin = PythonCallable(std::move(on_begin));
-            const py::gil_scoped_release release;
-            engine.start_join(mean_of_active, raise_early, std::move(begin));
+          "tell_stall",
+          [](Engine& engine, const std::string& facts, bool stop) {
+            engine.parts().worker.tell_stall(facts, stop);
           },
-          py::arg("mean_of_active"), py::arg("raise_early"), py::arg("on_begin") = py::none())
-      .def("end_join", &Engine::end_join, Release())
-      .def("shadow", &Engine::shadow, Release())
-      .def("use_rounds", &Engine::use_rounds, py::arg("passes"), Release())
-      .def("end_round", &Engine::end_round, Release())
-      .def_property_readonly("round_is_under_way", &Engine::round_is_under_way)
-      .def_property_readonly("ended_early", &Engine::ended_early)
-      .def("give_up", &Engine::give_up, py::arg("why"), py::arg("announce"), Release())
-      .def("tell_stall", &Engine::tell_stall, py::arg("facts"), py::arg("stop"), Release())
-      .def("check_alive", &Engine::check_alive)
-      .def("close", &Engine::close);
+          py::arg("facts"), py::arg("stop"), Release());
 }
 
 }  // namespace
@@ -300,6 +380,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_aside(module);
   bind_observe(module);
   bind_engine(module);
+  bind_parts(module);
+  bind_whole_engine(module);
   bind_comm_hook(module);
   bind_backend(module);
   bind_named(module);

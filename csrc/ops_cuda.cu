@@ -45,8 +45,8 @@ const DeviceKernels kCuda{
     [](Dtype dtype, void* flat, int64_t numel, double scale) {
       flat::cuda::scale(dtype, flat, numel, scale, current_stream());
     },
-    [](Dtype dtype, void* const* rows, int64_t count, int64_t numel, double scale) {
-      flat::cuda::sum_rows(dtype, rows, count, numel, scale, current_stream());
+    [](Dtype dtype, const flat::RowSum& sum, double scale) {
+      flat::cuda::sum_rows(dtype, sum, scale, current_stream());
     },
     [](Dtype dtype, const optim::Adam& adam, const optim::Segment* segments, int64_t count) {
       optim::cuda::adam(dtype, adam, segments, count, current_stream());

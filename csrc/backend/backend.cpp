@@ -8,6 +8,8 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <sstream>
 #include <utility>
@@ -52,6 +54,13 @@ class MeetingStore : public shm::Store {
   c10d::Store& store_;
 };
 
+// getpid() goes through the kernel, which every operation would pay for.
+pid_t current_process() {
+  static std::atomic<pid_t> current{getpid()};
+  static const int failed = pthread_atfork(nullptr, nullptr, [] { current = getpid(); });
+  return failed ? getpid() : current.load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
 std::exception_ptr python_error(const char* title, std::exception_ptr error) {
@@ -72,7 +81,7 @@ GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank
     : Backend(rank, size),
       store_(std::move(store)),
       options_(c10::make_intrusive<Options>("gossamer", timeout)),
-      owner_(getpid()) {
+      owner_(current_process()) {
   living_->backend = this;
   if (size < 1 || rank < 0 || rank >= size) {
     throw PythonError(ErrorKind::config, "gossamer backend: rank must be in [0, size), got rank " +
@@ -135,18 +144,28 @@ void GossamerBackend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 c10d::ErrorType GossamerBackend::getError() {
-  for (int peer = 0; peer < group_->size(); ++peer) {
-    if (!group_->trouble(peer).empty()) return c10d::ErrorType::COMM_ERROR;
-  }
-  return c10d::ErrorType::SUCCESS;
+  return trouble().empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
 }
 
-void GossamerBackend::abort() { abort_because("its group was aborted"); }
+std::string GossamerBackend::trouble() const {
+  for (int peer = 0; peer < group_->size(); ++peer) {
+    if (auto reason = group_->trouble(peer); !reason.empty()) return reason;
+  }
+  return {};
+}
 
-void GossamerBackend::abort_because(const std::string& reason) {
+void GossamerBackend::abort() {
+  announce("rank " + std::to_string(name_of(getRank())) + " has failed: its group was aborted");
+}
+
+void GossamerBackend::announce(const std::string& text) {
   if (owner_ != getpid()) return;  // a forked child ends nothing of its parent's
-  const std::string text = "rank " + std::to_string(getRank()) + " has failed: " + reason;
   hosts_ ? hosts_->announce(text) : group_->abort(text);
+}
+
+void GossamerBackend::name_ranks(std::vector<int> names) {
+  group_->name_ranks(names);
+  names_ = std::move(names);
 }
 
 void GossamerBackend::shutdown() {
@@ -164,7 +183,7 @@ void GossamerBackend::shutdown() {
 }
 
 void GossamerBackend::require_usable() const {
-  if (owner_ == getpid()) return;
+  if (owner_ == current_process()) return;
   throw PythonError(ErrorKind::comm, "gossamer backend: rank " + std::to_string(getRank()) +
                                          "'s group was made in process " + std::to_string(owner_) +
                                          " and cannot be used in its forked child " +
@@ -175,9 +194,8 @@ shm::Deadline GossamerBackend::deadline_of(std::chrono::milliseconds timeout) co
   return shm::Clock::now() + (timeout == c10d::kUnsetTimeout ? options_->timeout : timeout);
 }
 
-GossamerBackend::Reply GossamerBackend::start(const Plan& plan, const Tensors& inputs, Lists outputs,
-                                              Body body) {
-  require_usable();
+GossamerBackend::Reply GossamerBackend::enqueue(const Plan& plan, const Tensors& inputs, Lists outputs,
+                                                Body body) {
   // Threads may still wait for a work, or abort it, when the backend goes away.
   const auto help = [queue = queue_](GossamerWork& work) {
     queue->help([&work] { return work.isCompleted(); });
@@ -198,6 +216,14 @@ GossamerBackend::Reply GossamerBackend::start(const Plan& plan, const Tensors& i
         return work->complete(error);
       },
       !plan.async);
+  return work;
+}
+
+GossamerBackend::Reply GossamerBackend::failed(const Plan& plan, const Tensors& inputs, Lists outputs,
+                                               std::exception_ptr error) {
+  auto work = c10::make_intrusive<GossamerWork>(getRank(), plan.type, plan.title, inputs, std::move(outputs),
+                                                sequence_.load(), nullptr);
+  work->complete(std::move(error));
   return work;
 }
 
@@ -224,10 +250,11 @@ std::shared_ptr<shm::Shared> GossamerBackend::share(const std::shared_ptr<shm::B
   const WithoutGil without_gil;  // torch's rendezvous() comes with it
   std::shared_ptr<shm::Shared> shared;
   const Plan plan{c10d::OpType::UNKNOWN, "gossamer:symmetric_memory", c10d::kUnsetTimeout, false};
-  start(plan, {}, {}, [&](shm::Deadline deadline) {
+  const auto work = start(plan, {}, {}, [&](shm::Deadline deadline) {
     shared = std::make_shared<shm::Shared>(*group_, block, windows_.next_id(), deadline);
     windows_.add(shared);
-  })->wait();
+  });
+  if (work) work->wait();  // it has failed
   return shared;
 }
 

@@ -39,8 +39,11 @@ class GossamerBackend : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   c10d::ErrorType getError() override;
   void abort() override;
-  void abort_because(const std::string& reason);  // which the other ranks get to hear
+  void announce(const std::string& text);  // ends what waits; the errors say this
   void shutdown() override;
+  // For a group of some ranks of another: what each is called there, in errors. Before anything is called.
+  void name_ranks(std::vector<int> names);
+  int name_of(int rank) const { return names_.empty() ? rank : names_.at(static_cast<size_t>(rank)); }
 
   // Ranks that share memory, by host.
   const std::vector<std::vector<int>>& hosts() const { return group_->hosts(); }
@@ -54,6 +57,7 @@ class GossamerBackend : public c10d::Backend {
   std::shared_ptr<shm::Shared> share(const std::shared_ptr<shm::Block>& block);
   // Why nothing more can come from a rank of this host; empty while all is well.
   std::string trouble(int rank) const { return group_->trouble(rank); }
+  std::string trouble() const;  // of the first such rank
 
   using Tensors = std::vector<at::Tensor>;
   using Lists = std::vector<Tensors>;
@@ -95,9 +99,22 @@ class GossamerBackend : public c10d::Backend {
     bool async;
   };
   using Body = std::function<void(shm::Deadline)>;
+  // What a work's result() and future hold, by reference: most works of a caller that waits are never made.
+  struct Outputs {
+    Outputs() = default;
+    Outputs(const Tensors& list) : list(&list) {}
+    Outputs(const Lists& lists) : lists(&lists) {}
+    Lists copy() const { return list ? Lists{*list} : lists ? *lists : Lists(); }
+    const Tensors* list = nullptr;
+    const Lists* lists = nullptr;
+  };
 
-  // Queues `body`, which blocks until the operation is over.
-  Reply start(const Plan& plan, const Tensors& inputs, Lists outputs, Body body);
+  // Runs `body`, which blocks until the operation is over: in this thread if the caller waits and nothing is before it,
+  // and then there is no work unless it has failed; else by the queue. See start.h.
+  template <class Run>
+  Reply start(const Plan& plan, const Tensors& inputs, Outputs outputs, Run body);
+  Reply enqueue(const Plan& plan, const Tensors& inputs, Lists outputs, Body body);
+  Reply failed(const Plan& plan, const Tensors& inputs, Lists outputs, std::exception_ptr error);
   std::function<void()> aborter();
   // Checks arguments by `check`; if it throws, so does the call, and the other ranks are told.
   template <class Check>
@@ -123,6 +140,7 @@ class GossamerBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> gloo();
 
   c10::intrusive_ptr<c10d::Store> store_;
+  std::vector<int> names_;  // of the ranks, in errors; empty: their numbers
   c10::intrusive_ptr<c10d::Store> own_store_;  // the part of it that no other group uses, now or later
   c10::intrusive_ptr<Options> options_;
   std::unique_ptr<shm::Group> group_;

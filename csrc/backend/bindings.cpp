@@ -4,7 +4,11 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
+#include <thread>
+
 #include "backend/backend.h"
+#include "backend/gil.h"
 #include "backend/symmetric_memory.h"
 
 namespace py = pybind11;
@@ -22,6 +26,14 @@ void bind_backend(py::module_& module) {
       .def("allocate", &GossamerBackend::allocate, py::arg("bytes"),
            py::call_guard<py::gil_scoped_release>());
   register_symmetric_memory();
+  // Called after the handlers of the modules that import this one, which may still use groups.
+  const auto end = [] {
+    WhilePythonLives::end();
+    // Torch's own threads, such as Gloo's, are not counted. Those that want Python's lock for a callback get it now.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  };
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function(end, py::call_guard<py::gil_scoped_release>()));
 }
 
 }  // namespace gossamer

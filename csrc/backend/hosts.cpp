@@ -100,7 +100,7 @@ void Hosts::wait(c10d::Work& work, shm::Deadline deadline) {
       if (!why.empty()) raise(ErrorKind::comm, why);
     }
     if (shm::Clock::now() > deadline) {
-      raise(ErrorKind::comm, "between hosts, on rank ", rank_, ": timed out; ", silent_ranks());
+      raise(ErrorKind::comm, "between hosts, on rank ", rank_, ": Timed out; ", silent_ranks());
     }
     gave_up_ = false;
   }

@@ -223,7 +223,8 @@ GossamerBackend::Reply GossamerBackend::alltoall_base(at::Tensor& output, at::Te
             output.scalar_type());
     return flatten({input, output});
   });
-  return start(plan, {input}, {{output}}, [this, flats, in_sizes, out_sizes](shm::Deadline deadline) mutable {
+  const Tensors outputs{output};
+  return start(plan, {input}, outputs, [this, flats, in_sizes, out_sizes](shm::Deadline deadline) mutable {
     const Parts from(flats[0], in_sizes);
     const Parts to(flats[1], out_sizes);
     all_to_all(from.pointers, from.bytes, to.pointers, to.bytes, deadline);
@@ -265,7 +266,7 @@ GossamerBackend::Reply GossamerBackend::barrier(const c10d::BarrierOptions& opti
 void GossamerBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
   c10d::BarrierOptions now = options;
   now.asyncOp = false;
-  barrier(now)->wait();  // whose errors name every missing rank
+  if (const auto work = barrier(now)) work->wait();  // whose errors name every missing rank
 }
 
 }  // namespace gossamer

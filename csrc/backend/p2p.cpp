@@ -1,11 +1,29 @@
 // send, recv and recv from any source: by the mailbox inside one host, by Gloo where a group spans several (a receive
 // from any source could not wait for both). See backend.h.
+#include <functional>
+#include <memory>
 #include <thread>
 
 #include "backend/checks.h"
+#include "backend/gil.h"
 #include "backend/start.h"
 
 namespace gossamer {
+namespace {
+
+struct Posted {
+  WorkPtr work;
+  Flat flat;
+};
+
+void call_back(std::function<void()> callbacks) {
+  const WhilePythonLives python;
+  if (!python) return leak(callbacks);
+  callbacks();
+  callbacks = nullptr;
+}
+
+}  // namespace
 
 shm::Mailbox& GossamerBackend::mailbox() {
   const std::lock_guard<std::mutex> lock(mailbox_mutex_);
@@ -29,18 +47,21 @@ GossamerBackend::Reply GossamerBackend::post(Tensors& tensors, int peer, int tag
                                                 sequence_.load(), nullptr);
   work->on_abort(aborter());
   if (!sends) require_disjoint(title, tensors[0]);
-  Flat flat(tensors[0]);
-  void* data = flat.data();
-  const int64_t bytes = flat.bytes();
-  auto done = [work, flat, sends, title](int source, std::exception_ptr error) mutable {
+  auto posted = std::make_shared<Posted>(Posted{work, Flat(tensors[0])});
+  void* data = posted->flat.data();
+  const int64_t bytes = posted->flat.bytes();
+  auto done = [posted = std::move(posted), sends, title](int source, std::exception_ptr error) mutable {
     try {
-      if (!sends && !error) flat.write_back();
+      if (!sends && !error) posted->flat.write_back();
     } catch (...) {
       error = std::current_exception();
     }
-    auto callbacks = work->complete(error ? python_error(title, error) : nullptr, source);
+    auto callbacks = posted->work->complete(error ? python_error(title, error) : nullptr, source);
     // They may wait for other messages, or let go of the mailbox: not in its thread.
-    if (callbacks) std::thread(std::move(callbacks)).detach();
+    if (callbacks) std::thread(call_back, std::move(callbacks)).detach();
+    const WhilePythonLives python;
+    if (!python) leak(posted);
+    posted = nullptr;  // here, not where the mailbox lets go of this function
   };
   const auto deadline = deadline_of(c10d::kUnsetTimeout);
   try {

@@ -3,9 +3,11 @@
 
 #include <pthread.h>
 
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "backend/gil.h"
 #include "errors.h"
 
 namespace gossamer {
@@ -16,6 +18,19 @@ void Queue::submit(Task task, bool now) {
   tasks_.push_back(std::move(task));
   if (now && tasks_.size() == 1 && !running_) return run_first(lock);
   require_looper();
+  changed_.notify_all();
+}
+
+bool Queue::enter() {
+  const Lock lock(mutex_);
+  if (closed_ || running_ || !tasks_.empty()) return false;
+  running_ = true;
+  return true;
+}
+
+void Queue::leave() {
+  const Lock lock(mutex_);
+  running_ = false;
   changed_.notify_all();
 }
 
@@ -32,6 +47,11 @@ void Queue::run_first(Lock& lock, bool looping) {
   running_ = true;
   lock.unlock();
   Epilogue epilogue = task();
+  std::optional<WhilePythonLives> python;
+  if (looping && !python.emplace()) {
+    leak(task);
+    leak(epilogue);
+  }
   task = nullptr;  // what it holds is freed before anyone learns that it has run
   lock.lock();
   running_ = false;

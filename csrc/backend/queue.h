@@ -20,6 +20,10 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
   // `now`: the caller is going to wait, so the task runs in its thread if nothing is queued before it.
   void submit(Task task, bool now);
+  // As submit(task, true), but the caller is the task: nothing of this queue runs until leave(). False, and nothing has
+  // happened, where something is before it.
+  bool enter();
+  void leave();
   // Runs queued tasks in this thread until `done()`, or sleeps while another thread runs one.
   void help(const std::function<bool()>& done);
   // After what is queued has run, no more tasks are taken. Epilogues may still be running.

@@ -29,12 +29,13 @@ GossamerBackend::Reply GossamerBackend::allreduce(Tensors& tensors, const c10d::
     const auto& tensor = only("all_reduce", tensors);
     require_disjoint("all_reduce", tensor);
     summing = to_shm(options.reduceOp, tensor.scalar_type(), getSize(), "all_reduce");
-    return Flat(tensor);
+    return Flat(tensor, plan.async);
   });
-  return start(plan, tensors, {tensors}, [this, flat, summing](shm::Deadline deadline) mutable {
-    all_reduce(flat, summing, deadline);
-    flat.write_back();
-  });
+  return start(plan, tensors, {tensors},
+               [this, flat = std::move(flat), summing](shm::Deadline deadline) mutable {
+                 all_reduce(flat, summing, deadline);
+                 flat.write_back();
+               });
 }
 
 GossamerBackend::Reply GossamerBackend::allreduce_sparse(Tensors& tensors,

@@ -82,7 +82,10 @@ shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, con
   return summing;
 }
 
-Flat::Flat(const at::Tensor& tensor) : tensor_(tensor.detach()), same_(tensor.is_contiguous()) {
+// tensor_data() is detach() without the way through the dispatcher.
+Flat::Flat(const at::Tensor& tensor, bool later)
+    : tensor_(later || !tensor.is_contiguous() ? tensor.tensor_data() : tensor),
+      same_(tensor.is_contiguous()) {
   flat_ = same_ ? tensor_ : tensor_.contiguous();
 }
 

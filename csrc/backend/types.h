@@ -20,7 +20,8 @@ shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, con
 // A tensor as contiguous memory: itself, or a copy if it is strided. Without autograd: an operation writes under it.
 class Flat {
  public:
-  explicit Flat(const at::Tensor& tensor);
+  // `later`: the operation may run when the caller has gone on, and may have given the tensor other memory.
+  explicit Flat(const at::Tensor& tensor, bool later = true);
   void* data() const { return flat_.data_ptr(); }
   int64_t bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
   int64_t numel() const { return flat_.numel(); }

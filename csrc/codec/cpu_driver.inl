@@ -140,11 +140,12 @@ void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, i
   } else if constexpr (Codec::kStatistics == Statistics::none) {
     quantise<Codec, false>({}, x, begin, count, noise, codes);
   } else {
-    for (int64_t done = 0; done < count; done += layout.group) {
+    int64_t group = begin / layout.group;  // counted on: a division for each group takes time
+    for (int64_t done = 0; done < count; done += layout.group, ++group) {
       const int64_t n = count - done < layout.group ? count - done : layout.group;
       const auto params = params_of<Codec>(x + done, n, noise);
       auto* group_codes = layout.codes(row, begin + done);
-      Codec::write(params, row, (begin + done) / layout.group);
+      Codec::write(params, row, group);
       if (Codec::is_blank(params))
         memset(group_codes, 0, code_bytes<Codec>(n));
       else if (Codec::kStochastic && noise.on)

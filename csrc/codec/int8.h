@@ -1,5 +1,5 @@
-// Symmetric int8 with one float32 scale a block: x ~ code * scale, scale = absmax / 127, |error| <= scale
-// / 2. Row: [scales, padded to 16 bytes][codes, padded to 16 bytes]. A block that holds Inf or NaN decodes to
+// Symmetric int8 with the largest magnitude of each block, `peak`, as bfloat16: x ~ code * (peak / 127), |error| <=
+// peak / 254. Row: [peaks, padded to 16 bytes][codes, padded to 16 bytes]. A block that holds Inf or NaN decodes to
 // NaN in all its elements and touches no other block. Listed in codec_list.h; the contract is in layout.h.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace gossamer::GOSSAMER_ISA {
 
 template <class T>
-struct Int8 : Blocks<float> {
+struct Int8 : BfloatScales {
   using Tensor = T;
   using Value = float;
   using Code = int8_t;
@@ -38,24 +38,30 @@ struct Int8 : Blocks<float> {
     return {Scalar::max_int(x.absmax, y.absmax)};
   }
 
-  // code = rint((x * lift) * inverse). lift is a power of two that keeps 127 / absmax finite and normal
+  // code = rint((x * lift) * inverse). lift is a power of two that keeps 127 / peak finite and normal
   // for blocks of tiny values, denormals included; both products of an ordinary block are the plain ones.
   struct Params {
-    float scale, lift, inverse;
+    float peak, scale, lift, inverse;
   };
-  static HD Params finish(Stats<Scalar> stats, bool) {
+  // Rounded to nearest, a peak lies at most 1/256 below the largest magnitude, whose code stays below 127.5. Up
+  // where that is not so, among denormals, and where even the largest must not lie above 127: stochastic rounding
+  // would clamp it, and its mean would be off. The largest bfloat16 keeps a peak next to the largest float32 finite.
+  static HD Params finish(Stats<Scalar> stats, bool stochastic) {
     constexpr float two_to_100 = 1267650600228229401496703205376.0f;
-    if (stats.absmax >= static_cast<int32_t>(kInfinityBits)) return {bit_cast<float>(kNanBits), 1.0f, 0.0f};
-    if (stats.absmax == 0) return {0.0f, 1.0f, 0.0f};
-    const float absmax = bit_cast<float>(stats.absmax);
-    const float lift = absmax < 1.0f / two_to_100 ? two_to_100 : 1.0f;
-    return {absmax / 127.0f, lift, 127.0f / (absmax * lift)};
+    constexpr uint32_t smallest_normal = 0x00800000, largest = 0x7f7f;
+    const auto bits = static_cast<uint32_t>(stats.absmax);
+    if (bits >= kInfinityBits) return {bit_cast<float>(kNanBits), 0.0f, 1.0f, 0.0f};
+    if (bits == 0) return {0.0f, 0.0f, 1.0f, 0.0f};
+    const uint32_t rounded =
+        stochastic || bits < smallest_normal ? (bits + 0xffff) >> 16 : bfloat_from_bits(bits);
+    const float peak = bit_cast<float>((rounded < largest ? rounded : largest) << 16);
+    const float lift = peak < 1.0f / two_to_100 ? two_to_100 : 1.0f;
+    return {peak, 0.0f, lift, 127.0f / (peak * lift)};
   }
-  static HD void write(Params params, uint8_t* row, int64_t group) {
-    reinterpret_cast<float*>(row)[group] = params.scale;
-  }
+  static HD void write(Params params, uint8_t* row, int64_t group) { write_scale(params.peak, row, group); }
   static HD Params read(const uint8_t* row, int64_t group) {
-    return {reinterpret_cast<const float*>(row)[group], 0.0f, 0.0f};
+    const float peak = read_scale(row, group);
+    return {peak, peak * (1.0f / 127.0f), 0.0f, 0.0f};
   }
   static HD bool is_blank(Params params) { return params.inverse == 0.0f; }
 
@@ -63,7 +69,7 @@ struct Int8 : Blocks<float> {
   static HD typename Lane::I quantise(Params params, typename Lane::F x) {
     return Lane::to_int(Lane::mul(Lane::mul(x, params.lift), params.inverse));
   }
-  // Rounding may carry absmax a little beyond 127: hence the clamp.
+  // The rounding of `inverse` may carry the largest magnitude a little beyond 127: hence the clamp.
   template <class Lane>
   static HD typename Lane::I quantise(Params params, typename Lane::F x, typename Lane::F u) {
     const typename Lane::F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);

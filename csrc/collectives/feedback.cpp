@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "collectives/hops.h"
+#include "collectives/pieces.h"
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
 #include "observe/recorder.h"
@@ -25,7 +25,7 @@ class Owed {
   }
 
   // The piece of x and of what is owed to the wire.
-  void encode(const codec::Spec& spec, const Hops::Piece& piece, uint8_t* wire) {
+  void encode(const codec::Spec& spec, const Piece& piece, uint8_t* wire) {
     if (fused()) {
       const observe::Span span("encode", "codec", rows_.rows * piece.row_bytes);
       if (piece.numel == rows_.row_numel)
@@ -42,7 +42,7 @@ class Owed {
   }
 
   // When all of it is on its way.
-  void encoded(const codec::Spec& spec, const Hops::Piece& piece, uint8_t* wire) {
+  void encoded(const codec::Spec& spec, const Piece& piece, uint8_t* wire) {
     if (fused()) return;
     decode_piece(kernels_, spec, wire, rows_, piece, decoded_);
     each_row(piece, [&](int64_t, int64_t first, int64_t length) {
@@ -52,8 +52,8 @@ class Owed {
 
   // `received` summed and encoded for all. What that loses joins what this rank, from whose row `begin` on they are, has
   // left out of its own part of the sum.
-  void reduce(const codec::Spec& spec, const codec::WireRows& received, const Hops::Piece& piece,
-              int64_t begin, int64_t filled, double scale, const at::Tensor& sum, uint8_t* out) {
+  void reduce(const codec::Spec& spec, const codec::WireRows& received, const Piece& piece, int64_t begin,
+              int64_t filled, double scale, const at::Tensor& sum, uint8_t* out) {
     const observe::Span span("reduce", "codec", piece.row_bytes);
     const int64_t n = rows_.rows;
     if (fused())
@@ -75,7 +75,7 @@ class Owed {
     if (!fused()) error_.nan_to_num_(0.0, 0.0, 0.0);
   }
 
-  void decode(const codec::Spec& spec, const codec::WireRows& wire, const Hops::Piece& piece) {
+  void decode(const codec::Spec& spec, const codec::WireRows& wire, const Piece& piece) {
     decode_piece(kernels_, spec, wire, rows_, piece, same_type() ? flat_ : decoded_);
     if (same_type()) return;
     each_row(piece, [&](int64_t, int64_t first, int64_t length) {
@@ -93,7 +93,7 @@ class Owed {
 
   // Of what the piece has of x.
   template <class Call>
-  void each_row(const Hops::Piece& piece, const Call& call) const {
+  void each_row(const Piece& piece, const Call& call) const {
     for (int64_t row = 0; row < rows_.rows; ++row) {
       const int64_t first = std::min(rows_.numel, row * rows_.row_numel + piece.begin);
       const int64_t end = std::min(rows_.numel, (row + 1) * rows_.row_numel);
@@ -110,38 +110,57 @@ class Owed {
 }  // namespace
 
 void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale,
-                           Scratch& scratch, uint64_t nonce, at::Tensor error) {
+                           Scratch& scratch, uint64_t nonce, at::Tensor error, const Around& around) {
   const c10::OptionalDeviceGuard guard(at::device_of(x));
   const auto& kernels = device_kernels(x.device().type());
   const int64_t n = comm.size();
   const int64_t numel = x.numel();
   if (numel == 0) return;
-  if (n == 1) return kernels.scale(to_dtype(x.scalar_type(), "all_reduce"), x.data_ptr(), numel, scale);
-
   auto spec = codec.spec(error.scalar_type());  // wide all the way: no rounding that the error does not see
-  const int64_t chunk = chunk_numel(numel, n, spec.block);
+  const int64_t chunk = chunk_numel(numel, comm.chunks(), spec.block);
+  const auto call = [chunk](const Around::Part& part, int64_t begin, int64_t length) {
+    if (part) part(chunk, begin, length);
+  };
+  if (ByHosts* hosts = comm.by_hosts()) {
+    const auto across = [&](Communicator& level, const at::Tensor& part, double factor, const at::Tensor& own,
+                            const Around& inner) {
+      all_reduce_with_error(level, codec, part, factor, scratch, nonce, own, inner);
+    };
+    call(around.before, 0, chunk);
+    sum_by_hosts(*hosts, x, scale, spec.block, error, across);
+    return call(around.after, 0, chunk);
+  }
+  if (n == 1) {
+    call(around.before, 0, chunk);
+    kernels.scale(to_dtype(x.scalar_type(), "all_reduce"), x.data_ptr(), numel, scale);
+    return call(around.after, 0, chunk);
+  }
   const int64_t begin = std::min(comm.rank() * chunk, numel);
   const int64_t valid = std::clamp<int64_t>(numel - begin, 0, chunk);
-  Hops hops(comm, scratch, x.device(), codec, spec, chunk);
+  const RowsPtr way = open_rows(comm, scratch, {spec, chunk, codec.is_divisible(), x.device()});
   Owed owed(kernels, x, error, {n, chunk, numel});
 
   spec.key = codec.key(nonce, Phase::first, comm.rank());
-  for (const auto& piece : hops.pieces()) {
-    owed.encode(spec, piece, hops.send(piece));
-    hops.post(piece);
+  for (const auto& piece : way->pieces()) {
+    call(around.before, piece.begin, piece.numel);
+    owed.encode(spec, piece, way->send(piece));
+    way->post(piece);
   }
-  for (const auto& piece : hops.pieces()) owed.encoded(spec, piece, hops.send(piece));
+  for (const auto& piece : way->pieces()) owed.encoded(spec, piece, way->send(piece));
 
   const at::Tensor sum = at::empty({chunk}, error.options());
   spec.key = codec.key(nonce, Phase::reduced, comm.rank());
-  for (const auto& piece : hops.pieces()) {
-    const codec::WireRows received = hops.swap(piece);
+  for (const auto& piece : way->pieces()) {
+    const codec::WireRows received = way->swap(piece);
     const int64_t filled = std::clamp<int64_t>(valid - piece.begin, 0, piece.numel);
-    owed.reduce(spec, received, piece, begin + piece.begin, filled, scale, sum, hops.own(piece));
-    hops.share(piece);
+    owed.reduce(spec, received, piece, begin + piece.begin, filled, scale, sum, way->own(piece));
+    way->share(piece);
   }
   owed.forget_what_is_not_finite();
-  for (const auto& piece : hops.pieces()) owed.decode(spec, hops.gather(piece), piece);
+  for (const auto& piece : way->pieces()) {
+    owed.decode(spec, way->gather(piece), piece);
+    call(around.after, piece.begin, piece.numel);
+  }
 }
 
 }  // namespace two_shot

@@ -2,16 +2,16 @@
 #include "collectives/two_shot.h"
 
 #include <ATen/DeviceGuard.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <sstream>
 
-#include "collectives/hops.h"
+#include "collectives/pieces.h"
 #include "device_kernels.h"
 #include "errors.h"
 #include "float_dtype.h"
 #include "observe/recorder.h"
+#include "route/peers.h"
 
 namespace gossamer {
 namespace {
@@ -45,15 +45,11 @@ uint64_t CodecChoice::key(uint64_t nonce, Phase phase, int rank) const {
                     : 0;
 }
 
-codec::Spec CodecChoice::spec(at::ScalarType type) const { return {kind, to_dtype(type, "codec"), block}; }
-
-at::Tensor Scratch::take(at::Tensor& slot, int64_t bytes, at::Device device) {
-  if (!slot.defined() || slot.device() != device || slot.numel() < bytes) {
-    slot = at::Tensor();  // free the old memory before asking for the new
-    slot = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-  }
-  return slot.narrow(0, 0, bytes);
+bool CodecChoice::is_divisible() const {
+  return !codec::has_row_statistics({kind, Dtype::f32, block}) && !stochastic;
 }
+
+codec::Spec CodecChoice::spec(at::ScalarType type) const { return {kind, to_dtype(type, "codec"), block}; }
 
 namespace two_shot {
 
@@ -69,46 +65,66 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
   const int64_t n = comm.size();
   const int64_t numel = x.numel();
   if (numel == 0) return;
-  const auto call = [](const Around::Part& part, int64_t begin, int64_t length) {
-    if (part) part(begin, length);
+  const int64_t chunk = chunk_numel(numel, comm.chunks(), spec.block);
+  const auto call = [chunk](const Around::Part& part, int64_t begin, int64_t length) {
+    if (part) part(chunk, begin, length);
   };
-  const int64_t chunk = chunk_numel(numel, n, spec.block);
+  if (ByHosts* hosts = comm.by_hosts()) {
+    const auto across = [&](Communicator& level, const at::Tensor& part, double factor, const at::Tensor&,
+                            const Around& inner) {
+      all_reduce(level, codec, part, factor, scratch, nonce, inner);
+    };
+    call(around.before, 0, chunk);
+    sum_by_hosts(*hosts, x, scale, spec.block, at::Tensor(), across);
+    return call(around.after, 0, chunk);
+  }
   const bool exact = spec.kind == codec::Kind::identity;
-  if (n == 1 || exact) call(around.before, 0, chunk);
+  const bool direct = exact && comm.peers_of(x) != nullptr;
+  if (n == 1 || direct) call(around.before, 0, chunk);
   if (n == 1) kernels.scale(spec.dtype, x.data_ptr(), numel, scale);
-  if (n == 1 || (exact && comm.sum_in_place(x, scale))) return call(around.after, 0, chunk);
+  if (n == 1 || (direct && sum_in_place(comm, x, scale))) return call(around.after, 0, chunk);
 
   const int64_t row_bytes = codec::row_bytes(spec, chunk);
   const int64_t valid = std::clamp<int64_t>(numel - comm.rank() * chunk, 0, chunk);
   const codec::Rows rows{n, chunk, numel};
   // Uncoded chunks that fill whole rows are sent from, and gathered into, the tensor itself.
   const bool whole_rows = exact && n * row_bytes == static_cast<int64_t>(x.nbytes());
-  Hops hops(comm, scratch, x.device(), codec, spec, chunk, whole_rows ? as_bytes(x) : at::Tensor());
+  const at::Tensor whole = whole_rows ? as_bytes(x) : at::Tensor();
+  const RowsPtr way =
+      open_rows(comm, scratch, {spec, chunk, codec.is_divisible(), x.device(), Hops::both, whole});
   void* sum = codec::has_row_statistics(spec)
                   ? scratch.sum(chunk * element_size(accumulate_dtype(spec.dtype)), x.device()).data_ptr()
                   : nullptr;
 
   spec.key = codec.key(nonce, Phase::first, comm.rank());
-  for (const auto& piece : hops.pieces()) {
-    if (!exact) call(around.before, piece.begin, piece.numel);
-    if (!hops.in_place()) encode_piece(kernels, spec, x, rows, piece, hops.send(piece));
-    hops.post(piece);
+  for (const auto& piece : way->pieces()) {
+    call(around.before, piece.begin, piece.numel);
+    if (!way->in_place()) encode_piece(kernels, spec, x, rows, piece, way->send(piece));
+    way->post(piece);
   }
   spec.key = codec.key(nonce, Phase::reduced, comm.rank());
-  for (const auto& piece : hops.pieces()) {
-    const codec::WireRows received = hops.swap(piece);
+  for (const auto& piece : way->pieces()) {
+    const codec::WireRows received = way->swap(piece);
     const int64_t filled = std::clamp<int64_t>(valid - piece.begin, 0, piece.numel);
     {
       const observe::Span span("reduce", "codec", piece.row_bytes);
-      kernels.reduce_encode(spec, received, n, piece.numel, filled, scale, hops.own(piece), sum);
+      kernels.reduce_encode(spec, received, n, piece.numel, filled, scale, way->own(piece), sum);
     }
-    hops.share(piece);
+    way->share(piece);
   }
-  for (const auto& piece : hops.pieces()) {
-    const codec::WireRows results = hops.gather(piece);
-    if (!hops.in_place()) decode_piece(kernels, spec, results, rows, piece, x);
+  for (const auto& piece : way->pieces()) {
+    const codec::WireRows results = way->gather(piece);
+    if (!way->in_place()) decode_piece(kernels, spec, results, rows, piece, x);
     call(around.after, piece.begin, piece.numel);
   }
+}
+
+void all_reduce(Communicator& comm, at::Tensor x, Scratch& scratch) {
+  ByHosts* hosts = comm.by_hosts();
+  const bool by_hosts =
+      hosts != nullptr && (x.is_cpu() || hosts->inside().shares_memory()) && float_dtype(x.scalar_type());
+  if (by_hosts) return all_reduce(comm, {codec::Kind::identity, 1}, x, 1.0, scratch);
+  if (!sum_in_place(comm, x, 1.0)) comm.all_reduce(x, ReduceOp::sum)->wait();
 }
 
 void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x, double scale,
@@ -121,18 +137,20 @@ void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out
   check_parts("reduce_scatter", x, out, comm.size());
   if (chunk == 0) return;
 
-  const int64_t row_bytes = codec::row_bytes(spec, chunk);
-  const at::Tensor send = scratch.send(n * row_bytes, x.device());
-  const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
+  const RowsPtr way = open_rows(comm, scratch, {spec, chunk, codec.is_divisible(), x.device(), Hops::first});
   spec.key = codec.key(nonce, Phase::first, comm.rank());
-  kernels.encode(spec, spec.dtype, x.data_ptr(), {n, chunk, x.numel()}, bytes_of(send));
-  comm.all_to_all(receive, send)->wait();
-
+  for (const auto& piece : way->pieces()) {
+    encode_piece(kernels, spec, x, {n, chunk, x.numel()}, piece, way->send(piece));
+    way->post(piece);
+  }
   const auto wide = accumulate_dtype(spec.dtype);
   at::Tensor sum = scratch.sum(chunk * element_size(wide), x.device())
                        .view(wide == Dtype::f64 ? at::kDouble : at::kFloat)
                        .zero_();
-  kernels.decode_add(spec, bytes_of(receive), n, chunk, chunk, sum.data_ptr());
+  for (const auto& piece : way->pieces()) {
+    const at::Tensor part = sum.narrow(0, piece.begin, piece.numel);
+    kernels.decode_add(spec, way->swap(piece), n, piece.numel, piece.numel, part.data_ptr());
+  }
   kernels.scale(wide, sum.data_ptr(), chunk, scale);
   out.copy_(sum.view(out.sizes()));
 }
@@ -147,13 +165,14 @@ void all_gather(Communicator& comm, const CodecChoice& codec, at::Tensor out, at
   check_parts("all_gather", out, x, comm.size());
   if (chunk == 0) return;
 
-  const int64_t row_bytes = codec::row_bytes(spec, chunk);
-  const at::Tensor own = scratch.own(row_bytes, x.device());
-  const at::Tensor receive = scratch.receive(n * row_bytes, x.device());
+  const RowsPtr way = open_rows(comm, scratch, {spec, chunk, codec.is_divisible(), x.device(), Hops::second});
   spec.key = codec.key(nonce, Phase::first, comm.rank());
-  kernels.encode(spec, spec.dtype, x.data_ptr(), {1, chunk, chunk}, bytes_of(own));
-  comm.all_gather(receive, own)->wait();
-  kernels.decode(spec, bytes_of(receive), {n, chunk, out.numel()}, out.data_ptr());
+  for (const auto& piece : way->pieces()) {
+    encode_piece(kernels, spec, x, {1, chunk, chunk}, piece, way->own(piece));
+    way->share(piece);
+  }
+  for (const auto& piece : way->pieces())
+    decode_piece(kernels, spec, way->gather(piece), {n, chunk, out.numel()}, piece, out);
 }
 
 }  // namespace two_shot

@@ -5,10 +5,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-
 #include "codec/codec.h"
-#include "comm/communicator.h"
+#include "route/hosts.h"
+#include "route/rows.h"
 
 namespace gossamer {
 
@@ -23,26 +22,12 @@ struct CodecChoice {
   uint64_t seed = 0;
 
   uint64_t key(uint64_t nonce, Phase phase, int rank) const;  // of codec::Spec; 0 unless stochastic
+  bool is_divisible() const;                                  // see Shape in route/rows.h
   // Throws PythonError(codec) for a dtype it cannot encode. The key is 0, which decoding does not look at.
   codec::Spec spec(at::ScalarType type) const;
 };
 
 Dtype to_dtype(at::ScalarType type, const char* where);
-
-inline uint8_t* bytes_of(const at::Tensor& x) { return static_cast<uint8_t*>(x.data_ptr()); }
-
-// Wire memory that is kept from call to call, so that a training step allocates nothing.
-class Scratch {
- public:
-  at::Tensor send(int64_t bytes, at::Device device) { return take(send_, bytes, device); }
-  at::Tensor receive(int64_t bytes, at::Device device) { return take(receive_, bytes, device); }
-  at::Tensor own(int64_t bytes, at::Device device) { return take(own_, bytes, device); }
-  at::Tensor sum(int64_t bytes, at::Device device) { return take(sum_, bytes, device); }
-
- private:
-  static at::Tensor take(at::Tensor& slot, int64_t bytes, at::Device device);
-  at::Tensor send_, receive_, own_, sum_;
-};
 
 // With a stochastic codec, ranks and the two encodings of a value draw different random numbers; calls draw
 // different ones where `nonce` differs.
@@ -51,23 +36,18 @@ namespace two_shot {
 // Elements of a rank's chunk of `numel`: whole blocks, the last chunks short or empty.
 int64_t chunk_numel(int64_t numel, int64_t ranks, int64_t block);
 
-// What a caller does to x while other parts of it are on their way. Each is called for parts that together are all of x:
-// elements [begin, begin + numel) of every chunk, of a short last chunk as far as x goes.
-struct Around {
-  using Part = std::function<void(int64_t begin, int64_t numel)>;
-  Part before;  // it is encoded: fills it
-  Part after;   // it holds the result
-};
-
-// x (contiguous, any size) becomes scale * sum over ranks, in place.
+// x (contiguous, any size) becomes scale * sum over ranks, in place. By hosts where comm is.
 void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch,
                 uint64_t nonce = 0, const Around& around = {});
 
-// The same, for what a codec leaves out: `error` (contiguous, x.numel() elements, float32 or, for float64 tensors,
+// x becomes the sum over ranks: by the group's own all-reduce, or exactly by hosts. NCCL knows its hosts itself.
+void all_reduce(Communicator& comm, at::Tensor x, Scratch& scratch);
+
+// As through a codec, for what that leaves out: `error` (contiguous, x.numel() elements, float32 or, for float64 tensors,
 // float64) is this rank's memory of it, zero at first. It is added to x before encoding and then holds what was left
 // out, by this rank of its own values and of its chunk of the result. Defined in feedback.cpp.
 void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale,
-                           Scratch& scratch, uint64_t nonce, at::Tensor error);
+                           Scratch& scratch, uint64_t nonce, at::Tensor error, const Around& around = {});
 
 // out becomes this rank's part of scale * sum over ranks; x.numel() == size * out.numel().
 void reduce_scatter(Communicator& comm, const CodecChoice& codec, at::Tensor out, at::Tensor x, double scale,

@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <functional>
-#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -24,9 +23,10 @@ class GossamerBackend;
 
 class C10dCommunicator : public Communicator {
  public:
-  // `store` (may be null) serves the roll call after a failure; `name` keys it and is equal on all ranks.
+  // `store` (may be null) serves the roll call after a failure; `name` keys it and is equal on all ranks. `ranks`: what
+  // errors call them, for some ranks of a larger group; empty: by their numbers here.
   C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
-                   c10::intrusive_ptr<c10d::Store> store, std::string name);
+                   c10::intrusive_ptr<c10d::Store> store, std::string name, std::vector<int> ranks = {});
   ~C10dCommunicator() override;
 
   int rank() const override { return backend_->getRank(); }
@@ -34,17 +34,23 @@ class C10dCommunicator : public Communicator {
   at::Device device() const override { return device_; }
 
   PendingPtr all_reduce(at::Tensor x, ReduceOp op) override;
-  PendingPtr reduce_scatter(at::Tensor out, at::Tensor x) override;
+  PendingPtr reduce_scatter(at::Tensor out, at::Tensor x, ReduceOp op) override;
   PendingPtr all_gather(at::Tensor out, at::Tensor x) override;
   PendingPtr all_to_all(at::Tensor out, at::Tensor x) override;
+  PendingPtr all_to_all_unequal(at::Tensor out, at::Tensor x, std::vector<int64_t> out_bytes,
+                                std::vector<int64_t> x_bytes) override;
   PendingPtr broadcast(at::Tensor x, int source) override;
   PendingPtr exchange(const std::vector<Swap>& swaps) override;
+  bool reduces_every_integer() const override { return shared_memory_ != nullptr; }
 
   at::Tensor allocate(int64_t bytes) override;
-  int64_t piece_bytes() const override { return piece_bytes_; }
-  int64_t flight_bytes() const override { return flight_bytes_; }
+  bool uses_sockets() const override { return gloo_ && device_.is_cpu(); }
 
-  void announce_failure() noexcept override;
+  void announce_failure(const std::string& what = kFailed) noexcept override {
+    tell("rank " + std::to_string(name_of(rank())) + " has " + what);
+  }
+  void tell(const std::string& text) noexcept override;
+  std::string trouble() noexcept override;
   std::string capture_refusal() const override;
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
 
@@ -58,17 +64,20 @@ class C10dCommunicator : public Communicator {
   [[noreturn]] void fail(const char* operation, int64_t bytes, const std::exception& error);
 
  private:
+  // What there is to say of an error beside its reason; the other ranks get to know of it.
+  std::string who_is_to_blame(const std::string& reason);
+  // The ranks whose connection to this one is broken.
+  std::vector<int> disconnected();
+  int name_of(int rank) const { return ranks_.empty() ? rank : ranks_.at(static_cast<size_t>(rank)); }
+  std::string place() const;  // "1/4", "2 of ranks 0, 2"
+  std::string listed(const std::vector<int>& ranks) const;
   // Says which ranks do not answer, by the store and not by the broken backend. Waits a few seconds at most.
   std::string roll_call();
 
-  template <class Post>
-  PendingPtr rows(const char* operation, int64_t bytes, at::Tensor out, at::Tensor x, int64_t own_rows,
-                  const Post& post);
-  void decide_on_pieces();
   template <class Start>
   PendingPtr start(const char* operation, int64_t bytes, int64_t bytes_to_peers, Start&& start,
                    std::function<void()> finish = {}, std::optional<int64_t> bytes_from_peers = {});
-  PendingPtr sum_and_take_own(at::Tensor out, const at::Tensor& x);
+  PendingPtr reduce_and_take_own(at::Tensor out, const at::Tensor& x, ReduceOp op);
   std::string key(const std::string& leaf) const;
   void require(const at::Tensor& x, const char* operation) const;
   bool leaves_unfinished() const;
@@ -77,14 +86,11 @@ class C10dCommunicator : public Communicator {
   at::Device device_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::string name_;
+  std::vector<int> ranks_;
   GossamerBackend* shared_memory_;  // backend_ if it is one; else null
   bool gloo_;
   bool async_;  // false where an operation costs less than handing it to another thread
   std::atomic<bool> gave_up_{false};
-  int long_rows_ = 0;  // operations with them so far, see rows()
-  double seconds_per_byte_ = std::numeric_limits<double>::infinity();  // the best of those
-  int64_t piece_bytes_ = 0;                                            // 0: whole
-  int64_t flight_bytes_ = 0;
   std::once_flag looking_;
   std::unique_ptr<Lookout> lookout_;  // for waits for single messages
   std::mutex left_mutex_;

@@ -1,6 +1,7 @@
 // What c10d.h does when an operation, or another rank, fails: who waits learns of it, and the error names who is silent.
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <sstream>
 #include <thread>
 
@@ -13,12 +14,20 @@ namespace {
 
 constexpr auto kRollCallTimeout = std::chrono::milliseconds(3000);
 constexpr auto kRollCallPoll = std::chrono::milliseconds(20);
-constexpr auto kFailurePoll = std::chrono::milliseconds(1000);
+constexpr auto kFailurePoll = std::chrono::milliseconds(200);
+constexpr int kProbeTag = 0x676f73;  // of no message
+
+// What another rank has said, "rank 1 has ..."; empty if none has. Throws if the store does not answer.
+std::string announced(c10d::Store& store, const std::string& key) {
+  if (!store.check({key})) return {};
+  const auto text = store.get(key);
+  return {text.begin(), text.end()};
+}
 
 }  // namespace
 
 // A rank that dies breaks its neighbours' operations at once, but those who wait for a neighbour would wait for
-// the whole timeout. So whoever fails says so in the store, and whoever waits looks there once a second.
+// the whole timeout. So whoever fails says so in the store, and whoever waits looks there five times a second.
 void C10dCommunicator::wait(c10d::Work& work) {
   if (!store_ || !gloo_) {
     work.wait();
@@ -28,7 +37,7 @@ void C10dCommunicator::wait(c10d::Work& work) {
   if (type == c10d::OpType::SEND || type == c10d::OpType::RECV) {
     std::call_once(looking_, [this] {
       lookout_ = std::make_unique<Lookout>(
-          [store = store_, failed = key("failed")] { return store->check({failed}); });
+          [store = store_, failed = key("failed")] { return announced(*store, failed); });
     });
     return lookout_->wait(work);
   }
@@ -43,7 +52,7 @@ void C10dCommunicator::wait(c10d::Work& work) {
       }
     }
     gave_up_ = true;  // also if the store does not answer
-    if (store_->check({key("failed")})) throw std::runtime_error("another rank of this group has failed");
+    if (const auto what = announced(*store_, key("failed")); !what.empty()) throw std::runtime_error(what);
     gave_up_ = false;
   }
 }
@@ -60,34 +69,92 @@ bool C10dCommunicator::leaves_unfinished() const {
   return std::any_of(left_.begin(), left_.end(), [](const auto& work) { return !work->isCompleted(); });
 }
 
+std::string C10dCommunicator::listed(const std::vector<int>& ranks) const {
+  std::ostringstream text;
+  for (size_t i = 0; i < ranks.size(); ++i) text << (i ? ", " : "") << name_of(ranks[i]);
+  return text.str();
+}
+
+std::string C10dCommunicator::place() const {
+  if (ranks_.empty()) return std::to_string(rank()) + "/" + std::to_string(size());
+  std::vector<int> all(ranks_.size());
+  std::iota(all.begin(), all.end(), 0);
+  return std::to_string(name_of(rank())) + " of ranks " + listed(all);
+}
+
 std::string C10dCommunicator::key(const std::string& leaf) const { return "gossamer/" + name_ + "/" + leaf; }
 
 void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
   const std::string reason = first_line(error.what());
   if (shared_memory_) throw PythonError(ErrorKind::comm, reason);  // which names the operation and the ranks
   std::ostringstream message;
-  message << operation << " of " << readable_bytes(bytes) << " failed on rank " << rank() << "/" << size()
-          << ": " << reason << "; " << roll_call();
+  message << operation << " of " << readable_bytes(bytes) << " failed on rank " << place() << ": " << reason
+          << who_is_to_blame(reason);
   throw PythonError(ErrorKind::comm, message.str());
 }
 
-void C10dCommunicator::announce_failure() noexcept {
+std::string C10dCommunicator::who_is_to_blame(const std::string& reason) {
+  std::string what;
   try {
-    if (shared_memory_) return shared_memory_->abort_because("it gave up after an error of its own");
-    if (store_) store_->set(key("failed"), std::vector<uint8_t>{1});
+    if (store_) {
+      store_->set(key(std::to_string(rank())), std::vector<uint8_t>{1});  // for the roll call of another
+      what = announced(*store_, key("failed"));
+    }
+  } catch (const std::exception&) {
+    // Whoever hosts the store is gone; the connections tell of it.
+  }
+  // When an operation times out, Gloo closes this rank's connections, and the others say that they have lost those.
+  if (reason.find("imed out") == std::string::npos && reason.find("timeout") == std::string::npos) {
+    if (!what.empty()) return reason == what ? "" : "; " + what;
+    if (const auto lost = listed(disconnected()); !lost.empty()) {
+      announce_failure("lost its connection to rank " + lost);
+      return "; it has lost its connection to rank " + lost;
+    }
+  }
+  announce_failure("failed: " + reason);
+  return "; " + roll_call();
+}
+
+void C10dCommunicator::tell(const std::string& text) noexcept {
+  try {
+    if (shared_memory_) return shared_memory_->announce(text);
+    if (!store_ || !announced(*store_, key("failed")).empty()) return;  // the first one knows best
+    store_->set(key("failed"), std::vector<uint8_t>(text.begin(), text.end()));
   } catch (const std::exception&) {
     // Whoever hosts the store is gone; the others will notice that.
   }
 }
 
+std::string C10dCommunicator::trouble() noexcept {
+  try {
+    if (shared_memory_) return shared_memory_->trouble();
+    return store_ ? announced(*store_, key("failed")) : std::string();
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+// Gloo refuses a receive at once where the connection is broken. Where it is not, nobody sends with this tag.
+std::vector<int> C10dCommunicator::disconnected() {
+  std::vector<int> broken;
+  for (int peer = 0; gloo_ && peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    try {
+      std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+      backend_->recv(nothing, peer, kProbeTag);
+    } catch (const std::exception& error) {
+      // Gloo closes all connections itself when an operation has timed out.
+      if (std::string(error.what()).find("timeout") == std::string::npos) broken.push_back(peer);
+    }
+  }
+  return broken;
+}
+
 std::string C10dCommunicator::roll_call() {
   if (!store_) return "no store to ask which ranks are silent";
-  std::ostringstream silent;
+  std::vector<int> missing;
   try {
-    announce_failure();
-    store_->set(key(std::to_string(rank())), std::vector<uint8_t>{1});
     const auto deadline = std::chrono::steady_clock::now() + kRollCallTimeout;
-    std::vector<int> missing;
     do {
       missing.clear();
       for (int peer = 0; peer < size(); ++peer) {
@@ -96,11 +163,10 @@ std::string C10dCommunicator::roll_call() {
       if (missing.empty()) return "every rank answers the roll call";
       std::this_thread::sleep_for(kRollCallPoll);
     } while (std::chrono::steady_clock::now() < deadline);
-    for (size_t i = 0; i < missing.size(); ++i) silent << (i ? ", " : "silent: rank ") << missing[i];
   } catch (const std::exception&) {
     return "the store that rank 0 or the launcher hosts does not answer either";
   }
-  return silent.str();
+  return "silent: rank " + listed(missing);
 }
 
 }  // namespace gossamer

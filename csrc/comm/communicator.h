@@ -12,7 +12,7 @@
 
 namespace gossamer {
 
-enum class ReduceOp : int { sum = 0, max = 1 };
+enum class ReduceOp : int { sum = 0, max = 1, min = 2, product = 3 };
 
 // One operation in flight. wait() blocks the host for CPU groups, the current stream for NCCL; it throws
 // PythonError(comm) with the operation, its size and the ranks that have gone silent.
@@ -23,22 +23,20 @@ class Pending {
 };
 using PendingPtr = std::unique_ptr<Pending>;
 
-struct Swap {  // one message to rank `to` and one from rank `source`
+// One message to rank `to` and one from rank `source`; of an undefined or empty tensor there is none.
+struct Swap {
   at::Tensor out, x;
   int to, source;
 };
 
+class ByHosts;    // comm/by_hosts.h
 class PeerBlock;  // backend/peers.h
-
-// Memory on every rank that all of them read in place: size() rows from its beginning, for what a rank sends to each, and
-// behind them one for what it has for all.
-struct PeerRows {
-  PeerBlock* block = nullptr;  // null: this group has no such memory
-  int64_t for_all = 0;         // where that one is, in bytes: the same in every call until the memory grows
-};
+class Route;      // route/route.h
 
 class Communicator {
  public:
+  static constexpr const char* kFailed = "failed: it gave up after an error of its own";
+
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;
@@ -46,45 +44,63 @@ class Communicator {
   virtual at::Device device() const = 0;
 
   // All tensors are contiguous and on device(). Every rank calls with equal shapes and dtypes.
-  virtual PendingPtr all_reduce(at::Tensor x, ReduceOp op) = 0;         // in place
-  virtual PendingPtr reduce_scatter(at::Tensor out, at::Tensor x) = 0;  // sum; x is size() parts of out
-  virtual PendingPtr all_gather(at::Tensor out, at::Tensor x) = 0;      // out is size() parts of x
-  virtual PendingPtr all_to_all(at::Tensor out, at::Tensor x) = 0;      // equal parts
-  virtual PendingPtr broadcast(at::Tensor x, int source) = 0;           // in place
-  virtual PendingPtr exchange(const std::vector<Swap>& swaps) = 0;      // all at once
+  virtual PendingPtr all_reduce(at::Tensor x, ReduceOp op) = 0;  // in place
+  // x is size() parts of out.
+  virtual PendingPtr reduce_scatter(at::Tensor out, at::Tensor x, ReduceOp op = ReduceOp::sum) = 0;
+  virtual PendingPtr all_gather(at::Tensor out, at::Tensor x) = 0;  // out is size() parts of x
+  virtual PendingPtr all_to_all(at::Tensor out, at::Tensor x) = 0;  // equal parts
+  // uint8 [n], as long as each rank likes: x is x_bytes[i] for rank i, out is out_bytes[i] from rank i, in rank order.
+  virtual PendingPtr all_to_all_unequal(at::Tensor out, at::Tensor x, std::vector<int64_t> out_bytes,
+                                        std::vector<int64_t> x_bytes) = 0;
+  virtual PendingPtr broadcast(at::Tensor x, int source) = 0;       // in place
+  virtual PendingPtr exchange(const std::vector<Swap>& swaps) = 0;  // all at once
+
+  // Whether it reduces int16, uint16 and uint32 too, and not only what Gloo and NCCL do.
+  virtual bool reduces_every_integer() const { return false; }
 
   // Zero-filled memory for a bucket that this group's wire can reach; 64-byte aligned.
   virtual at::Tensor allocate(int64_t bytes);
 
-  // x, contiguous and on device(), becomes scale * the sum over ranks in rank order from zero, by reading it where it is:
-  // in memory that allocate() made, the same part on every rank. False, and nothing has happened, where that is not so.
-  virtual bool sum_in_place(const at::Tensor&, double /*scale*/) { return false; }
+  // Whether memory from allocate() is read by all ranks in each other.
+  virtual bool shares_memory() const { return false; }
+  // The memory of all ranks that x lies in, if allocate() made it and they read it in each other; else null.
+  virtual PeerBlock* peers_of(const at::Tensor& /*x*/) { return nullptr; }
 
-  // For a collective that sends and gets rows of row_bytes; collective where it has to grow. Until the next call.
-  virtual PeerRows peer_rows(int64_t /*row_bytes*/) { return {}; }
+  // This communicator, if sums go through its hosts; else null.
+  virtual ByHosts* by_hosts() { return nullptr; }
+  // The parts of a sum that a rank of its own computes each, on its way.
+  virtual int64_t chunks() const { return size(); }
 
-  // Rows of bytes that are longer travel sooner in pieces of about this length, each an operation; 0: whole. The same on
-  // all ranks between two operations.
-  virtual int64_t piece_bytes() const { return 0; }
-  // What a link takes between a rank's word that it receives and what comes of it: as much must be under way at least.
-  virtual int64_t flight_bytes() const { return 0; }
+  // Whether its bytes go through sockets of the host, which a long message may keep busy: see route/pace.h.
+  virtual bool uses_sockets() const { return false; }
 
   // Why a CUDA graph cannot hold what this group does; empty if it can.
   virtual std::string capture_refusal() const { return "its group is not known to work in a graph"; }
 
-  // Lets the ranks that wait for this one know, as far as the group can, that it has failed.
-  virtual void announce_failure() noexcept {}
+  // Lets the ranks that wait for this one know, as far as the group can, that they wait in vain. `what`: what this rank has
+  // done, for the errors of the others: "rank 1 has <what>".
+  virtual void announce_failure(const std::string& what = kFailed) noexcept {
+    tell("rank " + std::to_string(rank()) + " has " + what);
+  }
+  // The same in other words. The first that is told stays.
+  virtual void tell(const std::string& /*text*/) noexcept {}
+  // What was told, or is known of a rank that is lost; empty while all is well.
+  virtual std::string trouble() noexcept { return {}; }
 
   // Payload bytes this rank has handed to other ranks since construction.
   virtual uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   // And has taken from them.
   virtual uint64_t bytes_received() const { return bytes_received_.load(std::memory_order_relaxed); }
 
- protected:
+  // What went another way than by its own operations: through memory.
   void count(int64_t sent, int64_t received) {
     bytes_sent_.fetch_add(static_cast<uint64_t>(sent), std::memory_order_relaxed);
     bytes_received_.fetch_add(static_cast<uint64_t>(received), std::memory_order_relaxed);
   }
+
+ protected:
+  friend class Route;
+  std::shared_ptr<Route> route_;  // what route/ keeps of this group
 
  private:
   std::atomic<uint64_t> bytes_sent_{0};

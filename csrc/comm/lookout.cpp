@@ -16,7 +16,7 @@
 namespace gossamer {
 namespace {
 
-constexpr auto kPoll = std::chrono::seconds(1);
+constexpr auto kPoll = std::chrono::milliseconds(200);
 
 }  // namespace
 
@@ -27,33 +27,33 @@ struct Lookout::Post {
     while (!changed.wait_for(lock, kPoll, [this] { return closed; })) {
       if (waited_for.empty()) continue;
       lock.unlock();
-      const bool seen = ask();
+      std::string seen = ask();
       lock.lock();
-      if (closed || !seen) continue;
-      failed = true;
+      if (closed || seen.empty()) continue;
+      failed = std::move(seen);
       for (c10d::Work* work : waited_for) work->abort();
     }
   }
 
-  bool ask() const {
+  std::string ask() const {
     try {
-      return has_failed();
-    } catch (const std::exception&) {
-      return true;
+      return what_failed();
+    } catch (const std::exception& error) {
+      return std::string("the store does not answer: ") + error.what();
     }
   }
 
-  std::function<bool()> has_failed;
+  std::function<std::string()> what_failed;
   const pid_t owner = getpid();
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<c10d::Work*> waited_for;  // not freed before their waiter has had the mutex
-  bool failed = false;
+  std::string failed;
   bool closed = false;
 };
 
-Lookout::Lookout(std::function<bool()> failed) : post_(std::make_shared<Post>()) {
-  post_->has_failed = std::move(failed);
+Lookout::Lookout(std::function<std::string()> failed) : post_(std::make_shared<Post>()) {
+  post_->what_failed = std::move(failed);
   std::thread([post = post_] { post->run(); }).detach();
 }
 
@@ -68,7 +68,7 @@ void Lookout::wait(c10d::Work& work) {
   Post& post = *post_;
   {
     const std::lock_guard<std::mutex> lock(post.mutex);
-    if (post.failed) throw std::runtime_error("another rank of this group has failed");
+    if (!post.failed.empty()) throw std::runtime_error(post.failed);
     post.waited_for.push_back(&work);
   }
   std::exception_ptr error;
@@ -79,7 +79,7 @@ void Lookout::wait(c10d::Work& work) {
   }
   const std::lock_guard<std::mutex> lock(post.mutex);
   post.waited_for.erase(std::find(post.waited_for.begin(), post.waited_for.end(), &work));
-  if (post.failed) throw std::runtime_error("another rank of this group has failed");
+  if (!post.failed.empty()) throw std::runtime_error(post.failed);
   if (error) std::rethrow_exception(error);
 }
 

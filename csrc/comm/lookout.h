@@ -1,18 +1,20 @@
 // Gloo's wait for one message takes no time limit without breaking the connection. This ends such waits when another rank
-// says that it has failed: a thread that asks so once a second. One a communicator, from its first such wait on.
+// says that it has failed: a thread that asks so five times a second. One a communicator, from its first such wait on.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <functional>
 #include <memory>
+#include <string>
 
 namespace gossamer {
 
 class Lookout {
  public:
-  // `failed` may block, and is not called after the end of this; what it throws counts as a failure.
-  explicit Lookout(std::function<bool()> failed);
+  // `failed` returns what another rank has said, or nothing. It may block, and is not called after the end of this; what it
+  // throws counts as a failure.
+  explicit Lookout(std::function<std::string()> failed);
   Lookout(const Lookout&) = delete;
   Lookout& operator=(const Lookout&) = delete;
   ~Lookout();

@@ -1,5 +1,4 @@
-// See symmetric.h. The order of barriers: what a rank reads or writes in another's memory lies between two meetings, and
-// between meetings no element is touched by two ranks.
+// See symmetric.h.
 #include "comm/symmetric.h"
 
 #include <ATen/DeviceGuard.h>
@@ -15,21 +14,14 @@
 #include "backend/gil.h"
 #include "device_kernels.h"
 #include "errors.h"
-#include "float_dtype.h"
-#include "observe/recorder.h"
 
 namespace gossamer {
 namespace {
 
-constexpr int64_t kAlignmentBytes = 16;  // of what a rank sums, so that kernels move whole vectors
-constexpr int64_t kTextBytes = 400;      // of what a rank tells the others
+constexpr int64_t kAlignmentBytes = 16;
+constexpr int64_t kTextBytes = 400;  // of what a rank tells the others
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-class Done : public Pending {
- public:
-  void wait() override {}  // queued on the caller's stream, which its next work follows
-};
 
 }  // namespace
 
@@ -47,14 +39,14 @@ SymmetricCommunicator::~SymmetricCommunicator() {
       failed_ = true;
     }
   }
-  if (!failed_) return;
-  for (auto& [base, block] : blocks_) block.leak();
-  if (rows_.block) rows_.block->leak();
+  if (failed_)
+    for (auto& [base, block] : blocks_) block.leak();
+  route_.reset();  // whose memory is of blocks_
 }
 
-void SymmetricCommunicator::announce_failure() noexcept {
+void SymmetricCommunicator::tell(const std::string& text) noexcept {
   failed_ = true;
-  other_->announce_failure();
+  other_->tell(text);
 }
 
 void SymmetricCommunicator::agree(int64_t bytes, const std::string& problem) {
@@ -122,57 +114,14 @@ at::Tensor SymmetricCommunicator::allocate(int64_t bytes) {
   return memory.narrow(0, 0, bytes);
 }
 
-PeerBlock* SymmetricCommunicator::find(const at::Tensor& x) {
+// The map's entries stay where they are while they live.
+PeerBlock* SymmetricCommunicator::peers_of(const at::Tensor& x) {
+  free_unused();  // of an earlier plan of buckets, in the first step of a new one
   const std::lock_guard<std::mutex> lock(mutex_);
   auto found = blocks_.upper_bound(x.data_ptr());
   if (found == blocks_.begin()) return nullptr;
   --found;
   return found->second.holds(x) ? &found->second : nullptr;
-}
-
-// Rank j alone reads and writes chunk j, of every rank's memory.
-bool SymmetricCommunicator::sum_in_place(const at::Tensor& x, double scale) {
-  const auto dtype = float_dtype(x.scalar_type());
-  if (!dtype || !x.is_contiguous()) return false;
-  PeerBlock* block = find(x);
-  if (block == nullptr) return false;
-  const c10::OptionalDeviceGuard guard(device());
-  free_unused();  // of an earlier plan of buckets, in the first step of a new one
-  const int64_t n = size();
-  const int64_t element_bytes = element_size(*dtype);
-  const int64_t chunk = round_up((x.numel() + n - 1) / n, kAlignmentBytes / element_bytes);
-  const int64_t begin = std::min(rank() * chunk, x.numel());
-  const int64_t valid = std::min(chunk, x.numel() - begin);
-  const int64_t offset = static_cast<uint8_t*>(x.data_ptr()) -
-                         block->bases().at(static_cast<size_t>(rank())) + begin * element_bytes;
-  std::vector<void*> rows;
-  for (uint8_t* base : block->bases()) rows.push_back(base + offset);
-
-  const int64_t moved = 2 * static_cast<int64_t>(x.nbytes()) * (n - 1) / n;
-  observe::Flight flight("sum_in_place", moved);
-  block->meet();
-  device_kernels(device().type()).sum_rows(*dtype, rows.data(), n, valid, scale);
-  block->meet();
-  flight.posted();
-  count(moved, moved);
-  return true;
-}
-
-PendingPtr SymmetricCommunicator::all_reduce(at::Tensor x, ReduceOp op) {
-  if (op == ReduceOp::sum && sum_in_place(x, 1.0)) return std::make_unique<Done>();
-  return other_->all_reduce(std::move(x), op);
-}
-
-PeerRows SymmetricCommunicator::peer_rows(int64_t row_bytes) {
-  if (row_bytes > rows_.row_bytes) {
-    require_no_capture((size() + 1) * row_bytes);
-    rows_ = Rows{};  // free the old memory before asking for the new
-    auto [memory, block] = new_block((size() + 1) * row_bytes);
-    rows_ = Rows{row_bytes, std::move(memory), std::move(block)};
-  }
-  const int64_t moved = 2 * (size() - 1) * row_bytes;
-  count(moved, moved);
-  return {&*rows_.block, size() * rows_.row_bytes};
 }
 
 }  // namespace gossamer

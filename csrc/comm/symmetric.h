@@ -1,11 +1,10 @@
 // A communicator whose ranks share one host and read each other's buckets in place, on CUDA devices: what it allocates
-// is symmetric memory, and sums of that need no transport. Everything else goes through the communicator that it is made
-// of. Not a two-shot through a codec: collectives/ makes that, in its scratch.
+// is symmetric memory. Its operations are those of the communicator that it is made of; what can be done in the memory
+// itself is done by route/.
 #pragma once
 
 #include <map>
 #include <mutex>
-#include <optional>
 
 #include "backend/peers.h"
 #include "comm/communicator.h"
@@ -22,21 +21,27 @@ class SymmetricCommunicator : public Communicator {
   int size() const override { return other_->size(); }
   at::Device device() const override { return other_->device(); }
 
-  // Directly where x is a sum of floats in memory from allocate(): then all ranks give the same part of the same
-  // allocation, and the bits are those of sum_in_place.
-  PendingPtr all_reduce(at::Tensor x, ReduceOp op) override;
-  PendingPtr reduce_scatter(at::Tensor out, at::Tensor x) override { return other_->reduce_scatter(out, x); }
+  PendingPtr all_reduce(at::Tensor x, ReduceOp op) override { return other_->all_reduce(x, op); }
+  PendingPtr reduce_scatter(at::Tensor out, at::Tensor x, ReduceOp op) override {
+    return other_->reduce_scatter(out, x, op);
+  }
   PendingPtr all_gather(at::Tensor out, at::Tensor x) override { return other_->all_gather(out, x); }
   PendingPtr all_to_all(at::Tensor out, at::Tensor x) override { return other_->all_to_all(out, x); }
+  PendingPtr all_to_all_unequal(at::Tensor out, at::Tensor x, std::vector<int64_t> out_bytes,
+                                std::vector<int64_t> x_bytes) override {
+    return other_->all_to_all_unequal(std::move(out), std::move(x), std::move(out_bytes), std::move(x_bytes));
+  }
   PendingPtr broadcast(at::Tensor x, int source) override { return other_->broadcast(x, source); }
   PendingPtr exchange(const std::vector<Swap>& swaps) override { return other_->exchange(swaps); }
+  bool reduces_every_integer() const override { return other_->reduces_every_integer(); }
 
   // Collective. It blocks the host, and cannot be done while a graph is captured.
   at::Tensor allocate(int64_t bytes) override;
-  bool sum_in_place(const at::Tensor& x, double scale) override;
-  PeerRows peer_rows(int64_t row_bytes) override;
+  bool shares_memory() const override { return true; }
+  PeerBlock* peers_of(const at::Tensor& x) override;
 
-  void announce_failure() noexcept override;
+  void tell(const std::string& text) noexcept override;
+  std::string trouble() noexcept override { return other_->trouble(); }
   std::string capture_refusal() const override { return ""; }
   uint64_t bytes_sent() const override { return Communicator::bytes_sent() + other_->bytes_sent(); }
   uint64_t bytes_received() const override {
@@ -44,8 +49,6 @@ class SymmetricCommunicator : public Communicator {
   }
 
  private:
-  // The block that x lies in; the map's entries stay where they are while they live.
-  PeerBlock* find(const at::Tensor& x);
   std::pair<at::Tensor, PeerBlock> new_block(int64_t bytes);
   void free_unused();
   void require_no_capture(int64_t bytes) const;
@@ -57,12 +60,6 @@ class SymmetricCommunicator : public Communicator {
   std::unique_ptr<PeerGroup> group_;
   std::mutex mutex_;  // of blocks_: the engine's worker looks there, any thread allocates
   std::map<const void*, PeerBlock> blocks_;  // by this rank's base
-  struct Rows {
-    int64_t row_bytes = 0;
-    at::Tensor memory;
-    std::optional<PeerBlock> block;
-  };
-  Rows rows_;
   std::atomic<bool> failed_{false};
 };
 

@@ -182,6 +182,15 @@ void Bucket::copy_in(const std::vector<size_t>& positions, double scale,
       .gather(dtype, segments.data(), static_cast<int64_t>(segments.size()), flat_grad.data_ptr(), scale);
 }
 
+void Bucket::adopt_gradients() {
+  for (size_t i = 0; i < params_.size() && has("grad"); ++i) {
+    const at::Tensor& grad = params_[i].grad();
+    if (!grad.defined() || grad.layout() != at::kStrided) continue;
+    views("grad")[i].copy_(grad.detach());
+    params_[i].mutable_grad() = views("grad")[i];
+  }
+}
+
 void Bucket::adopt_weights() {
   const c10::OptionalDeviceGuard guard(device_);
   const auto& weights = views("weight");

@@ -52,7 +52,8 @@ class Bucket {
   // A parameter without a gradient contributes zeros and stays without one. Padding is zero afterwards.
   void gather(double scale);
 
-  // Parameters whose memory is not in the field "weight" (any more) are copied there and become views of it.
+  // Gradients that exist, and weights that are not there (any more), move into the memory of their field.
+  void adopt_gradients();  // if there is a field for them
   void adopt_weights();
 
   // Zeroes what lies between the parameters. Needed only after something has written there, such as a codec: NaN,

@@ -76,7 +76,7 @@ CommHook::CommHook(CommunicatorPtr comm, std::vector<at::Tensor> params, std::ve
 void CommHook::close() {
   if (closed_) return;
   closed_ = true;
-  if (executor_.busy()) comm_->announce_failure();
+  if (executor_.busy()) comm_->announce_failure("dropped its communication hook in the middle of a step");
   executor_.stop();
 }
 
@@ -220,16 +220,15 @@ void CommHook::run_group(const Message& message, Group& group, uint64_t nonce) {
       unsent.back().zero_();
     }
   }
-  const int64_t chunk = group.flat.numel() / comm_->size();
-  const two_shot::Around around{
-      [&](int64_t begin, int64_t numel) {
+  const Around around{
+      [&](int64_t chunk, int64_t begin, int64_t numel) {
         auto parts = within(segments, chunk, begin, numel, element);
         // Padding holds what the codec made of it in the step before.
         const auto padding = within(group.padding, chunk, begin, numel, element);
         parts.insert(parts.end(), padding.begin(), padding.end());
         kernels.gather(dtype, parts.data(), static_cast<int64_t>(parts.size()), group.flat.data_ptr(), 1.0);
       },
-      [&](int64_t begin, int64_t numel) {
+      [&](int64_t chunk, int64_t begin, int64_t numel) {
         const auto parts = within(segments, chunk, begin, numel, element);
         kernels.scatter(dtype, parts.data(), static_cast<int64_t>(parts.size()), group.flat.data_ptr(), 1.0);
       }};
@@ -238,7 +237,6 @@ void CommHook::run_group(const Message& message, Group& group, uint64_t nonce) {
   Scratch& scratch = scratches_[group.method];
   if (method.codec && !group.error.defined())
     return two_shot::all_reduce(*comm_, *method.codec, group.flat, scale, scratch, nonce, around);
-  around.before(0, chunk);
   std::optional<at::Tensor> error;
   if (group.error.defined()) {
     error = group.error;
@@ -246,12 +244,14 @@ void CommHook::run_group(const Message& message, Group& group, uint64_t nonce) {
                    static_cast<int64_t>(group.padding.size()), error->data_ptr(), 1.0);
   }
   if (method.codec) {
-    two_shot::all_reduce_with_error(*comm_, *method.codec, group.flat, scale, scratch, nonce, *error);
+    two_shot::all_reduce_with_error(*comm_, *method.codec, group.flat, scale, scratch, nonce, *error, around);
   } else {
+    const int64_t all = group.flat.numel();
+    around.before(all, 0, all);
     method.call(group.flat, error, nonce);
+    around.after(all, 0, all);
   }
   for (size_t i = 0; i < unsent.size(); ++i) unsent[i].add_(kept[i]);
-  around.after(0, chunk);
 }
 
 CommHook::Layout& CommHook::layout_of(const Message& message) {
@@ -278,7 +278,7 @@ CommHook::Layout& CommHook::layout_of(const Message& message) {
 }
 
 CommHook::Group CommHook::place(const Message& message, size_t method, std::vector<size_t> positions) {
-  const int64_t ranks = comm_->size();
+  const int64_t ranks = comm_->chunks();  // or the parts of a sum by hosts
   const int64_t unit = methods_[method].unit;
   Group group{method, {}, {}, {}, {}};
   std::vector<int64_t> filled(static_cast<size_t>(ranks), 0);
@@ -312,7 +312,8 @@ CommHook::Group CommHook::place(const Message& message, size_t method, std::vect
     for (auto& piece : member.pieces) piece.offset += piece.row * chunk;
   for (const auto& gap : gaps)
     if (gap.numel > 0) group.padding.push_back({nullptr, gap.row * chunk + gap.offset, gap.numel});
-  group.flat = at::zeros({ranks * chunk}, message.buffer.options());
+  const int64_t bytes = ranks * chunk * static_cast<int64_t>(message.buffer.element_size());
+  group.flat = comm_->allocate(bytes).view(message.buffer.scalar_type());
   return group;
 }
 

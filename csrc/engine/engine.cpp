@@ -1,33 +1,26 @@
-// The moments of a step: a gradient arrives, a bucket fires, the backward ends. See engine.h; the hooks
-// themselves are in ready.cpp.
+// See engine.h.
 #include "engine/engine.h"
 
-#include <ATen/ops/empty.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
-#include <sstream>
+#include <optional>
 #include <utility>
 
+#include "device_kernels.h"
+
 namespace gossamer {
-namespace {
-
-constexpr auto kAgreement = "agreement";  // as an observer sees it
-
-}  // namespace
 
 Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
                std::vector<std::string> names, std::function<void()> on_late,
                std::function<void(std::vector<int64_t>)> on_order)
-    : comm_(std::move(comm)),
-      control_(std::move(control)),
-      params_(std::move(params)),
-      names_(std::move(names)),
-      on_late_(std::move(on_late)),
-      on_order_(std::move(on_order)),
-      slots_(params_.size()),
-      executor_(std::make_unique<Executor>(comm_->device())) {}
-
-Engine::~Engine() { close(); }
+    : worker_(std::move(comm), std::move(control)),
+      hooks_(std::move(params), std::move(names), mutex_),
+      flight_(worker_, mutex_),
+      join_(worker_, mutex_),
+      endings_{
+          {parts_, std::move(on_late), std::move(on_order)}, Alone(parts_), {parts_, endings_.lockstep}} {}
 
 void Engine::close() {
   // A Python task on the worker may need the GIL that this thread holds.
@@ -35,319 +28,169 @@ void Engine::close() {
   if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_) return;
-    closed_ = true;
-    for (auto& slot : slots_) {
-      if (slot.remove_hook) slot.remove_hook();
-      slot = Slot{};
-    }
+    if (worker_.closed()) return;
+    worker_.mark_closed();
+    hooks_.remove();
   }
-  // An operation that waits for other ranks, and ranks that wait for this one, would go on for the whole timeout.
-  if (in_backward_ || executor_->busy()) announce_failure();
-  executor_->stop();
-}
-
-void Engine::announce_failure() noexcept {
-  comm_->announce_failure();
-  if (control_ != comm_) control_->announce_failure();
-}
-
-void Engine::check_alive() const {
-  if (closed_) throw PythonError(ErrorKind::config, "this engine is closed; wrap the model again");
-  if (broken_) throw PythonError(ErrorKind::comm, "this engine stopped: " + *broken_);
-  if (stopped_) throw PythonError(ErrorKind::comm, "this engine stopped: " + stall_facts());
-}
-
-std::string Engine::place() const {
-  std::ostringstream text;
-  text << "rank " << comm_->rank() << "/" << comm_->size() << " step " << step_.load();
-  return text.str();
+  worker_.stop(in_backward_);
 }
 
 void Engine::clear_buckets() {
-  check_alive();
+  worker_.check_alive();
   const std::lock_guard<std::mutex> lock(mutex_);
-  buckets_.clear();
-  kept_.clear();
-  for (auto& slot : slots_) slot.bucket = -1;
-  reset_locked();
+  flight_.clear();
+  hooks_.forget_plan();
+  reset();
 }
 
 void Engine::append_bucket(const std::shared_ptr<Bucket>& bucket, std::shared_ptr<BucketWork> work) {
-  check_alive();
+  worker_.check_alive();
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (size_t position = 0; position < bucket->indices().size(); ++position) {
-    const int64_t index = bucket->indices()[position];
-    Slot& slot = slots_.at(static_cast<size_t>(index));
-    slot.bucket = static_cast<int64_t>(buckets_.size());
-    slot.position = position;
-    add_hook(index);
-    const at::Tensor& param = params_[static_cast<size_t>(index)];
-    if (bucket->has("grad") && param.grad().defined() && param.grad().layout() == at::kStrided) {
-      const at::Tensor& view = bucket->views("grad")[position];
-      view.copy_(param.grad().detach());
-      param.mutable_grad() = view;
-    }
-  }
-  buckets_.push_back({bucket, std::move(work)});
-  reset_locked();
+  hooks_.adopt(bucket, flight_.plan().size(), [engine = weak_from_this()](int64_t index, bool arrived) {
+    if (const auto alive = engine.lock()) alive->on_gradient(index, arrived);
+  });
+  flight_.append(bucket, std::move(work));
+  reset();
 }
 
-void Engine::reset_locked() {
-  progress_.clear();
-  progress_.resize(buckets_.size());
-  for (auto& slot : slots_) {
-    slot.ready = slot.has_gradient = false;
-    slot.arrivals = 0;
-    if (passes_) slot.expected = *passes_;
-    if (slot.bucket >= 0 && slot.expected > 0) ++progress_[static_cast<size_t>(slot.bucket)].pending;
-  }
-  next_ = 0;
-  round_.reset();
-  failure_.reset();
+void Engine::reset() {
+  hooks_.reset();
+  flight_.reset(hooks_.awaited(flight_.plan().size()));
+  endings_.lockstep.reset();
   in_backward_ = false;
 }
 
-// Submits buckets in plan order: those that are complete, or every one that is left.
-void Engine::fire_locked(bool everything) {
-  // Looked at before anything is submitted: from then on the worker owns the gradients of that bucket.
-  const auto used = everything ? used_locked() : std::vector<bool>();
-  while (next_ < buckets_.size() && (everything || progress_[next_].pending == 0)) {
-    const bool last = next_ + 1 == buckets_.size();
-    // All gradients are accounted for when the last bucket goes, and its flight hides the agreement's.
-    if (last && in_lockstep_) submit_agreement_locked(everything ? used : used_locked());
-    // Buckets without a gradient of this backward still follow what the caller's stream did to their memory.
-    if (everything) record_event(progress_[next_]);
-    submit_bucket_locked(next_++);
-    // Waited for here too: the caller's wait for the worker can be interrupted, this operation's cannot.
-    if (last && in_lockstep_) executor_->submit([round = round_] { round->wait(); }, kAgreement);
-  }
-  if (everything && in_lockstep_ && !round_)
-    submit_agreement_locked(used);  // a plan without buckets, after a failed re-plan
-}
-
-// Which parameters have a gradient: those that just got one, or that were left out but kept an earlier one.
-std::vector<bool> Engine::used_locked() const {
-  std::vector<bool> used;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& slot = slots_[i];
-    used.push_back(slot.bucket >= 0 && (slot.ready ? slot.has_gradient : params_[i].grad().defined()));
-  }
-  return used;
-}
-
-std::vector<int64_t> Engine::left_out_locked() const {
-  std::vector<int64_t> left_out;
-  if (shadowing_ || (static_graph_ && !counted_)) return left_out;
-  for (const auto& planned : buckets_) {
-    for (const int64_t index : planned.bucket->indices()) {
-      const Slot& slot = slots_[static_cast<size_t>(index)];
-      if (!slot.ready && !slot.reached && slot.expected > 0) left_out.push_back(index);
-    }
-  }
-  return left_out;
-}
-
-// What this backward has brought: before the plan grows, which forgets it.
-void Engine::take_stock(std::optional<bool> left_out_somewhere) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  left_out_ = left_out_locked();
-  left_out_somewhere_ = left_out_somewhere.value_or(!left_out_.empty());
-  for (auto& slot : slots_) slot.reached |= slot.ready;
-  if (!static_graph_ || counted_ || shadowing_) return;
-  for (auto& slot : slots_) {
-    if (slot.bucket >= 0) slot.expected = slot.arrivals;
-  }
-  counted_ = true;
-}
-
-void Engine::submit_agreement_locked(const std::vector<bool>& used) {
-  const auto steps = shadowing_ ? std::nullopt : std::optional<int64_t>(optimizer_steps_);
-  const bool left_out = !left_out_locked().empty();
-  round_ = std::make_shared<AgreementRound>(*control_, steps, failure_.has_value(), late_, left_out, used);
-  executor_->submit([round = round_] { round->start(); }, kAgreement);
-}
-
-void Engine::submit_bucket_locked(size_t index) {
-  auto events = std::make_shared<Events>(std::move(progress_[index].events));
-  const auto& bucket = *buckets_[index].bucket;
-  observe::instant("bucket queued", bucket.index(), step_, bucket.bytes());
-  const auto run = [this, planned = buckets_[index], events] {
-    run_guarded(planned.bucket->describe(), [&] { run_bucket(planned, *events); });
-  };
-  executor_->submit(run, "bucket", bucket.index());
-}
-
-void Engine::run_bucket(const Planned& planned, Events& events) {
-  if (const auto side = executor_->side_stream()) {
-    for (auto& [stream, event] : events) event.block(*side);
-  }
-  planned.bucket->set_step(step_);
-  observe::context().step = step_;
-  {
-    const observe::Span span("gather", "memory", planned.bucket->bytes());
-    planned.bucket->gather(planned.work->gather_scale(*comm_));
-  }
-  if (keeps_gradients_) keep(*planned.bucket);
-  planned.work->run(*comm_, planned.bucket);
-}
-
-void Engine::submit(std::function<void()> task, const std::string& what) {
-  check_alive();
-  executor_->submit_behind_current([this, task = std::move(task), what] { run_guarded(what, task); }, what);
-}
-
 void Engine::resume(int64_t step, int64_t optimizer_steps) {
-  check_alive();
-  step_ = step;
-  optimizer_steps_ = optimizer_steps;
-  order_shared_ = step > 0;
+  worker_.check_alive();
+  worker_.set_step(step);
+  endings_.lockstep.set_optimizer_steps(optimizer_steps);
+  endings_.lockstep.set_order_shared(step > 0);
+}
+
+void Engine::end_by(Ending& ending) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  chosen_ = &ending;
+  if (!in_backward_) ending_ = &ending;
+}
+
+void Engine::output_gradient() {
+  const auto* chosen_inputs = torch::autograd::get_current_graph_task_exec_info();
+  if (!sync_ || (chosen_inputs != nullptr && !chosen_inputs->empty())) return;
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (in_backward_ && graph_task_ != -1 && graph_task_ != graph_task) {
+      // Its end was never reached, and this backward counts on top of what it left behind.
+      hooks_.remember_failure(ErrorKind::comm, "its previous backward raised before it ended");
+      in_backward_ = false;
+    }
+    graph_task_ = graph_task;
+  }
+  begin();
+}
+
+void Engine::begin() {
+  if (!sync_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (in_backward_ || worker_.closed()) return;
+  worker_.check_alive();
+  check_capture();
+  join_.begin_backward();
+  in_backward_ = true;
+  ending_ = chosen_;
+  hooks_.begin_backward();
+  if (!ending_->begin()) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([engine = weak_from_this()] {
+    if (const auto alive = engine.lock()) alive->finish(/*abandoned=*/false);
+  });
+}
+
+void Engine::on_gradient(int64_t index, bool arrived) {
+  if (!sync_ || !chosen_.load()->takes_gradients()) return;
+  begin();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (worker_.closed()) return;
+  const auto arrival = hooks_.arrive(index, arrived);
+  if (arrival == Hooks::Arrival::surplus) ending_->surplus(index);
+  if (arrival != Hooks::Arrival::complete) return;
+  const auto [bucket, position] = hooks_.position(index);
+  flight_.gradient_complete(bucket, position, *ending_);
 }
 
 void Engine::abandon() {
-  bool unfinished = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    unfinished = in_backward_;
-    if (unfinished) remember_failure(ErrorKind::comm, "its backward raised before it ended");
+    if (!in_backward_) return;
+    hooks_.remember_failure(ErrorKind::comm, "its backward raised before it ended");
   }
-  if (unfinished) finish(/*abandoned=*/true);
+  finish(/*abandoned=*/true);
+}
+
+void Engine::end_round() {
+  worker_.check_alive();
+  begin();  // where no gradient has come
+  finish(/*abandoned=*/false);
+}
+
+bool Engine::shadow() {
+  if (!join_.answer_roll()) return false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    worker_.check_alive();
+    join_.begin_shadow();
+    hooks_.drop_gradients();
+    in_backward_ = true;
+    ending_ = chosen_;
+    hooks_.begin_backward();
+  }
+  finish(/*abandoned=*/false);
+  return true;
 }
 
 void Engine::finish(bool abandoned) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_) return;  // by a hook, in the middle of this backward
+    if (worker_.closed()) return;  // by a hook, in the middle of this backward
   }
   struct Reset {
     Engine& engine;
     ~Reset() {
       const std::lock_guard<std::mutex> lock(engine.mutex_);
-      engine.reset_locked();
-      engine.roll_.reset();
+      engine.reset();
+      engine.join_.end_backward();
     }
   } reset{*this};
-
-  size_t first_bucket = 0;
-  while (true) {
-    const Agreement agreement = complete();
-    if (roll_ && roll_->over()) end_join();
-    if (!in_lockstep_) return finish_alone(abandoned);
-    if (first_bucket == 0) ++step_;
-    if (!agreement.same_steps || agreement.failed) return raise_disagreement(agreement, abandoned);
-    if (failure_) {  // it came after the agreement, so the other ranks go on without this one
-      broken_ = failure_->second;
-      announce_failure();
-      throw PythonError(failure_->first, place() + ": " + failure_->second);
-    }
-    if (first_bucket == 0) take_stock(agreement.left_out);
-    adopt_used(agreement, first_bucket);
-    if (!agreement.late) break;
-    // Some rank trains parameters that no bucket holds: plan them now and send them in this same step.
-    first_bucket = buckets_.size();
-    on_late_();
-    late_ = false;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (first_bucket == buckets_.size()) break;  // they were frozen again before the backward
-    next_ = first_bucket;
-  }
-  scale_to_active();
-  share_arrival_order();
-  executor_->recorder().end_step();
-  if (const auto on_end = on_end_) on_end();  // a copy: it may take itself away
+  ending_->end(abandoned);
 }
 
-void Engine::finish_alone(bool abandoned) {
-  ++step_;
-  if (!failure_) take_stock(std::nullopt);
-  if (abandoned) return;  // its error has been raised, and training may go on
-  if (failure_) throw PythonError(failure_->first, place() + ": " + failure_->second);
-  executor_->recorder().end_step();
-  if (!late_) return;
-  throw PythonError(
-      ErrorKind::config,
-      place() +
-          ": a parameter has become trainable since the model was wrapped, which this algorithm "
-          "cannot add to its plan; close() the wrapper and wrap the model again");
+std::string Engine::capture_refusal() const {
+  if (const auto reason = worker_.comm().capture_refusal(); !reason.empty()) return reason;
+  for (const auto& planned : flight_.plan()) {
+    if (const auto reason = planned.work->capture_refusal(); !reason.empty()) return reason;
+  }
+  if (endings_.lockstep.on_end()) return "autotune is still measuring";
+  if (join_.started())
+    return "it is in join(), where the ranks tell each other before each step who has input";
+  if (hooks_.late()) return "a parameter has become trainable, and its bucket is made in the next step";
+  if (!endings_.lockstep.order_shared()) {
+    return "no synchronised backward has ended yet, and the first one makes the buckets anew; run some steps "
+           "before";
+  }
+  if (const auto name = hooks_.on_default_stream()) {
+    return "parameter '" + *name +
+           "' was wrapped on the default stream, which no graph can hold; wrap the model under "
+           "torch.cuda.stream(...), and run the steps before the capture there too";
+  }
+  return "";
 }
 
-// Sends what is left of this backward and waits for all of it.
-Agreement Engine::complete() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    fire_locked(/*everything=*/true);
-  }
-  try {
-    executor_->wait([this] { look_around(); });
-    return round_ ? round_->wait() : Agreement();
-  } catch (const std::exception&) {
-    fail_wait();
-  }
-}
-
-// A parameter without a gradient here takes the reduced one if any rank had one; if none had, it keeps none. In rounds it
-// takes the zeros, so that an optimizer treats it alike on all ranks whatever their graphs.
-void Engine::adopt_used(const Agreement& agreement, size_t first_bucket) {
-  for (size_t b = first_bucket; b < buckets_.size(); ++b) {
-    const auto& bucket = *buckets_[b].bucket;
-    if (!bucket.has("grad")) continue;  // each rank's gradients are its own
-    for (size_t position = 0; position < bucket.indices().size(); ++position) {
-      const at::Tensor& param = bucket.params()[position];
-      const at::Tensor& view = bucket.views("grad")[position];
-      const at::Tensor& grad = param.grad();
-      const bool wanted = agreement.used[static_cast<size_t>(bucket.indices()[position])] ||
-                          (passes_ && param.requires_grad());
-      const bool
-          elsewhere =  // a round may have been long over for the parameter when its gradient was replaced
-          passes_ && grad.defined() && (grad.layout() != at::kStrided || grad.data_ptr() != view.data_ptr());
-      if (wanted && (!grad.defined() || elsewhere)) param.mutable_grad() = view;
-    }
-  }
-}
-
-void Engine::raise_disagreement(const Agreement& agreement, bool abandoned) {
-  std::string mine = std::to_string(optimizer_steps_.load());
-  auto kind = ErrorKind::comm;
-  if (failure_) {
-    kind = failure_->first;
-    mine = failure_->second;
-  } else if (agreement.same_steps) {
-    mine.clear();
-  }
-  const auto texts = gather_texts(*control_, mine);
-  std::ostringstream message;
-  message << place() << ": ";
-  message << (agreement.same_steps ? "the gradients of this step are lost"
-                                   : "the ranks have taken different numbers of optimizer steps");
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (!texts[rank].empty()) message << "; rank " << rank << ": " << texts[rank];
-  }
-  if (!agreement.same_steps) broken_ = message.str();
-  // The rank whose backward raised has had its error already, and its training may go on. So may that of the others, if
-  // they catch theirs; a rank that shadows them has no loop that could.
-  if ((abandoned || shadowing_) && agreement.same_steps) return;
-  throw PythonError(kind, message.str());
-}
-
-void Engine::share_arrival_order() {
-  if (order_shared_) return;
-  if (roll_ && !roll_->absent().empty()) return;  // rank 0 may be one that saw no gradient arrive
-  order_shared_ = true;
-  std::vector<bool> seen(params_.size());
-  std::vector<int64_t> order = arrival_;
-  for (const int64_t index : order) seen[static_cast<size_t>(index)] = true;
-  for (const auto& planned : buckets_) {
-    for (const int64_t index : planned.bucket->indices()) {
-      if (!seen[static_cast<size_t>(index)]) order.push_back(index);
-    }
-  }
-  if (control_->size() > 1) {
-    auto tensor = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
-    std::copy(order.begin(), order.end(), tensor.data_ptr<int64_t>());
-    control_->broadcast(tensor, 0)->wait();
-    order.assign(tensor.data_ptr<int64_t>(), tensor.data_ptr<int64_t>() + tensor.numel());
-  }
-  on_order_(std::move(order));
+void Engine::check_capture() const {
+  const auto device = worker_.comm().device();
+  if (device.is_cpu() || !device_kernels(device.type()).is_capturing()) return;
+  const auto reason = capture_refusal();
+  if (reason.empty()) return;
+  throw PythonError(ErrorKind::config,
+                    worker_.place() + ": a CUDA graph cannot capture this step: " + reason);
 }
 
 }  // namespace gossamer

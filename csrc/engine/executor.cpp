@@ -11,6 +11,7 @@
 #include <memory>
 #include <utility>
 
+#include "backend/gil.h"
 #include "engine/profiled.h"
 
 namespace gossamer {
@@ -127,7 +128,12 @@ void Executor::run_one(State& state, std::unique_lock<std::mutex>& lock) {
     }
   }
   state.recorder->leave(task.id);
-  task = {};  // what it owns is freed before a waiter goes on
+  {
+    // Nobody joins this thread if the task has the last reference to its executor.
+    const WhilePythonLives python;
+    if (!python) leak(task);
+    task = {};  // what it owns is freed before a waiter goes on
+  }
   lock.lock();
   state.busy = false;
   if (failure) state.failure = std::move(failure);

@@ -18,11 +18,11 @@
 namespace gossamer {
 
 void NativeAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
-  if (comm.size() > 1) comm.all_reduce(bucket->flat("grad"), ReduceOp::sum)->wait();
+  if (comm.size() > 1) two_shot::all_reduce(comm, bucket->flat("grad"), scratch_);
 }
 
 void ScaledAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
-  if (comm.size() > 1) comm.all_reduce(bucket->flat("grad"), ReduceOp::sum)->wait();
+  if (comm.size() > 1) two_shot::all_reduce(comm, bucket->flat("grad"), scratch_);
   if (postscale_ == 1.0) return;
   const c10::OptionalDeviceGuard guard(bucket->device());
   bucket->flat("grad").mul_(postscale_);

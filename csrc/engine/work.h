@@ -41,6 +41,7 @@ class NativeAllReduce : public BucketWork {
 
  private:
   bool average_;
+  Scratch scratch_;
 };
 
 // The group's own sum between two factors, each of which rounds once to the gradient's dtype.
@@ -54,6 +55,7 @@ class ScaledAllReduce : public BucketWork {
  private:
   double prescale_;
   double postscale_;
+  Scratch scratch_;
 };
 
 // The two-shot all-reduce through a codec; Identity makes it the deterministic exact one. With error feedback where

@@ -54,19 +54,20 @@ void move(double scale, const void* from, int64_t numel, void* to) {
 
 // A tile at a time, so that the sums stay in L1 while row after row is added.
 template <class T>
-void sum_rows_of(T* const* rows, int64_t count, int64_t numel, typename Summed<T>::Sum scale) {
+void sum_rows_of(const RowSum& sum, typename Summed<T>::Sum scale) {
   constexpr int64_t kTile = 2048;
   typename Summed<T>::Sum sums[kTile];
-  for (int64_t begin = 0; begin < numel; begin += kTile) {
-    const int64_t n = numel - begin < kTile ? numel - begin : kTile;
+  for (int64_t begin = 0; begin < sum.numel; begin += kTile) {
+    const int64_t n = sum.numel - begin < kTile ? sum.numel - begin : kTile;
     memset(sums, 0, n * sizeof(*sums));
-    for (int64_t r = 0; r < count; ++r) {
-      const T* row = rows[r] + begin;
+    for (int64_t r = 0; r < sum.count; ++r) {
+      const T* row = static_cast<const T*>(sum.rows[r]) + begin;
       for (int64_t i = 0; i < n; ++i) Summed<T>::add(sums[i], row[i]);
     }
-    T* first = rows[0] + begin;
+    T* first = static_cast<T*>(sum.outs[0]) + begin;
     for (int64_t i = 0; i < n; ++i) first[i] = Summed<T>::finish(sums[i], scale);
-    for (int64_t r = 1; r < count; ++r) memcpy(rows[r] + begin, first, n * sizeof(T));
+    for (int64_t r = 1; r < sum.out_count; ++r)
+      memcpy(static_cast<T*>(sum.outs[r]) + begin, first, n * sizeof(T));
   }
 }
 
@@ -99,11 +100,11 @@ void scale(Dtype dtype, void* flat, int64_t numel, double scale) {
   with_element_type(dtype, [&](auto element) { move<decltype(element)>(scale, flat, numel, flat); });
 }
 
-void sum_rows(Dtype dtype, void* const* rows, int64_t count, int64_t numel, double scale) {
-  if (count == 0) return;
+void sum_rows(Dtype dtype, const RowSum& sum, double scale) {
+  if (sum.out_count == 0) return;
   with_element_type(dtype, [&](auto element) {
     using T = decltype(element);
-    sum_rows_of(reinterpret_cast<T* const*>(rows), count, numel, static_cast<typename Summed<T>::Sum>(scale));
+    sum_rows_of<T>(sum, static_cast<typename Summed<T>::Sum>(scale));
   });
 }
 

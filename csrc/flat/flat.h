@@ -25,8 +25,18 @@ void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* fl
 // flat[i] *= scale.
 void scale(Dtype dtype, void* flat, int64_t numel, double scale);
 
-// Every row becomes scale * the sum of `count` rows of `numel` elements: added in row order, from zero, in
-// accumulate_dtype, and rounded once. The bits of the identity codec's reduce_encode. Rows do not overlap.
-void sum_rows(Dtype dtype, void* const* rows, int64_t count, int64_t numel, double scale);
+// Rows of `numel` elements each; `count` of them are added, and `outs` rows get the result. They do not overlap, but
+// a row may stand in both lists.
+struct RowSum {
+  const void* const* rows;
+  int64_t count;
+  void* const* outs;
+  int64_t out_count;
+  int64_t numel;
+};
+
+// Every out becomes scale * the sum of the rows: added in their order, from zero, in accumulate_dtype, and rounded once.
+// The bits of the identity codec's reduce_encode.
+void sum_rows(Dtype dtype, const RowSum& sum, double scale);
 
 }  // namespace gossamer::flat

@@ -1,4 +1,4 @@
-// sum_rows of flat/cuda.h: one launch reads every row in order and writes the result into all of them. The rows are
+// sum_rows of flat/cuda.h: one launch reads every row in order and writes the result into every out. The rows are
 // usually the memory of other ranks, so each element crosses to this GPU once and back once. Never synchronises with
 // the host, allocates nothing. Flags: --fmad=false.
 #define GOSSAMER_ISA device
@@ -16,7 +16,9 @@ constexpr int kThreads = 256;
 constexpr int64_t kMaxGrid = 2048;  // beyond it a thread takes several packs
 
 struct Table {
-  void* row[kMaxRows];
+  const void* row[kMaxRows];
+  void* out[kMaxRows];
+  int count, out_count;
 };
 
 template <class T>
@@ -28,14 +30,14 @@ struct alignas(16) Pack {
 // Pieces of kWidth elements, 16-byte aligned in every row if kWide, else of one element. A thread reads its piece of all
 // rows before it writes it into any.
 template <class T, bool kWide>
-__global__ void sum_pieces(Table table, int count, int64_t pieces, typename Summed<T>::Sum scale) {
+__global__ void sum_pieces(Table table, int64_t pieces, typename Summed<T>::Sum scale) {
   using Piece = std::conditional_t<kWide, Pack<T>, T>;
   constexpr int kWidth = sizeof(Piece) / sizeof(T);
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < pieces; i += step) {
     typename Summed<T>::Sum sums[kWidth] = {};
 #pragma unroll 4
-    for (int r = 0; r < count; ++r) {
+    for (int r = 0; r < table.count; ++r) {
       const Piece piece = static_cast<const Piece*>(table.row[r])[i];
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) Summed<T>::add(sums[k], reinterpret_cast<const T*>(&piece)[k]);
@@ -44,17 +46,17 @@ __global__ void sum_pieces(Table table, int count, int64_t pieces, typename Summ
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) reinterpret_cast<T*>(&result)[k] = Summed<T>::finish(sums[k], scale);
 #pragma unroll 4
-    for (int r = 0; r < count; ++r) static_cast<Piece*>(table.row[r])[i] = result;
+    for (int r = 0; r < table.out_count; ++r) static_cast<Piece*>(table.out[r])[i] = result;
   }
 }
 
 template <class T, bool kWide>
-void launch(const Table& table, int64_t count, int64_t pieces, double scale, cudaStream_t stream) {
+void launch(const Table& table, int64_t pieces, double scale, cudaStream_t stream) {
   if (pieces == 0) return;
   const int64_t blocks = (pieces + kThreads - 1) / kThreads;
   const auto grid = static_cast<unsigned>(blocks < kMaxGrid ? blocks : kMaxGrid);
-  sum_pieces<T, kWide><<<grid, kThreads, 0, stream>>>(table, static_cast<int>(count), pieces,
-                                                      static_cast<typename Summed<T>::Sum>(scale));
+  sum_pieces<T, kWide>
+      <<<grid, kThreads, 0, stream>>>(table, pieces, static_cast<typename Summed<T>::Sum>(scale));
   const cudaError_t status = cudaGetLastError();
   GOSSAMER_CHECK(status == cudaSuccess, ErrorKind::config, "sum_rows: the kernel must launch, got ",
                  cudaGetErrorString(status));
@@ -62,22 +64,31 @@ void launch(const Table& table, int64_t count, int64_t pieces, double scale, cud
 
 }  // namespace
 
-void sum_rows(Dtype dtype, void* const* rows, int64_t count, int64_t numel, double scale,
-              cudaStream_t stream) {
-  GOSSAMER_CHECK(count <= kMaxRows, ErrorKind::config, "sum_rows: at most ", kMaxRows, " rows, got ", count);
-  if (count == 0) return;
+void sum_rows(Dtype dtype, const RowSum& sum, double scale, cudaStream_t stream) {
+  GOSSAMER_CHECK(sum.count <= kMaxRows && sum.out_count <= kMaxRows, ErrorKind::config, "sum_rows: at most ",
+                 kMaxRows, " rows and outs, got ", sum.count, " and ", sum.out_count);
+  if (sum.out_count == 0) return;
   with_element_type(dtype, [&](auto element) {
     using T = decltype(element);
     Table table{};
+    table.count = static_cast<int>(sum.count);
+    table.out_count = static_cast<int>(sum.out_count);
     uintptr_t address = 0;
-    for (int64_t r = 0; r < count; ++r) address |= reinterpret_cast<uintptr_t>(table.row[r] = rows[r]);
+    const auto place = [&](int64_t done) {
+      for (int64_t r = 0; r < sum.count; ++r)
+        address |= reinterpret_cast<uintptr_t>(table.row[r] = static_cast<const T*>(sum.rows[r]) + done);
+      for (int64_t r = 0; r < sum.out_count; ++r)
+        address |= reinterpret_cast<uintptr_t>(table.out[r] = static_cast<T*>(sum.outs[r]) + done);
+    };
+    place(0);
     GOSSAMER_CHECK(address % alignof(T) == 0, ErrorKind::config,
-                   "sum_rows: device memory must be aligned to its element type, got rows from ", rows[0]);
-    const int64_t packs = address % 16 == 0 ? numel / Pack<T>::kWidth : 0;
-    launch<T, true>(table, count, packs, scale, stream);
+                   "sum_rows: device memory must be aligned to its element type, got rows from ", sum.rows[0],
+                   " and outs from ", sum.outs[0]);
+    const int64_t packs = address % 16 == 0 ? sum.numel / Pack<T>::kWidth : 0;
+    launch<T, true>(table, packs, scale, stream);
     const int64_t done = packs * Pack<T>::kWidth;
-    for (int64_t r = 0; r < count; ++r) table.row[r] = static_cast<T*>(rows[r]) + done;
-    launch<T, false>(table, count, numel - done, scale, stream);
+    place(done);
+    launch<T, false>(table, sum.numel - done, scale, stream);
   });
 }
 

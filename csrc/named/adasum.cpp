@@ -18,7 +18,6 @@
 namespace gossamer::named {
 namespace {
 
-constexpr int kTag = 0;
 constexpr int64_t kKeptBytes = 128 << 20;  // of scratch memory, after a call
 
 std::vector<int64_t> checked_offsets(const at::Tensor& flat, const std::vector<int64_t>& lengths) {
@@ -39,79 +38,34 @@ std::vector<int64_t> checked_offsets(const at::Tensor& flat, const std::vector<i
   return offsets;
 }
 
-// Messages of one call. Tensors of no elements are not sent.
-class Messages {
- public:
-  Messages(c10d::Backend& backend, const at::Tensor& flat)
-      : backend_(backend),
-        bytes_(static_cast<int64_t>(flat.nbytes())),
-        staged_(!flat.is_cpu() && backend.getBackendName() != "nccl") {}
-
-  // Either may be undefined.
-  void exchange(const at::Tensor& out, const at::Tensor& in, int peer) {
-    std::vector<at::Tensor> incoming, outgoing;
-    if (in.defined() && in.numel() > 0) incoming = {staged_ ? at::empty_like(in, at::kCPU) : in};
-    if (out.defined() && out.numel() > 0) outgoing = {staged_ ? out.cpu() : out};
-    try {
-      move(incoming, outgoing, peer);
-    } catch (const PythonError&) {
-      throw;
-    } catch (const std::exception& error) {
-      throw PythonError(ErrorKind::comm, "adasum of " + readable_bytes(bytes_) + " failed on rank " +
-                                             std::to_string(backend_.getRank()) + "/" +
-                                             std::to_string(backend_.getSize()) +
-                                             " in its exchange with rank " + std::to_string(peer) + ": " +
-                                             first_line(error.what()));
-    }
-    if (staged_ && !incoming.empty()) in.copy_(incoming[0]);
-  }
-
- private:
-  void move(std::vector<at::Tensor>& incoming, std::vector<at::Tensor>& outgoing, int peer) {
-    std::vector<c10::intrusive_ptr<c10d::Work>> works;
-    const bool both = !incoming.empty() && !outgoing.empty();
-    const bool grouped =
-        both && backend_.supportsCoalescing();  // NCCL deadlocks unless the two are one group
-    if (grouped) backend_.startCoalescing();
-    if (!incoming.empty()) works.push_back(backend_.recv(incoming, peer, kTag));
-    if (!outgoing.empty()) works.push_back(backend_.send(outgoing, peer, kTag));
-    if (grouped) works = {backend_.endCoalescing()};
-    for (const auto& work : works) work->wait();
-  }
-
-  c10d::Backend& backend_;
-  int64_t bytes_;
-  bool staged_;  // through host memory
-};
-
 class Adasum {
  public:
-  Adasum(c10d::Backend& backend, at::Tensor flat, std::vector<int64_t> offsets, const AdasumOptions& options)
-      : messages_(backend, flat),
+  Adasum(Communicator& comm, at::Tensor flat, std::vector<int64_t> offsets, const AdasumOptions& options)
+      : comm_(comm),
         flat_(std::move(flat)),
         scratch_(options.scratch != nullptr ? *options.scratch : own_scratch_),
         pair_(flat_.is_cpu() && !options.torch_ops ? native_pair(std::move(offsets))
                                                    : torch_pair(std::move(offsets))),
-        rank_(backend.getRank()),
-        size_(backend.getSize()) {}
+        rank_(comm.rank()),
+        size_(comm.size()) {}
 
   void run() {
     int ranks = 1;  // that take part in the tree
     while (2 * ranks <= size_) ranks *= 2;
     if (rank_ >= ranks) {
-      messages_.exchange(flat_, {}, rank_ - ranks);
-      messages_.exchange({}, flat_, rank_ - ranks);
+      exchange(flat_, {}, rank_ - ranks);
+      exchange({}, flat_, rank_ - ranks);
       return;
     }
     const Range whole{0, flat_.numel()};
     const bool folds = rank_ + ranks < size_;
     if (folds) {
       const auto other = scratch(whole.numel());
-      messages_.exchange({}, other, rank_ + ranks);
+      exchange({}, other, rank_ + ranks);
       pair_->combine(whole, flat_, other, pair_->sums(whole, flat_, other), true);
     }
     combine_halves(whole, 1, ranks);
-    if (folds) messages_.exchange(flat_, {}, rank_ + ranks);
+    if (folds) exchange(flat_, {}, rank_ + ranks);
   }
 
  private:
@@ -126,13 +80,13 @@ class Adasum {
     const Range kept = first ? low : high, given = first ? high : low;
 
     const auto mine = piece(kept), other = scratch(kept.numel());
-    messages_.exchange(piece(given), other, peer);
+    exchange(piece(given), other, peer);
     const auto sums = first ? pair_->sums(kept, mine, other) : pair_->sums(kept, other, mine);
     add_up(sums, level);
     pair_->combine(kept, mine, other, sums, first);
 
     combine_halves(kept, 2 * level, ranks);
-    messages_.exchange(mine, piece(given), peer);
+    exchange(mine, piece(given), peer);
   }
 
   // Over the 2 * level ranks that share a vector. Both ranks of a pair add the same two numbers, so that all end with equal
@@ -140,9 +94,14 @@ class Adasum {
   void add_up(const at::Tensor& sums, int level) {
     const auto received = at::empty_like(sums);
     for (int step = 1; step <= level; step *= 2) {
-      messages_.exchange(sums, received, rank_ ^ step);
+      exchange(sums, received, rank_ ^ step);
       sums.add_(received);
     }
+  }
+
+  // Either may be undefined.
+  void exchange(const at::Tensor& given, const at::Tensor& got, int peer) {
+    comm_.exchange({{got, given, peer, peer}})->wait();
   }
 
   at::Tensor piece(Range range) const { return flat_.narrow(0, range.begin, range.numel()); }
@@ -157,7 +116,7 @@ class Adasum {
     return scratch_.narrow(0, 0, numel);
   }
 
-  Messages messages_;
+  Communicator& comm_;
   at::Tensor flat_, own_scratch_;
   at::Tensor& scratch_;
   std::unique_ptr<AdasumPair> pair_;
@@ -166,14 +125,14 @@ class Adasum {
 
 }  // namespace
 
-void adasum(c10d::Backend& backend, const at::Tensor& flat, const std::vector<int64_t>& lengths,
+void adasum(Communicator& comm, const at::Tensor& flat, const std::vector<int64_t>& lengths,
             const AdasumOptions& options) {
   auto offsets = checked_offsets(flat, lengths);
-  if (flat.numel() == 0 || backend.getSize() == 1) return;
+  if (flat.numel() == 0 || comm.size() == 1) return;
   const at::NoGradGuard no_grad;
   const c10::OptionalDeviceGuard guard(at::device_of(flat));
   // The same memory without a Python object: a backend's thread may drop the last reference, without the GIL.
-  Adasum(backend, flat.detach(), std::move(offsets), options).run();
+  Adasum(comm, flat.detach(), std::move(offsets), options).run();
   at::Tensor* const kept = options.scratch;
   if (kept != nullptr && kept->defined() && static_cast<int64_t>(kept->nbytes()) > kKeptBytes)
     *kept = at::Tensor();

@@ -17,22 +17,22 @@ namespace gossamer {
 namespace {
 
 using namespace named;
-using negotiate::Kind;
+using negotiate::Collective;
 using Release = py::call_guard<py::gil_scoped_release>;
 
 constexpr auto kLookForSignals = std::chrono::milliseconds(100);
 
-Kind kind_of(const std::string& text) {
-  for (int i = 0; i <= static_cast<int>(Kind::remove_process_set); ++i) {
-    if (text == negotiate::name(static_cast<Kind>(i))) return static_cast<Kind>(i);
+Collective kind_of(const std::string& text) {
+  for (int i = 0; i <= static_cast<int>(Collective::remove_process_set); ++i) {
+    if (text == negotiate::name(static_cast<Collective>(i))) return static_cast<Collective>(i);
   }
   raise(ErrorKind::config, "named collectives: unknown kind '", text, "'");
 }
 
-negotiate::Reduction reduction_of(int op) {
-  GOSSAMER_CHECK(op >= 0 && op <= static_cast<int>(negotiate::Reduction::product), ErrorKind::config,
+negotiate::Aggregate reduction_of(int op) {
+  GOSSAMER_CHECK(op >= 0 && op <= static_cast<int>(negotiate::Aggregate::product), ErrorKind::config,
                  "named collectives: op must be 0 (Average) to 5 (Product), got ", op);
-  return static_cast<negotiate::Reduction>(op);
+  return static_cast<negotiate::Aggregate>(op);
 }
 
 // A Python function for threads that do not hold the GIL, which may let go of it too. An exception in it is printed as
@@ -67,19 +67,11 @@ const char* name(negotiate::Phase phase) {
   return "";
 }
 
-std::shared_ptr<NamedCollectives> open(c10::intrusive_ptr<c10d::Backend> control,
-                                       const std::map<std::string, CommunicatorPtr>& devices,
-                                       std::vector<int> ranks, int64_t fusion_bytes, bool fuse_groups,
-                                       int cache_capacity, int64_t window_us, double stall_warning_s,
-                                       double stall_shutdown_s, const py::object& on_stall,
-                                       const py::object& on_event) {
-  Devices connections;
-  for (const auto& [device, comm] : devices) {
-    auto connection = std::dynamic_pointer_cast<C10dCommunicator>(comm);
-    GOSSAMER_CHECK(connection, ErrorKind::config, "named collectives: ", device,
-                   " needs a communicator over a c10d backend");
-    connections[device] = std::move(connection);
-  }
+std::shared_ptr<NamedCollectives> open(c10::intrusive_ptr<c10d::Backend> control, Devices devices,
+                                       std::vector<int> ranks, CommunicatorPtr near, int64_t fusion_bytes,
+                                       bool fuse_groups, int cache_capacity, int64_t window_us,
+                                       double stall_warning_s, double stall_shutdown_s,
+                                       const py::object& on_stall, const py::object& on_event) {
   negotiate::Options options;
   options.ranks = std::move(ranks);
   options.fusing = {fusion_bytes, fuse_groups};
@@ -95,7 +87,7 @@ std::shared_ptr<NamedCollectives> open(c10::intrusive_ptr<c10d::Backend> control
   });
   const py::gil_scoped_release release;
   return std::shared_ptr<NamedCollectives>(
-      new NamedCollectives(std::move(control), std::move(connections), std::move(options)),
+      new NamedCollectives(std::move(control), std::move(devices), std::move(near), std::move(options)),
       [](NamedCollectives* collectives) {
         const WithoutGil without_gil;  // its thread may want it
         delete collectives;
@@ -130,8 +122,9 @@ void bind_named(py::module_& module) {
       .def_property_readonly("value", &Ticket::value);
   py::class_<NamedCollectives, std::shared_ptr<NamedCollectives>>(module, "NamedCollectives")
       .def(py::init(&open), py::arg("control"), py::arg("devices"), py::arg("ranks"), py::kw_only(),
-           py::arg("fusion_bytes"), py::arg("fuse_groups"), py::arg("cache_capacity"), py::arg("window_us"),
-           py::arg("stall_warning_s"), py::arg("stall_shutdown_s"), py::arg("on_stall"), py::arg("on_event"))
+           py::arg("near") = nullptr, py::arg("fusion_bytes"), py::arg("fuse_groups"),
+           py::arg("cache_capacity"), py::arg("window_us"), py::arg("stall_warning_s"),
+           py::arg("stall_shutdown_s"), py::arg("on_stall"), py::arg("on_event"))
       .def_property_readonly("rank", &NamedCollectives::rank)
       .def_property_readonly("size", &NamedCollectives::size)
       .def_property_readonly("ranks", &NamedCollectives::ranks)
@@ -153,23 +146,27 @@ void bind_named(py::module_& module) {
       .def(
           "barrier",
           [](NamedCollectives& self, const std::string& site) {
-            return self.submit(Kind::barrier, {}, site);
+            return self.submit(Collective::barrier, {}, site);
           },
           py::arg("call_site") = "", Release())
       .def(
           "join",
-          [](NamedCollectives& self, const std::string& site) { return self.submit(Kind::join, {}, site); },
+          [](NamedCollectives& self, const std::string& site) {
+            return self.submit(Collective::join, {}, site);
+          },
           py::arg("call_site") = "", Release())
+      .def("refuse_join", &NamedCollectives::refuse_join, py::arg("reason"), py::arg("call_site") = "",
+           Release())
       .def(
           "add_process_set",
           [](NamedCollectives& self, std::vector<int64_t> ranks, const std::string& site) {
-            return self.submit(Kind::add_process_set, std::move(ranks), site);
+            return self.submit(Collective::add_process_set, std::move(ranks), site);
           },
           py::arg("ranks"), py::arg("call_site") = "", Release())
       .def(
           "remove_process_set",
           [](NamedCollectives& self, int64_t id, const std::string& site) {
-            return self.submit(Kind::remove_process_set, {id}, site);
+            return self.submit(Collective::remove_process_set, {id}, site);
           },
           py::arg("id"), py::arg("call_site") = "", Release())
       .def(
@@ -179,6 +176,10 @@ void bind_named(py::module_& module) {
              const std::string& site) { self.refuse(kind_of(kind), name, reason, site); },
           py::arg("kind"), py::arg("name"), py::arg("reason"), py::arg("call_site") = "", Release())
       .def("shutdown", &NamedCollectives::shutdown, Release())
+      .def_property_readonly("bytes_sent",
+                             [](const NamedCollectives& self) { return self.runner().bytes_sent(); })
+      .def_property_readonly("bytes_received",
+                             [](const NamedCollectives& self) { return self.runner().bytes_received(); })
       .def("statistics", [](const NamedCollectives& self) {
         const auto counted = self.statistics();
         py::dict all;
@@ -192,13 +193,10 @@ void bind_named(py::module_& module) {
       });
   module.def(
       "adasum",
-      [](const c10::intrusive_ptr<c10d::Backend>& backend, const at::Tensor& x,
-         const std::vector<int64_t>& lengths, bool torch_ops) {
-        AdasumOptions options;
-        options.torch_ops = torch_ops;
-        adasum(*backend, x, lengths, options);
+      [](Communicator& comm, const at::Tensor& x, const std::vector<int64_t>& lengths, bool torch_ops) {
+        adasum(comm, x, lengths, {nullptr, torch_ops});
       },
-      py::arg("backend"), py::arg("x"), py::arg("lengths"), py::arg("torch_ops") = false, Release());
+      py::arg("comm"), py::arg("x"), py::arg("lengths"), py::arg("torch_ops") = false, Release());
 }
 
 }  // namespace gossamer

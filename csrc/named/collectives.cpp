@@ -13,7 +13,7 @@
 
 namespace gossamer::named {
 
-using negotiate::Kind;
+using negotiate::Collective;
 using negotiate::Operation;
 
 namespace {
@@ -25,41 +25,32 @@ c10::intrusive_ptr<GossamerBackend> on_one_host(const c10::intrusive_ptr<c10d::B
   return c10::intrusive_ptr<GossamerBackend>::reclaim_copy(shared);
 }
 
-std::shared_ptr<Executor> open_executor(const c10::intrusive_ptr<c10d::Backend>& control, Devices devices) {
-  std::shared_ptr<C10dCommunicator> near;
-  const auto cpu = devices.find("cpu");
-  const bool far =
-      cpu != devices.end() && cpu->second->backend()->getBackendName() != control->getBackendName();
-  if (far && on_one_host(control)) {
-    near = std::make_shared<C10dCommunicator>(control, at::kCPU, c10::intrusive_ptr<c10d::Store>(), "near");
-  }
-  return std::make_shared<Executor>(std::move(devices), std::move(near));
-}
-
 std::unique_ptr<negotiate::Transport> open_transport(c10::intrusive_ptr<c10d::Backend> control,
-                                                     const std::shared_ptr<Executor>& executor) {
+                                                     const std::shared_ptr<BatchRunner>& runner) {
   if (auto shared = on_one_host(control)) return std::make_unique<HostTransport>(std::move(shared));
-  return std::make_unique<C10dTransport>(std::move(control), [executor] { executor->announce_failure(); });
+  return std::make_unique<C10dTransport>(std::move(control), [runner] { runner->announce_failure(); });
 }
 
-std::string words(Kind kind, const std::string& name) {
+std::string words(Collective kind, const std::string& name) {
   return std::string("gossamer: ") + negotiate::name(kind) + (name.empty() ? "" : " '" + name + "'");
 }
 
-bool may_be_in_place(Kind kind) { return kind == Kind::allreduce || kind == Kind::broadcast; }
+bool may_be_in_place(Collective kind) {
+  return kind == Collective::allreduce || kind == Collective::broadcast;
+}
 
 }  // namespace
 
 NamedCollectives::NamedCollectives(c10::intrusive_ptr<c10d::Backend> control, Devices devices,
-                                   negotiate::Options options)
+                                   CommunicatorPtr near, negotiate::Options options)
     : rank_(control->getRank()),
       ranks_(options.ranks),
-      executor_(open_executor(control, std::move(devices))) {
+      runner_(std::make_shared<BatchRunner>(std::move(devices), std::move(near))) {
   const int size = control->getSize();
-  auto transport = open_transport(std::move(control), executor_);
+  auto transport = open_transport(std::move(control), runner_);
   negotiator_ = std::make_shared<negotiate::Negotiator>(
       rank_, size, std::move(transport),
-      [executor = executor_](const std::vector<negotiate::Part>& parts) { executor->run(parts); },
+      [runner = runner_](const std::vector<negotiate::Part>& parts) { runner->run(parts); },
       std::move(options));
 }
 
@@ -72,10 +63,10 @@ std::string NamedCollectives::complaint(const Call& call, const at::Tensor& tens
   if (call.in_place && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     return "the tensor is written to, and must not hold an element twice as expand() makes it";
   }
-  if (call.op == negotiate::Reduction::adasum && call.kind == Kind::reducescatter) {
+  if (call.op == negotiate::Aggregate::adasum && call.kind == Collective::reducescatter) {
     return "Adasum needs the whole tensor; take Sum or Average";
   }
-  return executor_->complaint(call.kind, call.op, tensor);
+  return runner_->complaint(call.kind, call.op, tensor);
 }
 
 Operation NamedCollectives::operation_of(const Call& call, size_t index, const TicketPtr& ticket) const {
@@ -94,7 +85,7 @@ Operation NamedCollectives::operation_of(const Call& call, size_t index, const T
   request.device = c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true);
   request.call_site = call.call_site;
   request.shape = tensor.sizes().vec();
-  if (call.kind == Kind::alltoall && !request.shape.empty()) {
+  if (call.kind == Collective::alltoall && !request.shape.empty()) {
     request.numbers = call.splits ? *call.splits : std::vector<int64_t>(size(), request.shape[0] / size());
   }
   Ticket::Data& data = ticket->data();
@@ -141,18 +132,33 @@ std::vector<TicketPtr> NamedCollectives::submit(const Call& call) {
   return tickets;
 }
 
-TicketPtr NamedCollectives::submit(Kind kind, std::vector<int64_t> numbers, const std::string& call_site) {
-  auto ticket = std::make_shared<Ticket>(negotiate::name(kind), negotiator_);
+TicketPtr NamedCollectives::submit(negotiate::Request request) {
+  auto ticket = std::make_shared<Ticket>(negotiate::name(request.kind), negotiator_);
   Operation operation;
-  operation.request.kind = kind;
-  operation.request.numbers = std::move(numbers);
-  operation.request.call_site = call_site;
+  operation.request = std::move(request);
   operation.done = [ticket](const negotiate::Result& result) { ticket->complete(result); };
   negotiator_->submit(std::move(operation));
   return ticket;
 }
 
-void NamedCollectives::refuse(Kind kind, const std::string& name, const std::string& reason,
+TicketPtr NamedCollectives::submit(Collective kind, std::vector<int64_t> numbers,
+                                   const std::string& call_site) {
+  negotiate::Request request;
+  request.kind = kind;
+  request.numbers = std::move(numbers);
+  request.call_site = call_site;
+  return submit(std::move(request));
+}
+
+TicketPtr NamedCollectives::refuse_join(const std::string& reason, const std::string& call_site) {
+  negotiate::Request request;
+  request.kind = Collective::join;
+  request.refusal = reason;
+  request.call_site = call_site;
+  return submit(std::move(request));
+}
+
+void NamedCollectives::refuse(Collective kind, const std::string& name, const std::string& reason,
                               const std::string& call_site) {
   negotiate::Request request;
   request.kind = kind;

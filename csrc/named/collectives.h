@@ -1,4 +1,4 @@
-// The named operations of one process set: what Python submits, on its way through negotiate/ to the executor and back.
+// The named operations of one process set: what Python submits, on its way through negotiate/ to the batch runner and back.
 // Owns the negotiation, its transport and the connections. Bound by bindings.cpp; gossamer.comm.named opens it.
 #pragma once
 
@@ -7,17 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "named/executor.h"
+#include "named/batch_runner.h"
 
 namespace gossamer::named {
 
 // One call of a user: one tensor, or several that are submitted together.
 struct Call {
-  negotiate::Kind kind = negotiate::Kind::allreduce;
+  negotiate::Collective kind = negotiate::Collective::allreduce;
   std::vector<at::Tensor> tensors;
   std::vector<std::string> names;  // one a tensor; empty: it gets a number
   bool in_place = false;           // allreduce, broadcast: the result lands in the tensor
-  negotiate::Reduction op = negotiate::Reduction::sum;
+  negotiate::Aggregate op = negotiate::Aggregate::sum;
   int root = 0;
   double prescale = 1;
   double postscale = 1;
@@ -29,20 +29,25 @@ struct Call {
 class NamedCollectives {
  public:
   // Collective over the set. `control` carries the negotiation: a backend "gossamer" whose ranks share one host, or any
-  // other with send and recv that carries nothing else. `devices` carry the data; each is the set's alone.
-  NamedCollectives(c10::intrusive_ptr<c10d::Backend> control, Devices devices, negotiate::Options options);
+  // other with send and recv that carries nothing else. `devices` and `near` carry the data, see BatchRunner; each is the
+  // set's alone.
+  NamedCollectives(c10::intrusive_ptr<c10d::Backend> control, Devices devices, CommunicatorPtr near,
+                   negotiate::Options options);
   ~NamedCollectives();
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }
+  const BatchRunner& runner() const { return *runner_; }
 
   // Throws Error(config) for what cannot work on this rank, which then fails on the other ranks too; Error(comm) after
   // the end.
   std::vector<TicketPtr> submit(const Call& call);
   // Without tensors: barrier, join, add_process_set (numbers: its ranks), remove_process_set (numbers: its id).
-  TicketPtr submit(negotiate::Kind kind, std::vector<int64_t> numbers, const std::string& call_site);
-  void refuse(negotiate::Kind kind, const std::string& name, const std::string& reason,
+  TicketPtr submit(negotiate::Collective kind, std::vector<int64_t> numbers, const std::string& call_site);
+  // A join that this rank must not make. It takes part with zeros as in any join, and all ranks' joins fail together.
+  TicketPtr refuse_join(const std::string& reason, const std::string& call_site);
+  void refuse(negotiate::Collective kind, const std::string& name, const std::string& reason,
               const std::string& call_site);
 
   // Ends the negotiation on all ranks; idempotent.
@@ -52,10 +57,11 @@ class NamedCollectives {
  private:
   negotiate::Operation operation_of(const Call& call, size_t index, const TicketPtr& ticket) const;
   std::string complaint(const Call& call, const at::Tensor& tensor) const;
+  TicketPtr submit(negotiate::Request request);
 
   int rank_;
   std::vector<int> ranks_;
-  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<BatchRunner> runner_;
   std::shared_ptr<negotiate::Negotiator> negotiator_;
 };
 

@@ -11,7 +11,7 @@
 
 namespace gossamer::named {
 
-using negotiate::Reduction;
+using negotiate::Aggregate;
 
 std::string dtype_name(at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
 
@@ -23,21 +23,21 @@ at::ScalarType dtype_of(const std::string& name) {
   raise(ErrorKind::comm, "negotiate: got the dtype '", name, "', which this rank's torch does not have");
 }
 
-std::string reduction_complaint(at::ScalarType type, Reduction op) {
+std::string reduction_complaint(at::ScalarType type, Aggregate op) {
   const bool floats = float_dtype(type).has_value();
   const bool complex = type == at::kComplexFloat || type == at::kComplexDouble;
   const bool integers = at::isIntegralType(type, /*includeBool=*/true);
   if (!floats && !complex && !integers) {
     return dtype_name(type) + " cannot be reduced; it can be gathered, broadcast and exchanged";
   }
-  const bool order_matters = op == Reduction::min || op == Reduction::max;
-  if (complex && (order_matters || op == Reduction::product)) {
+  const bool order_matters = op == Aggregate::min || op == Aggregate::max;
+  if (complex && (order_matters || op == Aggregate::product)) {
     return std::string(negotiate::name(op)) + " is not defined here for " + dtype_name(type) +
            "; take Sum or Average";
   }
-  if (type == at::kBool && op == Reduction::average) return "bool has no average; take Sum, Min or Max";
+  if (type == at::kBool && op == Aggregate::average) return "bool has no average; take Sum, Min or Max";
   if (type == at::kUInt64 && order_matters) return "uint64 has no Min and Max here; convert it";
-  if (op == Reduction::adasum && !floats)
+  if (op == Aggregate::adasum && !floats)
     return "Adasum takes floating-point tensors, got " + dtype_name(type);
   return {};
 }

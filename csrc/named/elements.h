@@ -1,5 +1,5 @@
-// Element types as the negotiation and the executor need them: torch's names for them, what a backend can reduce, and
-// multiplication by Horovod's rules. Used by executor*.cpp and collectives.cpp.
+// Element types as the negotiation and the batch runner need them: torch's names for them, what a backend can reduce, and
+// multiplication by Horovod's rules. Used by batch_*.cpp and collectives.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ std::string dtype_name(at::ScalarType type);       // "float32"
 at::ScalarType dtype_of(const std::string& name);  // throws Error(comm): it came from another rank
 
 // Why no backend reduces it so; empty if one can, perhaps in another type's clothes.
-std::string reduction_complaint(at::ScalarType type, negotiate::Reduction op);
+std::string reduction_complaint(at::ScalarType type, negotiate::Aggregate op);
 
 // x, dense and contiguous, as bytes in one dimension; the same memory.
 at::Tensor as_bytes(const at::Tensor& x);

@@ -7,16 +7,22 @@ namespace gossamer::named {
 
 bool Ticket::done() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return done_;
+  return seen(done_);
+}
+
+// Its submitter knows now that it is over.
+bool Ticket::seen(bool over) const {
+  if (const auto negotiator = over ? negotiator_.lock() : nullptr) negotiator->waited();
+  return over;
 }
 
 bool Ticket::wait_for(std::chrono::milliseconds limit) const {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (done_) return true;
+  if (done_) return seen(true);
   lock.unlock();
   if (const auto negotiator = negotiator_.lock()) negotiator->hurry();
   lock.lock();
-  return over_.wait_for(lock, limit, [&] { return done_; });
+  return seen(over_.wait_for(lock, limit, [&] { return done_; }));
 }
 
 void Ticket::settle() const {
@@ -25,7 +31,8 @@ void Ticket::settle() const {
   const c10::impl::VirtualGuardImpl guard(data_.finished->device_type());
   const c10::Stream stream = guard.getStream(data_.output.device());
   data_.finished->block(stream);
-  guard.recordDataPtrOnStream(data_.output.storage().data_ptr(), stream);  // it was made on the executor's
+  guard.recordDataPtrOnStream(data_.output.storage().data_ptr(),
+                              stream);  // it was made on the batch runner's
 }
 
 void Ticket::complete(const negotiate::Result& result) {

@@ -19,17 +19,17 @@ namespace gossamer::named {
 
 class Ticket {
  public:
-  // What the executor reads and fills. The tensors have no Python object, so that any thread may let go of them.
+  // What the batch runner reads and fills. The tensors have no Python object, so that any thread may let go of them.
   struct Data {
     at::Tensor input;   // as it was given
     at::Tensor target;  // given too: where the result is to land; undefined: in memory of its own
     at::Tensor output;
     std::vector<int64_t> received_splits;  // alltoall: rows from each rank
     std::optional<c10::Event> submitted;   // on the submitter's stream; none on the CPU
-    std::optional<c10::Event> finished;    // on the executor's
+    std::optional<c10::Event> finished;    // on the batch runner's
   };
 
-  // `negotiator` is told when somebody waits.
+  // `negotiator` is told when somebody waits, and when somebody has seen the end.
   Ticket(std::string name, std::weak_ptr<negotiate::Negotiator> negotiator)
       : name_(std::move(name)), negotiator_(std::move(negotiator)) {}
 
@@ -41,11 +41,13 @@ class Ticket {
   // the caller's current stream waits for the result.
   void settle() const;
 
-  Data& data() { return data_; }            // the executor's until done(), anyone's to read afterwards
+  Data& data() { return data_; }            // the batch runner's until done(), anyone's to read afterwards
   int64_t value() const { return value_; }  // after done(): a join's last rank, in the set; an added set's id
   void complete(const negotiate::Result& result);
 
  private:
+  bool seen(bool over) const;
+
   std::string name_;
   std::weak_ptr<negotiate::Negotiator> negotiator_;
   Data data_;

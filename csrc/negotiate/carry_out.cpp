@@ -80,6 +80,7 @@ void Negotiator::complete(const Part& part, const std::string& error) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       in_flight_.erase(name);
+      keep_until_waited(*part.operation);
       if (!deferred_.empty()) wakes = release_deferred();
     }
     if (wakes) transport_->wake();

@@ -16,11 +16,13 @@ std::string text(const T& value) {
   return stream.str();
 }
 
-bool scatters_rows(Kind kind) {
-  return kind == Kind::allgather || kind == Kind::alltoall || kind == Kind::reducescatter;
+bool scatters_rows(Collective kind) {
+  return kind == Collective::allgather || kind == Collective::alltoall || kind == Collective::reducescatter;
 }
-bool reduces(Kind kind) { return kind == Kind::allreduce || kind == Kind::reducescatter; }
-bool rows_may_differ(Kind kind) { return kind == Kind::allgather || kind == Kind::alltoall; }
+bool reduces(Collective kind) { return kind == Collective::allreduce || kind == Collective::reducescatter; }
+bool rows_may_differ(Collective kind) {
+  return kind == Collective::allgather || kind == Collective::alltoall;
+}
 
 // One property that must be equal; `show` also decides equality, and is called for operations that differ anyway.
 struct Property {
@@ -43,7 +45,7 @@ const Property kProperties[] = {
     {"postscale factor", [](const Request& a, const Request& b) { return a.postscale != b.postscale; },
      [](const Request& r) { return text(r.postscale); }},
     {"root rank",
-     [](const Request& a, const Request& b) { return a.kind == Kind::broadcast && a.root != b.root; },
+     [](const Request& a, const Request& b) { return a.kind == Collective::broadcast && a.root != b.root; },
      [](const Request& r) { return text(r.root); }},
     {"group",
      [](const Request& a, const Request& b) { return a.group != b.group || a.group_size != b.group_size; },
@@ -57,7 +59,9 @@ const Property kProperties[] = {
      },
      [](const Request& r) { return list(r.shape); }},
     {"process set",
-     [](const Request& a, const Request& b) { return a.kind != Kind::alltoall && a.numbers != b.numbers; },
+     [](const Request& a, const Request& b) {
+       return a.kind != Collective::alltoall && a.numbers != b.numbers;
+     },
      [](const Request& r) { return list(r.numbers); }},
 };
 
@@ -113,7 +117,7 @@ std::string disagreement(const Requests& requests, const std::vector<int>& ranks
              both_sides(requests, ranks, property) + "; make them equal";
     }
   }
-  if (!joined.empty() && first->kind != Kind::allreduce && first->kind != Kind::barrier) {
+  if (!joined.empty() && first->kind != Collective::allreduce && first->kind != Collective::barrier) {
     return "negotiate: " + what(*first) + at(*first) + " needs every rank, but " + name_ranks(joined) +
            (joined.size() == 1 ? " has" : " have") + " joined; only allreduce and barrier go on without them";
   }
@@ -121,7 +125,7 @@ std::string disagreement(const Requests& requests, const std::vector<int>& ranks
 }
 
 void add_sizes(Response& response, const Requests& requests) {
-  const Kind kind = response.request.kind;
+  const Collective kind = response.request.kind;
   const int64_t row = response.request.shape.empty()
                           ? 1
                           : std::accumulate(response.request.shape.begin() + 1, response.request.shape.end(),
@@ -129,8 +133,8 @@ void add_sizes(Response& response, const Requests& requests) {
   response.bytes = element_count(response.request) * response.request.element_bytes;
   if (!rows_may_differ(kind)) return;
   for (const auto& request : requests) {
-    if (kind == Kind::allgather) response.sizes.push_back(request->shape[0]);
-    if (kind == Kind::alltoall) {
+    if (kind == Collective::allgather) response.sizes.push_back(request->shape[0]);
+    if (kind == Collective::alltoall) {
       response.sizes.insert(response.sizes.end(), request->numbers.begin(), request->numbers.end());
     }
   }
@@ -142,7 +146,7 @@ void add_sizes(Response& response, const Requests& requests) {
 
 std::string complaint(const Request& request, int size) {
   const auto negative = [](int64_t number) { return number < 0; };
-  if (request.kind == Kind::broadcast && (request.root < 0 || request.root >= size)) {
+  if (request.kind == Collective::broadcast && (request.root < 0 || request.root >= size)) {
     return "the root must be a rank below " + text(size) + ", got " + text(request.root);
   }
   if (!moves_data(request.kind)) return {};
@@ -154,7 +158,7 @@ std::string complaint(const Request& request, int size) {
   if (scatters_rows(request.kind) && request.shape.empty()) {
     return "the tensor must have a dimension 0 to divide, got a scalar";
   }
-  if (request.kind != Kind::alltoall) return {};
+  if (request.kind != Collective::alltoall) return {};
   const int64_t rows = std::accumulate(request.numbers.begin(), request.numbers.end(), int64_t{0});
   const bool fits = request.numbers.size() == static_cast<size_t>(size) && rows == request.shape[0] &&
                     std::none_of(request.numbers.begin(), request.numbers.end(), negative);

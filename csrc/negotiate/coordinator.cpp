@@ -61,9 +61,9 @@ Agreed Coordinator::settle(Matched matched) {
   const Request& request = response->request;
   if (!response->error.empty()) {
     response->slot = slots_.drop(request.name, sequence_);
-  } else if (request.kind == Kind::join) {
+  } else if (request.kind == Collective::join) {
     response->value = matched.value;
-  } else if (request.kind == Kind::add_process_set) {
+  } else if (request.kind == Collective::add_process_set) {
     response->value = next_process_set_++;
   } else if (moves_data(request.kind) && request.era < 0 && everyone && capacity_ > 0) {
     slots_.store(response, std::move(matched.requests), sequence_);

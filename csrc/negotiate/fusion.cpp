@@ -8,9 +8,9 @@ namespace gossamer::negotiate {
 namespace {
 
 bool fusable(const Response& response) {
-  const Kind kind = response.request.kind;
-  return response.error.empty() &&
-         (kind == Kind::allreduce || kind == Kind::allgather || kind == Kind::reducescatter);
+  const Collective kind = response.request.kind;
+  return response.error.empty() && (kind == Collective::allreduce || kind == Collective::allgather ||
+                                    kind == Collective::reducescatter);
 }
 
 bool alike(const Response& a, const Response& b) {

@@ -25,6 +25,7 @@ struct Operation {
   std::shared_ptr<void> payload;            // the executor's
   std::function<void(const Result&)> done;  // once, on the worker thread; short. May submit. Must not throw
   int32_t slot = -1;                        // the negotiator's: of the bit that was sent for it
+  uint64_t waits = 0;                       // the negotiator's: of this rank before it was submitted
 };
 
 // One operation of a batch. `operation` is null where this rank has joined: it takes part with zeros.
@@ -74,7 +75,8 @@ class Negotiator {
 
   // Any thread. An empty name becomes <kind>.noname.<era>.<number>: numbers count the unnamed of that kind since the last
   // barrier or join that this rank submitted, eras count those; so a rank that skipped one lines up there again.
-  // Throws Error(config) for a name in flight, without effect; for a request that cannot work, which then fails on the
+  // Throws Error(config) for a name in flight, without effect, and for one that was submitted since the last wait, so that
+  // it does not depend on how fast the first was; for a request that cannot work, which then fails on the
   // other ranks too, once they submit it (a later one of that name waits for that); Error(comm) once the negotiation has ended.
   void submit(Operation operation);
   // The same, of several that complete or fail together. An empty group name is numbered as above.
@@ -84,6 +86,9 @@ class Negotiator {
 
   // Somebody waits, so a burst is over: what was submitted is negotiated now. Any thread.
   void hurry();
+
+  // This rank has seen that some operation is over: what was submitted before and is complete has names that are free.
+  void waited() { ++waits_; }
 
   // Ends the negotiation on all ranks. What is agreed on already is executed; what waits fails. Idempotent.
   void shutdown();
@@ -95,6 +100,8 @@ class Negotiator {
 
   void enqueue(std::vector<Operation> operations, const std::string& group);
   void require_free(const std::vector<Operation>& operations, bool& must_wait) const;
+  void require_waited(const Request& request) const;
+  void keep_until_waited(const Operation& operation);
   void give_name(Request& request);
   bool release_deferred();
   void run() noexcept;
@@ -127,9 +134,12 @@ class Negotiator {
   mutable std::mutex mutex_;
   std::vector<Flight> queue_;
   std::unordered_map<std::string, Flight> in_flight_;
-  std::vector<std::vector<Flight>> deferred_;  // behind refused ones of the same names
-  size_t wake_at_ = 1;                         // queued operations that wake the worker
-  std::string ended_;                          // why
+  std::vector<std::vector<Flight>> deferred_;              // behind refused ones of the same names
+  std::atomic<uint64_t> waits_{0};                         // that have ended
+  std::unordered_map<std::string, std::string> unwaited_;  // names of complete ones, with call sites
+  uint64_t unwaited_since_ = 0;                            // they were submitted after so many waits
+  size_t wake_at_ = 1;                                     // queued operations that wake the worker
+  std::string ended_;                                      // why
   bool stopping_ = false;
   bool hurries_ = false;
   int64_t era_ = 0;

@@ -5,29 +5,29 @@
 
 namespace gossamer::negotiate {
 
-const char* name(Kind kind) {
+const char* name(Collective kind) {
   switch (kind) {
-    case Kind::allreduce: return "allreduce";
-    case Kind::allgather: return "allgather";
-    case Kind::broadcast: return "broadcast";
-    case Kind::alltoall: return "alltoall";
-    case Kind::reducescatter: return "reducescatter";
-    case Kind::barrier: return "barrier";
-    case Kind::join: return "join";
-    case Kind::add_process_set: return "add_process_set";
-    case Kind::remove_process_set: return "remove_process_set";
+    case Collective::allreduce: return "allreduce";
+    case Collective::allgather: return "allgather";
+    case Collective::broadcast: return "broadcast";
+    case Collective::alltoall: return "alltoall";
+    case Collective::reducescatter: return "reducescatter";
+    case Collective::barrier: return "barrier";
+    case Collective::join: return "join";
+    case Collective::add_process_set: return "add_process_set";
+    case Collective::remove_process_set: return "remove_process_set";
   }
   return "unknown operation";
 }
 
-const char* name(Reduction op) {
+const char* name(Aggregate op) {
   switch (op) {
-    case Reduction::average: return "average";
-    case Reduction::sum: return "sum";
-    case Reduction::adasum: return "adasum";
-    case Reduction::min: return "min";
-    case Reduction::max: return "max";
-    case Reduction::product: return "product";
+    case Aggregate::average: return "average";
+    case Aggregate::sum: return "sum";
+    case Aggregate::adasum: return "adasum";
+    case Aggregate::min: return "min";
+    case Aggregate::max: return "max";
+    case Aggregate::product: return "product";
   }
   return "unknown reduction";
 }

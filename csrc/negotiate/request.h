@@ -15,7 +15,7 @@ namespace gossamer::negotiate {
 
 using Clock = std::chrono::steady_clock;
 
-enum class Kind : uint8_t {
+enum class Collective : uint8_t {
   allreduce,
   allgather,
   broadcast,
@@ -26,16 +26,16 @@ enum class Kind : uint8_t {
   add_process_set,
   remove_process_set,
 };
-enum class Reduction : uint8_t { average = 0, sum, adasum, min, max, product };  // Horovod's numbers
+enum class Aggregate : uint8_t { average = 0, sum, adasum, min, max, product };  // Horovod's numbers
 
-const char* name(Kind kind);
-const char* name(Reduction op);
+const char* name(Collective kind);
+const char* name(Aggregate op);
 // Operations on tensors go to the executor; the others are over once they are agreed on.
-inline bool moves_data(Kind kind) { return kind < Kind::barrier; }
+inline bool moves_data(Collective kind) { return kind < Collective::barrier; }
 
 struct Request {
-  Kind kind = Kind::allreduce;
-  Reduction op = Reduction::sum;
+  Collective kind = Collective::allreduce;
+  Aggregate op = Aggregate::sum;
   int32_t element_bytes = 0;
   int32_t device_index = 0;  // may differ between ranks
   int32_t root = 0;          // broadcast: rank in the set

@@ -33,7 +33,7 @@ void Negotiator::refuse(Request request, const std::string& reason) {
 
 void Negotiator::give_name(Request& request) {
   const std::string kind = name(request.kind);
-  const bool ends_era = request.kind == Kind::barrier || request.kind == Kind::join;
+  const bool ends_era = request.kind == Collective::barrier || request.kind == Collective::join;
   if (ends_era) {
     request.era = era_++;
     unnamed_.clear();
@@ -55,6 +55,7 @@ void Negotiator::require_free(const std::vector<Operation>& operations, bool& mu
   for (const Operation& operation : operations) {
     const Request& request = operation.request;
     if (request.name.empty() && moves_data(request.kind)) continue;  // it gets a number
+    require_waited(request);
     const std::string kind = request.name.empty() ? name(request.kind) : "";
     const auto other = in_flight_.find(request.name.empty() ? kind : request.name);
     const bool waits = other != in_flight_.end() && !other->second->request.refusal.empty();
@@ -69,6 +70,27 @@ void Negotiator::require_free(const std::vector<Operation>& operations, bool& mu
     raise(ErrorKind::config, "negotiate: '", wanted, "' must not be submitted again while it is in flight",
           sites, "; wait for it, or give another name");
   }
+}
+
+// Throws if a name is complete, but nobody has waited since it was submitted. A refusal must reach the other ranks.
+void Negotiator::require_waited(const Request& request) const {
+  if (unwaited_since_ != waits_ || !request.refusal.empty()) return;
+  const auto found = unwaited_.find(request.name);
+  if (found == unwaited_.end()) return;
+  raise(ErrorKind::config, "negotiate: '", request.name,
+        "' must not be submitted twice without a wait in between, got ", request.call_site,
+        " and before that ", found->second, "; wait for it, or give another name");
+}
+
+// Of an operation that is complete. Under the mutex.
+void Negotiator::keep_until_waited(const Operation& operation) {
+  const Request& request = operation.request;
+  if (unwaited_since_ != waits_) {
+    unwaited_.clear();
+    unwaited_since_ = waits_;
+  }
+  const bool named = moves_data(request.kind) && request.era < 0 && request.refusal.empty();
+  if (named && operation.waits == unwaited_since_) unwaited_[request.name] = request.call_site;
 }
 
 // Moves on what no refused operation is in the way of. Whether the worker must be woken for it. Under the mutex.
@@ -124,6 +146,7 @@ void Negotiator::enqueue(std::vector<Operation> operations, const std::string& g
         operation.done = nullptr;
         operation.payload = nullptr;
       }
+      operation.waits = waits_;
       trace(Phase::submitted, operation.request.name, rank_);
       flights.push_back(std::make_shared<Operation>(std::move(operation)));
     }

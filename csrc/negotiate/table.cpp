@@ -17,7 +17,7 @@ Table::Table(std::vector<int> ranks)
     : ranks_(std::move(ranks)), joined_(ranks_.size()), joins_(ranks_.size()) {}
 
 void Table::add(int rank, std::shared_ptr<const Request> request, int32_t slot, Clock::time_point now) {
-  if (request->kind == Kind::join && request->refusal.empty()) return join(rank, std::move(request));
+  if (request->kind == Collective::join) return join(rank, std::move(request));
   const auto [found, added] = waiting_.try_emplace(request->name);
   Waiting& waiting = found->second;
   if (added) {
@@ -75,8 +75,8 @@ Matched Table::remove(const std::string& name) {
     group->second.names.erase(name);
     if (group->second.names.empty()) groups_.erase(group);
   }
-  const Kind kind = first_of(waiting.requests).kind;
-  const bool whole = waiting.present == static_cast<int>(ranks_.size()) || kind == Kind::allreduce;
+  const Collective kind = first_of(waiting.requests).kind;
+  const bool whole = waiting.present == static_cast<int>(ranks_.size()) || kind == Collective::allreduce;
   Matched matched;
   if (whole && waiting.bits == waiting.present) matched.slot = waiting.slot;
   matched.requests = std::move(waiting.requests);
@@ -88,7 +88,7 @@ void Table::take_one(const std::string& name, std::vector<Unit>& units) {
   if (found == waiting_.end()) return;
   const Request& first = first_of(found->second.requests);
   if (first.group_size == 0 || !same_group(found->second.requests)) {
-    const int64_t passed = first.kind == Kind::barrier ? first.era : -1;
+    const int64_t passed = first.kind == Collective::barrier ? first.era : -1;
     units.push_back({remove(name)});
     return expire(passed, units);
   }

@@ -21,7 +21,7 @@ using Unit = std::vector<Matched>;  // one operation, or a whole group
 
 struct Stalled {
   std::string name;
-  Kind kind;
+  Collective kind;
   double seconds;              // since the first rank submitted it
   std::vector<int> submitted;  // ranks of the whole job
   std::vector<int> missing;

@@ -196,7 +196,7 @@ void Group::check_peers(uint32_t generation) {
   const std::string silent = missing();
   if (ended()) return;
   std::ostringstream text, told;
-  text << "timed out after " << seconds(allowed_) << " s; silent: " << silent;
+  text << "Timed out after " << seconds(allowed_) << " s; silent: " << silent;
   told << silent << " did not come within " << seconds(allowed_) << " s";
   break_with(text.str(), told.str());
 }

@@ -24,7 +24,13 @@ class Group {
 
   int rank() const { return rank_; }
   int size() const { return layout_.size; }
-  int global_rank(int peer) const { return slot(peer).rank; }
+  // As its peers name it in what they say: by its number, or what name_ranks() has given it.
+  int global_rank(int peer) const {
+    const int rank = slot(peer).rank;
+    return names_.empty() ? rank : names_.at(static_cast<size_t>(rank));
+  }
+  // For a group of some ranks of another: what each is called there. Before anything is called.
+  void name_ranks(std::vector<int> names) { names_ = std::move(names); }
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   int host() const { return host_; }
 
@@ -87,6 +93,7 @@ class Group {
   std::vector<std::vector<int>> hosts_;
   int host_;
   std::vector<Socket> sockets_;
+  std::vector<int> names_;
   std::vector<uint64_t> watches_;
   bool spin_;
   uint64_t round_ = 0;

@@ -269,7 +269,7 @@ void Mailbox::expire(Operations& operations, Deadline now, const std::function<v
     }
     std::ostringstream text;
     const auto allowed = std::chrono::round<std::chrono::milliseconds>(operation.allowed);
-    text << describe(operation) << " timed out after " << static_cast<double>(allowed.count()) / 1000
+    text << describe(operation) << ": Timed out after " << static_cast<double>(allowed.count()) / 1000
          << " s; ";
     if (operation.moved > 0) {
       text << operation.moved << " bytes of it had been moved";

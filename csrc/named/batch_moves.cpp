@@ -1,12 +1,12 @@
-// allgather, broadcast and alltoall of executor.h: bytes, whatever the elements are.
+// allgather, broadcast and alltoall of batch_runner.h: bytes, whatever the elements are.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <numeric>
 
+#include "named/batch_runner.h"
 #include "named/elements.h"
-#include "named/executor.h"
 
 namespace gossamer::named {
 namespace {
@@ -27,7 +27,7 @@ at::Tensor with_rows(const at::Tensor& like, int64_t rows) {
 
 }  // namespace
 
-void Executor::allgather(C10dCommunicator& comm, Pieces& pieces) {
+void BatchRunner::allgather(Communicator& comm, Pieces& pieces) {
   const int size = comm.size();
   std::vector<int64_t> bytes(size);  // of each rank, of all pieces
   for (const Piece& piece : pieces) {
@@ -66,17 +66,10 @@ void Executor::allgather(C10dCommunicator& comm, Pieces& pieces) {
     }
   }
   if (padded) {
-    c10d::AllgatherOptions how;
-    how.asyncOp = false;
-    wait(comm, comm.backend()->_allgather_base(all, mine, how), "allgather", all.numel());
+    comm.all_gather(all, mine)->wait();
   } else {
     for (int rank = 0; rank < size; ++rank) {
-      if (bytes[rank] == 0) continue;
-      std::vector<at::Tensor> part{all.narrow(0, begins[rank], bytes[rank])};
-      c10d::BroadcastOptions how;
-      how.rootRank = rank;
-      how.asyncOp = false;
-      wait(comm, comm.backend()->broadcast(part, how), "allgather", bytes[rank]);
+      if (bytes[rank] > 0) comm.broadcast(all.narrow(0, begins[rank], bytes[rank]), rank)->wait();
     }
   }
   if (direct) return;
@@ -92,24 +85,18 @@ void Executor::allgather(C10dCommunicator& comm, Pieces& pieces) {
   }
 }
 
-void Executor::broadcast(C10dCommunicator& comm, Piece& piece) {
+void BatchRunner::broadcast(Communicator& comm, Piece& piece) {
   const bool in_place = piece.data->target.defined();
   const bool roots = comm.rank() == piece.response->request.root;
   at::Tensor out = piece.input;  // the target itself, where that is contiguous
   if (!in_place && roots)
     out = piece.input.is_alias_of(piece.data->input) ? piece.input.clone() : piece.input;
   if (!in_place && !roots) out = at::empty_like(piece.input);
-  if (out.numel() > 0) {
-    std::vector<at::Tensor> bytes{as_bytes(out)};
-    c10d::BroadcastOptions how;
-    how.rootRank = piece.response->request.root;
-    how.asyncOp = false;
-    wait(comm, comm.backend()->broadcast(bytes, how), "broadcast", bytes[0].numel());
-  }
+  if (out.numel() > 0) comm.broadcast(as_bytes(out), piece.response->request.root)->wait();
   finish(piece, out);
 }
 
-void Executor::alltoall(C10dCommunicator& comm, Piece& piece) {
+void BatchRunner::alltoall(Communicator& comm, Piece& piece) {
   const int size = comm.size();
   const int64_t row = row_bytes(piece.response->request);
   const auto& sizes = piece.response->sizes;
@@ -124,11 +111,7 @@ void Executor::alltoall(C10dCommunicator& comm, Piece& piece) {
   }
   piece.data->output = with_rows(piece.input, rows);
   if (piece.response->bytes == 0) return;
-  auto in = as_bytes(piece.input);
-  auto out = as_bytes(piece.data->output);
-  c10d::AllToAllOptions how;
-  how.asyncOp = false;
-  wait(comm, comm.backend()->alltoall_base(out, in, out_bytes, in_bytes, how), "alltoall", in.numel());
+  comm.all_to_all_unequal(as_bytes(piece.data->output), as_bytes(piece.input), out_bytes, in_bytes)->wait();
 }
 
 }  // namespace gossamer::named

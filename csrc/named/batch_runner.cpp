@@ -1,5 +1,5 @@
-// The frame around a batch: streams, memory, failures. See executor.h.
-#include "named/executor.h"
+// The frame around a batch: streams, memory, failures. See batch_runner.h.
+#include "named/batch_runner.h"
 
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/zeros.h>
@@ -12,18 +12,18 @@
 
 namespace gossamer::named {
 
-using negotiate::Kind;
+using negotiate::Collective;
 
 namespace {
 
 constexpr int64_t kSmallestScratch = int64_t{1} << 20;
 constexpr int64_t kSmallBytes = 16 << 10;  // of a batch
 
-bool reduces(Kind kind) { return kind == Kind::allreduce || kind == Kind::reducescatter; }
+bool reduces(Collective kind) { return kind == Collective::allreduce || kind == Collective::reducescatter; }
 
 }  // namespace
 
-std::string Executor::complaint(Kind kind, negotiate::Reduction op, const at::Tensor& tensor) const {
+std::string BatchRunner::complaint(Collective kind, negotiate::Aggregate op, const at::Tensor& tensor) const {
   if (tensor.layout() != at::kStrided || tensor.is_quantized()) return "the tensor must be dense";
   const auto device = devices_.find(c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true));
   if (device == devices_.end())
@@ -40,12 +40,12 @@ std::string Executor::complaint(Kind kind, negotiate::Reduction op, const at::Te
   return reduces(kind) ? reduction_complaint(tensor.scalar_type(), op) : "";
 }
 
-void Executor::announce_failure() noexcept {
+void BatchRunner::announce_failure() noexcept {
   for (auto& [device, comm] : devices_) comm->announce_failure();
   if (near_) near_->announce_failure();
 }
 
-void Executor::run(const std::vector<negotiate::Part>& parts) {
+void BatchRunner::run(const std::vector<negotiate::Part>& parts) {
   try {
     run_on(carrier(parts), parts);
   } catch (const std::exception& error) {
@@ -55,18 +55,18 @@ void Executor::run(const std::vector<negotiate::Part>& parts) {
 }
 
 // A small sum waits for the other ranks, and not for its bytes. All ranks choose alike.
-C10dCommunicator& Executor::carrier(const std::vector<negotiate::Part>& parts) {
+Communicator& BatchRunner::carrier(const std::vector<negotiate::Part>& parts) {
   const negotiate::Request& request = parts.front().response->request;
-  C10dCommunicator& own = *devices_.at(request.device);
-  const bool sums = request.kind == Kind::allreduce && request.op != negotiate::Reduction::adasum;
+  Communicator& own = *devices_.at(request.device);
+  const bool sums = request.kind == Collective::allreduce && request.op != negotiate::Aggregate::adasum;
   if (!near_ || !sums || !own.device().is_cpu()) return own;
   int64_t bytes = 0;
   for (const negotiate::Part& part : parts) bytes += part.response->bytes;
   return bytes <= kSmallBytes ? *near_ : own;
 }
 
-void Executor::run_on(C10dCommunicator& comm, const std::vector<negotiate::Part>& parts) {
-  const Kind kind = parts.front().response->request.kind;
+void BatchRunner::run_on(Communicator& comm, const std::vector<negotiate::Part>& parts) {
+  const Collective kind = parts.front().response->request.kind;
   c10::OptionalStreamGuard guard;
   std::optional<c10::Stream> stream;
   if (!comm.device().is_cpu()) {
@@ -80,14 +80,15 @@ void Executor::run_on(C10dCommunicator& comm, const std::vector<negotiate::Part>
     guard.reset_stream(*stream);
   }
   Pieces pieces = prepare(comm, parts);
-  if (kind == Kind::allreduce) {
+  if (kind == Collective::allreduce) {
     allreduce(comm, pieces);
-  } else if (kind == Kind::reducescatter) {
+  } else if (kind == Collective::reducescatter) {
     reducescatter(comm, pieces);
-  } else if (kind == Kind::allgather) {
+  } else if (kind == Collective::allgather) {
     allgather(comm, pieces);
   } else {
-    for (Piece& piece : pieces) kind == Kind::broadcast ? broadcast(comm, piece) : alltoall(comm, piece);
+    for (Piece& piece : pieces)
+      kind == Collective::broadcast ? broadcast(comm, piece) : alltoall(comm, piece);
   }
   if (!stream) return;
   for (Piece& piece : pieces) {
@@ -97,7 +98,7 @@ void Executor::run_on(C10dCommunicator& comm, const std::vector<negotiate::Part>
   }
 }
 
-Executor::Pieces Executor::prepare(C10dCommunicator& comm, const std::vector<negotiate::Part>& parts) {
+BatchRunner::Pieces BatchRunner::prepare(Communicator& comm, const std::vector<negotiate::Part>& parts) {
   Pieces pieces;
   for (const negotiate::Part& part : parts) {
     const negotiate::Request& request = part.response->request;
@@ -118,7 +119,7 @@ Executor::Pieces Executor::prepare(C10dCommunicator& comm, const std::vector<neg
   return pieces;
 }
 
-at::Tensor Executor::scratch(C10dCommunicator& comm, int64_t bytes) {
+at::Tensor BatchRunner::scratch(Communicator& comm, int64_t bytes) {
   at::Tensor& memory = scratch_[&comm];
   if (!memory.defined() || memory.numel() < bytes) {
     int64_t capacity = kSmallestScratch;
@@ -129,13 +130,10 @@ at::Tensor Executor::scratch(C10dCommunicator& comm, int64_t bytes) {
   return memory.narrow(0, 0, bytes);
 }
 
-void Executor::wait(C10dCommunicator& comm, const c10::intrusive_ptr<c10d::Work>& work, const char* what,
-                    int64_t bytes) {
-  try {
-    comm.wait(*work);
-  } catch (const std::exception& error) {
-    comm.fail(what, bytes, error);
-  }
+uint64_t BatchRunner::total(uint64_t (Communicator::*bytes)() const) const {
+  uint64_t sum = near_ ? (near_.get()->*bytes)() : 0;
+  for (const auto& [device, comm] : devices_) sum += (comm.get()->*bytes)();
+  return sum;
 }
 
 }  // namespace gossamer::named

@@ -1,4 +1,4 @@
-// allreduce and reducescatter of executor.h.
+// allreduce and reducescatter of batch_runner.h.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_real.h>
@@ -9,39 +9,41 @@
 #include "device_kernels.h"
 #include "float_dtype.h"
 #include "named/adasum.h"
+#include "named/batch_runner.h"
 #include "named/elements.h"
-#include "named/executor.h"
 
 namespace gossamer::named {
 
-using negotiate::Reduction;
+using negotiate::Aggregate;
 
 namespace {
 
-// Larger ones go alone: packing them costs more than another call of the backend.
-int64_t largest_packed(const at::Device& device) { return int64_t{device.is_cpu() ? 512 << 10 : 4 << 20}; }
-
-c10d::ReduceOp to_c10d(Reduction op) {
-  switch (op) {
-    case Reduction::min: return c10d::ReduceOp::MIN;
-    case Reduction::max: return c10d::ReduceOp::MAX;
-    case Reduction::product: return c10d::ReduceOp::PRODUCT;
-    default: return c10d::ReduceOp::SUM;
-  }
+// Larger ones go alone: packing them costs more than another operation. But sums by hosts are made in memory that the ranks of
+// a host share, and scaled on the way there and back.
+bool goes_packed(Communicator& comm, const negotiate::Response& response, const at::Tensor& input,
+                 size_t pieces) {
+  const Aggregate op = response.request.op;
+  const bool sums = op == Aggregate::sum || op == Aggregate::average;
+  if (comm.by_hosts() != nullptr && sums && float_dtype(input.scalar_type())) return true;
+  return pieces > 1 && response.bytes <= int64_t{input.is_cpu() ? 512 << 10 : 4 << 20};
 }
 
-// The same reduction in a type that every backend has. `wide` means that the result must be copied back.
+// The same reduction in a type that the communicator has. `wide` means that the result must be copied back.
 struct Dressed {
   at::Tensor tensor;
-  Reduction op;
+  ReduceOp op;
   bool wide;
 };
 
-Dressed dress(const at::Tensor& x, Reduction op, bool any_type) {
+Dressed dress(const at::Tensor& x, Aggregate reduction, const Communicator& comm) {
+  const ReduceOp op = reduction == Aggregate::min       ? ReduceOp::min
+                      : reduction == Aggregate::max     ? ReduceOp::max
+                      : reduction == Aggregate::product ? ReduceOp::product
+                                                        : ReduceOp::sum;
   switch (x.scalar_type()) {
     case at::kBool: {  // as torch has it: a sum is "any", a product "all"
-      const bool all = op == Reduction::product || op == Reduction::min;
-      return {x.view(at::kByte), all ? Reduction::min : Reduction::max, false};
+      const bool all = op == ReduceOp::product || op == ReduceOp::min;
+      return {x.view(at::kByte), all ? ReduceOp::min : ReduceOp::max, false};
     }
     case at::kComplexFloat:
     case at::kComplexDouble: return {at::view_as_real(x).view({-1}), op, false};
@@ -49,7 +51,7 @@ Dressed dress(const at::Tensor& x, Reduction op, bool any_type) {
     case at::kShort:
     case at::kUInt16:
     case at::kUInt32:
-      if (!any_type) return {x.to(at::kLong), op, true};
+      if (!comm.reduces_every_integer()) return {x.to(at::kLong), op, true};
       [[fallthrough]];
     default: return {x, op, false};
   }
@@ -57,37 +59,37 @@ Dressed dress(const at::Tensor& x, Reduction op, bool any_type) {
 
 // Factor after the reduction.
 double last_factor(const negotiate::Request& request, int size) {
-  return request.op == Reduction::average ? request.postscale / size : request.postscale;
+  return request.op == Aggregate::average ? request.postscale / size : request.postscale;
 }
 
 int64_t rows_of(int64_t rows, int size, int rank) { return rows / size + (rank < rows % size ? 1 : 0); }
 
 }  // namespace
 
-Executor::Reducing Executor::begin(C10dCommunicator& comm, const at::Tensor& flat, Reduction op) {
-  const auto dressed = dress(flat.view({-1}), op, comm.backend()->getBackendName() == "gossamer");
-  std::vector<at::Tensor> tensors{dressed.tensor};
-  c10d::AllreduceOptions how;
-  how.reduceOp = to_c10d(dressed.op);
-  how.asyncOp = false;
-  return {flat, dressed.tensor, dressed.wide, comm.backend()->allreduce(tensors, how)};
+BatchRunner::Reducing BatchRunner::begin(Communicator& comm, const at::Tensor& flat, Aggregate op,
+                                         const std::vector<int64_t>& lengths) {
+  Reducing reducing{flat, {}, nullptr};
+  if (flat.numel() == 0) return reducing;
+  if (op == Aggregate::adasum) {
+    adasum(comm, flat.view({-1}), lengths, {&adasum_scratch_[&comm]});
+    return reducing;
+  }
+  const Dressed dressed = dress(flat.view({-1}), op, comm);
+  if (dressed.wide) reducing.widened = dressed.tensor;
+  if (comm.by_hosts() != nullptr && dressed.op == ReduceOp::sum) {
+    two_shot::all_reduce(comm, dressed.tensor, wire_);
+  } else {
+    reducing.pending = comm.all_reduce(dressed.tensor, dressed.op);
+  }
+  return reducing;
 }
 
-void Executor::end(C10dCommunicator& comm, const Reducing& reducing) {
-  wait(comm, reducing.work, "allreduce", static_cast<int64_t>(reducing.flat.nbytes()));
-  if (reducing.wide) reducing.flat.view({-1}).copy_(reducing.dressed);
+void BatchRunner::end(const Reducing& reducing) {
+  if (reducing.pending) reducing.pending->wait();
+  if (reducing.widened.defined()) reducing.flat.view({-1}).copy_(reducing.widened);
 }
 
-void Executor::reduce(C10dCommunicator& comm, const at::Tensor& flat, Reduction op,
-                      const std::vector<int64_t>& lengths) {
-  if (flat.numel() == 0) return;
-  if (op != Reduction::adasum) return end(comm, begin(comm, flat, op));
-  AdasumOptions options;
-  options.scratch = &adasum_scratch_[&comm];
-  adasum(*comm.backend(), flat.view({-1}), lengths, options);
-}
-
-void Executor::finish(Piece& piece, const at::Tensor& result) {
+void BatchRunner::finish(Piece& piece, const at::Tensor& result) {
   if (piece.data == nullptr) return;
   at::Tensor& target = piece.data->target;
   if (!target.defined() && piece.data->input.is_contiguous()) {
@@ -99,53 +101,39 @@ void Executor::finish(Piece& piece, const at::Tensor& result) {
   piece.data->output = target;
 }
 
-void Executor::allreduce(C10dCommunicator& comm, Pieces& pieces) {
-  Pieces small;
-  std::vector<Piece*> large;
+void BatchRunner::allreduce(Communicator& comm, Pieces& pieces) {
+  Pieces packed;
+  std::vector<Piece*> alone;
   for (Piece& piece : pieces) {
-    if (pieces.size() > 1 && piece.response->bytes <= largest_packed(comm.device())) {
-      small.push_back(piece);
+    if (goes_packed(comm, *piece.response, piece.input, pieces.size())) {
+      packed.push_back(piece);
     } else {
-      large.push_back(&piece);
+      alone.push_back(&piece);
     }
   }
-  allreduce_alone(comm, large);
-  if (!small.empty()) allreduce_packed(comm, small);
+  allreduce_alone(comm, alone);
+  if (!packed.empty()) allreduce_packed(comm, packed);
 }
 
-// Each begins before the one before it is over: a backend may have several on their way.
-void Executor::allreduce_alone(C10dCommunicator& comm, const std::vector<Piece*>& pieces) {
+// Each begins before the one before it is over: a communicator may have several on their way.
+void BatchRunner::allreduce_alone(Communicator& comm, const std::vector<Piece*>& pieces) {
   std::vector<Reducing> begun;
-  std::vector<at::Tensor> outs;
-  for (Piece* piece : pieces) {
+  for (const Piece* piece : pieces) {
     const negotiate::Request& request = piece->response->request;
     const bool ours = piece->data == nullptr || piece->data->target.defined() ||
                       !piece->input.is_alias_of(piece->data->input);  // may be written to
-    outs.push_back(ours ? piece->input : piece->input.clone());
-    scale(outs.back(), request.prescale);
-    if (request.op == Reduction::adasum || outs.back().numel() == 0) {
-      reduce(comm, outs.back(), request.op, {outs.back().numel()});
-    } else {
-      begun.push_back(begin(comm, outs.back(), request.op));
-    }
-  }
-  for (size_t i = 0; i < begun.size(); ++i) {
-    try {
-      end(comm, begun[i]);
-    } catch (...) {
-      std::vector<c10::intrusive_ptr<c10d::Work>> rest;
-      for (size_t later = i + 1; later < begun.size(); ++later) rest.push_back(begun[later].work);
-      comm.leave(std::move(rest));
-      throw;
-    }
+    const at::Tensor out = ours ? piece->input : piece->input.clone();
+    scale(out, request.prescale);
+    begun.push_back(begin(comm, out, request.op, {out.numel()}));
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
-    scale(outs[i], last_factor(pieces[i]->response->request, comm.size()));
-    finish(*pieces[i], outs[i]);
+    end(begun[i]);
+    scale(begun[i].flat, last_factor(pieces[i]->response->request, comm.size()));
+    finish(*pieces[i], begun[i].flat);
   }
 }
 
-void Executor::allreduce_packed(C10dCommunicator& comm, Pieces& pieces) {
+void BatchRunner::allreduce_packed(Communicator& comm, Pieces& pieces) {
   const negotiate::Request& request = pieces.front().response->request;
   const auto type = pieces.front().input.scalar_type();
   const auto device = pieces.front().input.device();
@@ -172,7 +160,7 @@ void Executor::allreduce_packed(C10dCommunicator& comm, Pieces& pieces) {
     }
     scale(flat, request.prescale);
   }
-  reduce(comm, flat, request.op, lengths);
+  end(begin(comm, flat, request.op, lengths));
   if (!dtype) scale(flat, after);
   std::vector<at::Tensor> outs;
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -188,7 +176,7 @@ void Executor::allreduce_packed(C10dCommunicator& comm, Pieces& pieces) {
   for (size_t i = 0; i < pieces.size(); ++i) finish(pieces[i], outs[i]);
 }
 
-void Executor::reducescatter(C10dCommunicator& comm, Pieces& pieces) {
+void BatchRunner::reducescatter(Communicator& comm, Pieces& pieces) {
   const negotiate::Request& request = pieces.front().response->request;
   const int size = comm.size();
   const auto options = pieces.front().input.options();
@@ -221,14 +209,8 @@ void Executor::reducescatter(C10dCommunicator& comm, Pieces& pieces) {
   scale(in, request.prescale);
   const at::Tensor out = at::empty({most}, options);
   if (most > 0) {
-    const bool any_type = comm.backend()->getBackendName() == "gossamer";
-    auto from = dress(in, request.op, any_type);
-    auto to = dress(out, request.op, any_type);
-    c10d::ReduceScatterOptions how;
-    how.reduceOp = to_c10d(from.op);
-    how.asyncOp = false;
-    wait(comm, comm.backend()->_reduce_scatter_base(to.tensor, from.tensor, how), "reducescatter",
-         static_cast<int64_t>(in.nbytes()));
+    const Dressed from = dress(in, request.op, comm), to = dress(out, request.op, comm);
+    comm.reduce_scatter(to.tensor, from.tensor, from.op)->wait();
     if (to.wide) out.copy_(to.tensor);
   }
   scale(out, last_factor(request, size));

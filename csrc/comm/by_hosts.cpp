@@ -1,0 +1,64 @@
+// See by_hosts.h.
+#include "comm/by_hosts.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gossamer {
+
+ByHosts::ByHosts(CommunicatorPtr world, CommunicatorPtr inside, CommunicatorPtr across,
+                 std::vector<std::vector<int>> hosts)
+    : world_(std::move(world)),
+      inside_(std::move(inside)),
+      across_(std::move(across)),
+      hosts_(std::move(hosts)) {
+  const auto smaller = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+  const auto [least, most] = std::minmax_element(hosts_.begin(), hosts_.end(), smaller);
+  carriers_ = static_cast<int64_t>(least->size());
+  largest_ = static_cast<int64_t>(most->size());
+}
+
+std::string ByHosts::capture_refusal() const {
+  for (const Communicator* level : {world_.get(), inside_.get(), across_.get()}) {
+    if (level == nullptr) continue;
+    if (auto refusal = level->capture_refusal(); !refusal.empty()) return refusal;
+  }
+  return "";
+}
+
+void ByHosts::announce_failure(const std::string& what) noexcept {
+  const std::string known = trouble();
+  known.empty() ? Communicator::announce_failure(what) : tell(known);
+}
+
+void ByHosts::tell(const std::string& text) noexcept {
+  for (Communicator* level : {world_.get(), inside_.get(), across_.get()})
+    if (level != nullptr) level->tell(text);
+}
+
+std::string ByHosts::trouble() noexcept {
+  for (Communicator* level : {inside_.get(), across_.get(), world_.get()}) {
+    if (level == nullptr) continue;
+    if (auto known = level->trouble(); !known.empty()) return known;
+  }
+  return {};
+}
+
+uint64_t ByHosts::bytes_sent() const {
+  return Communicator::bytes_sent() + world_->bytes_sent() + inside_->bytes_sent() + bytes_across();
+}
+
+uint64_t ByHosts::bytes_received() const {
+  return Communicator::bytes_received() + world_->bytes_received() + inside_->bytes_received() +
+         (across_ ? across_->bytes_received() : 0);
+}
+
+at::Tensor ByHosts::stage(int64_t bytes) {
+  if (!stage_.defined() || stage_.numel() < bytes) {
+    stage_ = at::Tensor();  // free the old memory before asking for the new
+    stage_ = allocate(bytes);
+  }
+  return stage_.narrow(0, 0, bytes);
+}
+
+}  // namespace gossamer

@@ -1,0 +1,33 @@
+// See alone.h.
+#include "engine/ending/alone.h"
+
+#include "engine/ending/join.h"
+
+namespace gossamer {
+
+void Alone::end(bool abandoned) {
+  Worker& worker = parts_.worker;
+  {
+    const std::lock_guard<std::mutex> lock(parts_.mutex);
+    parts_.flight.fire_rest(*this);
+  }
+  worker.finish([] {});
+  parts_.join.settle();
+  worker.set_step(worker.step() + 1);
+  const auto& failure = parts_.hooks.failure();
+  if (!failure) {
+    const std::lock_guard<std::mutex> lock(parts_.mutex);
+    parts_.hooks.take_stock(!parts_.join.shadowing(), std::nullopt);
+  }
+  if (abandoned) return;  // its error has been raised, and training may go on
+  if (failure) throw PythonError(failure->first, worker.place() + ": " + failure->second);
+  worker.executor().recorder().end_step();
+  if (!parts_.hooks.late()) return;
+  throw PythonError(
+      ErrorKind::config,
+      worker.place() +
+          ": a parameter has become trainable since the model was wrapped, which this algorithm "
+          "cannot add to its plan; close() the wrapper and wrap the model again");
+}
+
+}  // namespace gossamer

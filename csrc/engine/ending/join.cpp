@@ -1,0 +1,105 @@
+// See join.h.
+#include "engine/ending/join.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+namespace gossamer {
+namespace {
+
+enum Presence : uint8_t { kAbsent, kPresent, kOver };  // over: this rank has input, and has left the join
+
+}  // namespace
+
+void Join::start(bool mean_of_active, bool raise_early, std::function<bool()> on_begin) {
+  worker_.check_alive();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  settings_ = Settings{mean_of_active, raise_early, std::move(on_begin)};
+  ended_early_.reset();
+}
+
+void Join::end() {
+  std::optional<Settings> ended;  // may hold a Python object, which goes without the mutex
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ended.swap(settings_);
+}
+
+void Join::begin_backward() {
+  if (settings_ && !roll_) call_roll(/*present=*/true);
+}
+
+// An active rank goes on with its backward meanwhile: the worker sends no bucket before the roll call is over.
+void Join::call_roll(bool present) {
+  if (ended_early_) throw std::runtime_error(*ended_early_);  // the other ranks have left
+  const bool over = present && settings_->on_begin && !settings_->on_begin();
+  Communicator& control = worker_.control();
+  roll_ = at::zeros({control.size()}, at::kByte);
+  roll_->data_ptr<uint8_t>()[control.rank()] = over ? kOver : present ? kPresent : kAbsent;
+  const auto call = [&control, roll = *roll_] {
+    if (control.size() > 1) control.all_reduce(roll, ReduceOp::max)->wait();
+  };
+  worker_.executor().submit([this, call] { worker_.run_guarded("join", call); }, "roll call");
+  // With the mutex, so that another device's thread of this backward sends nothing meanwhile.
+  if (present && settings_->raise_early) finish_roll(/*raise_early=*/true);
+}
+
+// Throws if it is over and a rank is absent that the others must not go on without.
+void Join::finish_roll(bool raise_early) {
+  worker_.wait();
+  worker_.check_alive();  // it may have been closed meanwhile
+  const auto missing = absent();
+  if (!raise_early || missing.empty() || active() == 0) return;
+  roll_.reset();
+  std::ostringstream text;
+  text << worker_.place() << ": no input is left on rank";
+  for (const int rank : missing) text << (rank == missing.front() ? " " : ", ") << rank;
+  text << "; join() was asked to raise then (throw_on_early_termination=True)";
+  ended_early_ = text.str();
+  throw std::runtime_error(*ended_early_);
+}
+
+bool Join::answer_roll() {
+  bool raise_early = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    worker_.check_alive();
+    if (!settings_) throw PythonError(ErrorKind::config, "join: this rank is in no join context");
+    raise_early = settings_->raise_early;
+    call_roll(/*present=*/false);
+  }
+  // Without the mutex: it takes as long as the others do, and Ctrl-C may close this engine.
+  finish_roll(raise_early);
+  if (active() > 0) return true;
+  roll_.reset();
+  return false;
+}
+
+void Join::settle() {
+  if (!roll_) return;
+  const auto* bytes = roll_->data_ptr<uint8_t>();
+  if (std::count(bytes, bytes + roll_->numel(), kOver) > 0) end();
+}
+
+void Join::end_backward() {
+  roll_.reset();
+  shadowing_ = false;
+}
+
+std::vector<int> Join::absent() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < worker_.control().size(); ++rank) {
+    if (roll_->data_ptr<uint8_t>()[rank] == kAbsent) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+double Join::scale() const {
+  if (everyone() || !settings_ || !settings_->mean_of_active) return 1.0;
+  return static_cast<double>(worker_.control().size()) / active();
+}
+
+}  // namespace gossamer

@@ -1,0 +1,63 @@
+// Uneven inputs: a rank that is out of batches shadows the backwards of the others, so that none waits for it. Each
+// synchronised backward of a join begins with a roll call; what follows is the same for all ranks. It goes with any
+// ending, which asks it who takes part.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/worker.h"
+
+namespace gossamer {
+
+class Join {
+ public:
+  Join(Worker& worker, std::mutex& mutex) : worker_(worker), mutex_(mutex) {}  // the engine's mutex
+
+  // Between backwards, the same on every rank. `mean_of_active`: averages are over the ranks that have input; over all
+  // otherwise. `raise_early`: the backward raises where a rank has none. `on_begin`, if any, is called before each roll
+  // call but those of ranks without input; where it returns false on any rank, the join ends on all with that backward.
+  void start(bool mean_of_active, bool raise_early, std::function<bool()> on_begin);
+  void end();
+  bool started() const { return settings_.has_value(); }
+  bool ended_early() const {
+    return ended_early_.has_value();
+  }  // it has raised on all ranks, as it was asked to
+
+  // The moments of a backward. answer_roll(): of a rank without input, without the mutex; false if no rank has any.
+  void begin_backward();  // with the mutex, as begin_shadow() and end_backward()
+  bool answer_roll();
+  void begin_shadow() { shadowing_ = true; }
+  void settle();  // after the wait, without the mutex
+  void end_backward();
+
+  // Who takes part in this backward; all but shadowing() after the wait.
+  bool shadowing() const { return shadowing_; }                 // this rank has no input
+  bool everyone() const { return !roll_ || absent().empty(); }  // every rank has
+  double scale() const;  // what averages over all ranks are to be multiplied by
+
+ private:
+  struct Settings {
+    bool mean_of_active = false;
+    bool raise_early = false;
+    std::function<bool()> on_begin;
+  };
+  void call_roll(bool present);
+  void finish_roll(bool raise_early);
+  std::vector<int> absent() const;  // in rank order
+  int active() const { return worker_.control().size() - static_cast<int>(absent().size()); }
+
+  Worker& worker_;
+  std::mutex& mutex_;
+  std::optional<Settings> settings_;
+  std::optional<at::Tensor> roll_;  // of this backward: a byte for each rank
+  bool shadowing_ = false;
+  std::optional<std::string> ended_early_;
+};
+
+}  // namespace gossamer

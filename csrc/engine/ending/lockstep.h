@@ -1,0 +1,64 @@
+// The end of a backward that all ranks have in common: they agree on errors, on optimizer steps, and on which
+// parameters have a gradient anywhere, with one small all-reduce behind the last bucket. The default.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "engine/ending/ending.h"
+
+namespace gossamer {
+
+struct Agreement;
+class Vote;
+
+class Lockstep : public Ending {
+ public:
+  // `on_late` is called, without the GIL, when some rank has trainable parameters outside the plan; it must
+  // append_bucket() the same on every rank. `on_order` is called once, at the end of the first synchronised backward,
+  // with rank 0's order of arrival: the same on every rank, at the same place in the sequence of collectives.
+  Lockstep(const Parts& parts, std::function<void()> on_late,
+           std::function<void(std::vector<int64_t>)> on_order);
+
+  // Called, without the GIL, at the end of each backward that succeeded on every rank: on all of them at the same place
+  // in the sequence of collectives, so it may change the plan, and communicate. Null: nothing.
+  void set_on_end(std::function<void()> on_end) { on_end_ = std::move(on_end); }
+  bool on_end() const { return on_end_ != nullptr; }
+
+  // The ranks compare this number at the end of each backward.
+  void set_optimizer_steps(int64_t steps) { optimizer_steps_ = steps; }
+  int64_t optimizer_steps() const { return optimizer_steps_; }
+
+  bool order_shared() const { return order_shared_; }
+  void set_order_shared(bool shared) { order_shared_ = shared; }
+
+  void before_last_bucket() override;
+  void after_last_bucket() override;
+  void end(bool abandoned) override { end(abandoned, /*trained_too=*/false); }
+
+  // `trained_too`: every trained parameter takes what was reduced, whether it has a gradient anywhere or not.
+  void end(bool abandoned, bool trained_too);
+  void reset();  // with the mutex
+
+ private:
+  Agreement complete();
+  void submit_agreement(const std::vector<bool>& used);
+  void adopt(const Bucket& bucket, const std::vector<bool>& used, bool trained_too);
+  void scale_to_active();
+  void raise_disagreement(const Agreement& agreement, bool abandoned);
+  void share_order();
+
+  std::function<void()> on_late_;
+  std::function<void(std::vector<int64_t>)> on_order_;
+  std::function<void()> on_end_;
+  std::shared_ptr<Vote> vote_;
+  std::optional<std::vector<bool>> used_;  // while everything is sent
+  std::atomic<int64_t> optimizer_steps_{0};
+  bool order_shared_ = false;
+};
+
+}  // namespace gossamer

@@ -1,0 +1,38 @@
+// See rounds.h.
+#include "engine/ending/rounds.h"
+
+#include <string>
+
+namespace gossamer {
+
+void Rounds::set_passes(int64_t passes) {
+  parts_.worker.check_alive();
+  const std::lock_guard<std::mutex> lock(parts_.mutex);
+  passes_ = passes;
+  parts_.hooks.expect(passes);
+}
+
+bool Rounds::under_way() const {
+  const std::lock_guard<std::mutex> lock(parts_.mutex);
+  return parts_.hooks.any_complete();
+}
+
+// What a forward does elsewhere: nobody else looks at the parameters before their gradients are sent.
+bool Rounds::begin() {
+  try {
+    parts_.hooks.survey_locked();
+  } catch (const PythonError& error) {
+    parts_.hooks.remember_failure(error.kind, error.what());
+  }
+  return false;
+}
+
+void Rounds::surplus(int64_t index) {
+  throw AssertionError(parts_.worker.place() + ": parameter '" + parts_.hooks.name(index) +
+                       "' got its gradient more often than backward_passes_per_step (" +
+                       std::to_string(passes_) +
+                       ") allows before step(); call step() or synchronize() first, or give a larger "
+                       "backward_passes_per_step");
+}
+
+}  // namespace gossamer

@@ -1,0 +1,104 @@
+// See flight.h.
+#include "engine/flight.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "engine/ending/ending.h"
+
+namespace gossamer {
+
+void Flight::clear() {
+  plan_.clear();
+  kept_.clear();
+}
+
+void Flight::append(const std::shared_ptr<Bucket>& bucket, std::shared_ptr<BucketWork> work) {
+  bucket->adopt_gradients();
+  plan_.push_back({bucket, std::move(work)});
+}
+
+void Flight::reset(const std::vector<int64_t>& awaited) {
+  progress_.clear();
+  for (const int64_t gradients : awaited) progress_.push_back({gradients, {}});
+  next_ = 0;
+}
+
+void Flight::gradient_complete(size_t number, size_t position, Ending& ending) {
+  const auto& [bucket, work] = plan_[number];
+  if (worker_.comm().device().is_cpu()) bucket->take(position, work->gather_scale(worker_.comm()));
+  if (observe::tracing()) {  // its name is made only then
+    observe::instant("gradient " + bucket->names()[position], bucket->index(), worker_.step());
+  }
+  Progress& progress = progress_[number];
+  record_event(progress);
+  if (--progress.pending == 0) fire(ending, /*everything=*/false);
+}
+
+// One event per bucket and producing stream; recording again supersedes the earlier one.
+void Flight::record_event(Progress& progress) {
+  const auto side = worker_.executor().side_stream();
+  if (!side) return;
+  const c10::impl::VirtualGuardImpl guard(side->device_type());
+  const auto stream = guard.getStream(side->device());
+  for (auto& [known, event] : progress.events) {
+    if (known == stream) return event.record(stream);
+  }
+  progress.events.emplace_back(stream, c10::Event(side->device_type()));
+  progress.events.back().second.record(stream);
+}
+
+// Buckets that are complete, or every one that is left.
+void Flight::fire(Ending& ending, bool everything) {
+  while (next_ < plan_.size() && (everything || progress_[next_].pending == 0)) {
+    const bool last = next_ + 1 == plan_.size();
+    if (last) ending.before_last_bucket();
+    // Buckets without a gradient of this backward still follow what the caller's stream did to their memory.
+    if (everything) record_event(progress_[next_]);
+    submit(next_++);
+    if (last) ending.after_last_bucket();
+  }
+}
+
+void Flight::submit(size_t bucket) {
+  const auto events = std::make_shared<Events>(std::move(progress_[bucket].events));
+  const Planned& planned = plan_[bucket];
+  observe::instant("bucket queued", planned.bucket->index(), worker_.step(), planned.bucket->bytes());
+  const auto task = [this, planned, events] {
+    worker_.run_guarded(planned.bucket->describe(), [&] { run(planned, *events); });
+  };
+  worker_.executor().submit(task, "bucket", planned.bucket->index());
+}
+
+void Flight::run(const Planned& planned, Events& events) {
+  if (const auto side = worker_.executor().side_stream()) {
+    for (auto& [stream, event] : events) event.block(*side);
+  }
+  planned.bucket->set_step(worker_.step());
+  observe::context().step = worker_.step();
+  {
+    const observe::Span span("gather", "memory", planned.bucket->bytes());
+    planned.bucket->gather(planned.work->gather_scale(worker_.comm()));
+  }
+  if (keeps_gradients_) keep(*planned.bucket);
+  planned.work->run(worker_.comm(), planned.bucket);
+}
+
+void Flight::keep_gradients(bool keep) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  keeps_gradients_ = keep;
+  if (!keep) kept_.clear();
+}
+
+std::map<int64_t, at::Tensor> Flight::kept_gradients() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return kept_;
+}
+
+void Flight::keep(const Bucket& bucket) {
+  if (!bucket.has("grad")) return;
+  const at::Tensor copy = bucket.flat("grad").clone();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  kept_[bucket.index()] = copy;
+}
+
+}  // namespace gossamer

@@ -1,0 +1,70 @@
+// The buckets of one model on their way: each goes to the worker, in plan order, when its gradients are complete, so
+// that every rank issues its collectives in one order whatever order gradients come in. What is done with a bucket is
+// its BucketWork's business, what goes with the last one the ending's.
+#pragma once
+
+#include <c10/core/Event.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "engine/bucket.h"
+#include "engine/work.h"
+#include "engine/worker.h"
+
+namespace gossamer {
+
+class Ending;
+
+class Flight {
+ public:
+  struct Planned {
+    std::shared_ptr<Bucket> bucket;
+    std::shared_ptr<BucketWork> work;
+  };
+
+  Flight(Worker& worker, std::mutex& mutex) : worker_(worker), mutex_(mutex) {}  // the engine's mutex
+
+  // --- with the mutex ---
+
+  const std::vector<Planned>& plan() const { return plan_; }
+  void clear();
+  void append(const std::shared_ptr<Bucket>& bucket, std::shared_ptr<BucketWork> work);
+  void reset(const std::vector<int64_t>& awaited);  // gradients that each bucket waits for
+  void go_on_from(size_t bucket) { next_ = bucket; }
+  void gradient_complete(size_t number, size_t position, Ending& ending);
+  void fire_rest(Ending& ending) { fire(ending, /*everything=*/true); }
+
+  // --- without it ---
+
+  // From the next backward on, keeps a copy of each bucket's gradients as they are before they are sent: what a codec
+  // does to them cannot be told from what comes back. By bucket; false: forgets them.
+  void keep_gradients(bool keep);
+  std::map<int64_t, at::Tensor> kept_gradients() const;
+
+ private:
+  using Events = std::vector<std::pair<c10::Stream, c10::Event>>;
+  struct Progress {  // of one bucket, in this backward
+    int64_t pending = 0;
+    Events events;
+  };
+  void fire(Ending& ending, bool everything);
+  void record_event(Progress& progress);
+  void submit(size_t bucket);
+  void run(const Planned& planned, Events& events);
+  void keep(const Bucket& bucket);
+
+  Worker& worker_;
+  std::mutex& mutex_;
+  std::vector<Planned> plan_;
+  std::vector<Progress> progress_;
+  size_t next_ = 0;
+  std::atomic<bool> keeps_gradients_{false};
+  std::map<int64_t, at::Tensor> kept_;
+};
+
+}  // namespace gossamer

@@ -1,0 +1,248 @@
+// See hooks.h.
+#include "engine/hooks.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+
+#include <algorithm>
+#include <sstream>
+
+namespace gossamer {
+namespace {
+
+using torch::autograd::variable_list;
+
+// Compiled autograd would bake the hook's id into its cache key; the hook itself has no state to describe.
+void no_compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {
+  TORCH_CHECK(false, "gossamer: compiled autograd is not supported; compile the model, not its backward");
+}
+
+}  // namespace
+
+bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+Hooks::Hooks(std::vector<at::Tensor> params, std::vector<std::string> names, std::mutex& mutex)
+    : params_(std::move(params)), names_(std::move(names)), mutex_(mutex), slots_(params_.size()) {}
+
+void Hooks::begin_forward() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& slot : slots_) slot.reached = false;
+  left_out_.clear();
+  left_out_somewhere_ = false;
+}
+
+std::vector<int64_t> Hooks::survey() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return survey_locked();
+}
+
+std::vector<int64_t> Hooks::survey_locked() {
+  std::vector<int64_t> outside;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (!slot.bucket) {
+      if (params_[i].requires_grad()) outside.push_back(static_cast<int64_t>(i));
+      continue;
+    }
+    if (torch::autograd::impl::try_get_grad_accumulator(params_[i]).get() != slot.node ||
+        params_[i].numel() != slot.bucket->numel_of(slot.position)) {
+      std::ostringstream text;
+      text << "engine: parameter '" << names_[i] << "' was wrapped as " << slot.bucket->dtype() << " on "
+           << slot.bucket->device() << " and has been converted or moved since (it is "
+           << params_[i].scalar_type() << " on " << params_[i].device()
+           << " now); close() the wrapper, convert or move the model, and wrap it again";
+      throw PythonError(ErrorKind::config, text.str());
+    }
+  }
+  late_ = !outside.empty();
+  return outside;
+}
+
+std::optional<std::string> Hooks::on_default_stream() const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (!slots_[i].bucket || slots_[i].node == nullptr) continue;
+    // autograd hands gradients over on the stream that was current when the hook was made. The legacy default stream
+    // cannot be part of a capture.
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(params_[i]);
+    const auto stream = accumulator ? accumulator->stream() : std::nullopt;
+    if (stream && stream->id() == 0) return names_[i];
+  }
+  return std::nullopt;
+}
+
+void Hooks::adopt(const std::shared_ptr<Bucket>& bucket, size_t number, const Listener& listener) {
+  for (size_t position = 0; position < bucket->indices().size(); ++position) {
+    const int64_t index = bucket->indices()[position];
+    Slot& slot = slots_.at(static_cast<size_t>(index));
+    slot.bucket = bucket;
+    slot.number = number;
+    slot.position = position;
+    if (!slot.remove_hook) add_hook(index, listener);
+  }
+}
+
+void Hooks::add_hook(int64_t index, const Listener& listener) {
+  Slot& slot = slots_[static_cast<size_t>(index)];
+  auto accumulator = torch::autograd::impl::grad_accumulator(params_[static_cast<size_t>(index)]);
+  auto* node = accumulator.get();
+  const auto key = node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+      [listener, index](const variable_list& outputs, const variable_list& inputs) {
+        listener(index, !inputs.empty() && inputs[0].defined());
+        return outputs;
+      },
+      no_compiled_args));
+  slot.node = node;
+  slot.accumulator = std::make_shared<decltype(accumulator)>(std::move(accumulator));
+  slot.remove_hook = [node, key] { node->del_post_hook(key); };
+}
+
+void Hooks::forget_plan() {
+  for (auto& slot : slots_) slot.bucket.reset();
+}
+
+void Hooks::remove() {
+  for (auto& slot : slots_) {
+    if (slot.remove_hook) slot.remove_hook();
+    slot = Slot{};
+  }
+}
+
+void Hooks::reset() {
+  for (auto& slot : slots_) {
+    slot.ready = slot.has_gradient = false;
+    slot.arrivals = 0;
+    if (passes_) slot.expected = *passes_;
+  }
+  failure_.reset();
+}
+
+void Hooks::expect(int64_t passes) {
+  passes_ = passes;
+  for (auto& slot : slots_) {
+    if (!slot.ready) slot.expected = slot.arrivals + passes;
+  }
+}
+
+std::vector<int64_t> Hooks::awaited(size_t buckets) const {
+  std::vector<int64_t> counts(buckets);
+  for (const auto& slot : slots_) {
+    if (slot.bucket && slot.expected > 0) ++counts[slot.number];
+  }
+  return counts;
+}
+
+Hooks::Arrival Hooks::arrive(int64_t index, bool arrived) {
+  Slot& slot = slots_[static_cast<size_t>(index)];
+  if (!slot.bucket) return Arrival::none;
+  ++slot.arrivals;
+  if (counting()) {
+    check_gradient(index);
+    if (slot.arrivals == 1) order_.push_back(index);
+    return Arrival::none;
+  }
+  if (slot.arrivals > slot.expected) return Arrival::surplus;
+  if (slot.arrivals < slot.expected) return Arrival::none;
+  slot.has_gradient = params_[static_cast<size_t>(index)].grad().defined();
+  if (arrived && !slot.has_gradient) {
+    remember_failure(
+        ErrorKind::config,
+        "parameter '" + name(index) +
+            "' lost its gradient to a hook before it was averaged, as an optimizer that steps inside "
+            "backward does; step after backward()");
+  }
+  check_gradient(index);
+  slot.ready = true;
+  order_.push_back(index);
+  return Arrival::complete;
+}
+
+std::pair<size_t, size_t> Hooks::position(int64_t index) const {
+  const Slot& slot = slots_[static_cast<size_t>(index)];
+  return {slot.number, slot.position};
+}
+
+void Hooks::refuse_surplus(int64_t index) {
+  const Slot& slot = slots_[static_cast<size_t>(index)];
+  const std::string what = "parameter '" + name(index) + "' ";
+  remember_failure(ErrorKind::config,
+                   static_graph_
+                       ? what + "got its gradient " + std::to_string(slot.arrivals) +
+                             " times in one backward, and " + std::to_string(slot.expected) +
+                             " times in the first; with static_graph=True all must be alike"
+                       : what +
+                             "got its gradient twice in one backward, which a reentrant checkpoint does to a "
+                             "parameter that it shares; use torch.utils.checkpoint with use_reentrant=False");
+}
+
+// Bucket::take and gather leave alone what it refuses.
+void Hooks::check_gradient(int64_t index) {
+  const at::Tensor& grad = params_[static_cast<size_t>(index)].grad();
+  // Only a failure needs it: this runs for every gradient of every backward.
+  const auto what = [&] { return "parameter '" + name(index) + "' "; };
+  if (!grad.defined()) return;
+  if (grad.layout() != at::kStrided) {
+    return remember_failure(ErrorKind::config, what() +
+                                                   "has a sparse gradient, which is not supported yet; build "
+                                                   "its layer with sparse=False");
+  }
+  const Bucket& bucket = *slots_[static_cast<size_t>(index)].bucket;
+  if (grad.scalar_type() != bucket.dtype() || grad.device() != bucket.device()) {
+    std::ostringstream text;
+    text << what() << "has a gradient of " << grad.scalar_type() << " on " << grad.device()
+         << ", but was wrapped as " << bucket.dtype() << " on " << bucket.device()
+         << "; convert or move the model before wrapping it";
+    return remember_failure(ErrorKind::config, text.str());
+  }
+  if (grad.requires_grad() && bucket.has("grad")) {
+    remember_failure(ErrorKind::config,
+                     what() +
+                         "has a gradient with a graph (create_graph=True), which cannot be "
+                         "averaged in place; run that backward under no_sync()");
+  }
+}
+
+bool Hooks::any_complete() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.ready; });
+}
+
+void Hooks::drop_gradients() {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].bucket) params_[i].mutable_grad().reset();
+  }
+}
+
+std::vector<bool> Hooks::used() const {
+  std::vector<bool> used;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    used.push_back(slot.bucket && (slot.ready ? slot.has_gradient : params_[i].grad().defined()));
+  }
+  return used;
+}
+
+std::vector<int64_t> Hooks::unreached() const {
+  std::vector<int64_t> unreached;
+  for (size_t i = 0; i < slots_.size() && !counting(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.bucket && !slot.ready && !slot.reached && slot.expected > 0)
+      unreached.push_back(static_cast<int64_t>(i));
+  }
+  return unreached;
+}
+
+void Hooks::take_stock(bool counts, std::optional<bool> left_out_somewhere) {
+  left_out_ = counts ? unreached() : std::vector<int64_t>();
+  left_out_somewhere_ = left_out_somewhere.value_or(!left_out_.empty());
+  for (auto& slot : slots_) slot.reached |= slot.ready;
+  if (!counting() || !counts) return;
+  for (auto& slot : slots_) {
+    if (slot.bucket) slot.expected = slot.arrivals;
+  }
+  counted_ = true;
+}
+
+void Hooks::remember_failure(ErrorKind kind, const std::string& text) {
+  if (!failure_) failure_.emplace(kind, text);
+}
+
+}  // namespace gossamer

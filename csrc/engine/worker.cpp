@@ -1,0 +1,121 @@
+// See worker.h.
+#include "engine/worker.h"
+
+#include <sstream>
+#include <utility>
+
+#include "engine/work.h"
+
+namespace gossamer {
+
+Worker::Worker(CommunicatorPtr comm, CommunicatorPtr control)
+    : comm_(std::move(comm)), control_(std::move(control)), executor_(comm_->device()) {}
+
+void Worker::submit(std::function<void()> task, const std::string& what) {
+  check_alive();
+  executor_.submit_behind_current([this, task = std::move(task), what] { run_guarded(what, task); }, what);
+}
+
+void Worker::wait() {
+  check_alive();
+  finish([] {});
+}
+
+void Worker::finish(const std::function<void()>& last) {
+  try {
+    executor_.wait([this] { look_around(); });
+    last();
+  } catch (const std::exception&) {
+    fail_wait();
+  }
+}
+
+void Worker::run_guarded(const std::string& what, const std::function<void()>& task) {
+  try {
+    task();
+  } catch (...) {
+    announce_failure();
+    rethrow_with_context(place() + " " + what + ": ");
+  }
+}
+
+void Worker::rethrow_with_context(const std::string& context) {
+  try {
+    throw;
+  } catch (const PythonError& error) {
+    throw PythonError(error.kind, context + error.what());
+  } catch (const Error& error) {
+    throw PythonError(error.kind, context + error.what());
+  } catch (const torch::PyTorchError&) {
+    throw;
+  } catch (const python_error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PythonError(ErrorKind::comm, context + error.what());
+  }
+}
+
+void Worker::fail_wait() {
+  try {
+    const std::string facts = stall_facts();
+    if (facts.empty()) throw;
+    rethrow_with_context(facts + ": ");
+  } catch (const std::exception& error) {
+    broken_ = error.what();
+    announce_failure();  // so that the worker's operation and the other ranks' end soon as well
+    throw;
+  }
+}
+
+void Worker::look_around() const {
+  raise_interrupt();
+  if (stopped_) throw PythonError(ErrorKind::comm, "the stall watch ended the wait");
+}
+
+std::string Worker::place() const {
+  std::ostringstream text;
+  text << "rank " << comm_->rank() << "/" << comm_->size() << " step " << step_.load();
+  return text.str();
+}
+
+void Worker::check_alive() const {
+  if (closed_) throw PythonError(ErrorKind::config, "this engine is closed; wrap the model again");
+  if (broken_) throw PythonError(ErrorKind::comm, "this engine stopped: " + *broken_);
+  if (stopped_) throw PythonError(ErrorKind::comm, "this engine stopped: " + stall_facts());
+}
+
+void Worker::give_up(const std::string& why, bool announce) {
+  if (closed_ || broken_) return;
+  broken_ = place() + ": " + why;
+  if (announce) announce_failure();
+}
+
+void Worker::stop(bool in_backward) {
+  // An operation that waits for other ranks, and ranks that wait for this one, would go on for the whole timeout.
+  if (in_backward || executor_.busy()) {
+    announce_failure("closed or deleted its model in the middle of a step");
+  }
+  executor_.stop();
+}
+
+void Worker::announce_failure(const std::string& what) noexcept {
+  comm_->announce_failure(what);
+  if (control_ != comm_) control_->announce_failure(what);
+}
+
+void Worker::tell_stall(const std::string& facts, bool stop) {
+  {
+    const std::lock_guard<std::mutex> lock(stall_mutex_);
+    if (stopped_) return;  // what ended it is what is said of it
+    stall_ = facts;
+    stopped_ = stop;
+  }
+  if (stop) announce_failure("stopped: its stall watch ended the wait");
+}
+
+std::string Worker::stall_facts() const {
+  const std::lock_guard<std::mutex> lock(stall_mutex_);
+  return stall_;
+}
+
+}  // namespace gossamer

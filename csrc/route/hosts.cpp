@@ -1,0 +1,146 @@
+// See hosts.h. Between two meetings of a host's ranks, a carrier alone touches its part, in the memory of all of them. So
+// the sums of a piece run while the piece before is on its way across, and nothing else keeps the ranks in step.
+#include "route/hosts.h"
+
+#include <ATen/DeviceGuard.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "backend/peers.h"
+#include "device_kernels.h"
+#include "errors.h"
+#include "float_dtype.h"
+#include "observe/recorder.h"
+#include "route/peers.h"
+
+namespace gossamer {
+namespace {
+
+struct Sum {  // one call
+  ByHosts& comm;
+  at::Tensor x;  // [numel]
+  Dtype dtype;
+  const DeviceKernels& kernels;
+  int64_t share;          // elements of a part
+  int64_t begin, numel;   // this rank's part; empty where it carries none
+  double inside, beyond;  // the scale, in two factors
+  at::Tensor error;
+
+  at::Tensor error_of_part() const { return error.defined() ? error.narrow(0, begin, numel) : error; }
+};
+
+Dtype float_of(const at::Tensor& x) {
+  const auto dtype = float_dtype(x.scalar_type());
+  if (!dtype) {
+    throw PythonError(ErrorKind::config, std::string("sum by hosts: dtype must be a float, got ") +
+                                             at::toString(x.scalar_type()));
+  }
+  return *dtype;
+}
+
+// Calls with the elements of the part that lie in this piece of every chunk.
+template <class Call>
+void each_range(const Sum& sum, int64_t chunk, int64_t begin, int64_t numel, const Call& call) {
+  for (int64_t first = begin; first < sum.numel; first += chunk)
+    call(first, std::min({numel, chunk - begin, sum.numel - first}));
+}
+
+void through_memory(const Sum& sum, PeerBlock& block, const Across& across) {
+  const int64_t ranks = sum.comm.inside().size(), me = sum.comm.inside().rank();
+  const auto element = static_cast<int64_t>(sum.x.element_size());
+  uint8_t* own = static_cast<uint8_t*>(sum.x.data_ptr());
+  const int64_t offset = own - block.bases().at(static_cast<size_t>(me));
+  std::vector<void*> rows(static_cast<size_t>(ranks));
+  const Around around{[&](int64_t chunk, int64_t begin, int64_t numel) {
+                        const observe::Span span("sum", "host", ranks * numel * element);
+                        each_range(sum, chunk, begin, numel, [&](int64_t first, int64_t length) {
+                          const int64_t at = (sum.begin + first) * element;
+                          for (size_t rank = 0; rank < rows.size(); ++rank)
+                            rows[rank] = block.bases()[rank] + offset + at;
+                          void* out = own + at;
+                          sum.kernels.sum_rows(sum.dtype, {rows.data(), ranks, &out, 1, length}, sum.inside);
+                        });
+                      },
+                      [&](int64_t chunk, int64_t begin, int64_t numel) {
+                        const observe::Span span("spread", "host", ranks * numel * element);
+                        std::vector<flat::Segment> segments;
+                        each_range(sum, chunk, begin, numel, [&](int64_t first, int64_t length) {
+                          const int64_t at = sum.begin + first;
+                          for (size_t rank = 0; rank < rows.size(); ++rank)
+                            if (static_cast<int64_t>(rank) != me)
+                              segments.push_back({block.bases()[rank] + offset + at * element, at, length});
+                        });
+                        sum.kernels.scatter(sum.dtype, segments.data(), static_cast<int64_t>(segments.size()),
+                                            own, 1.0);
+                      }};
+  meet(block);
+  if (sum.numel > 0) {
+    across(*sum.comm.across(), sum.x.narrow(0, sum.begin, sum.numel), sum.beyond, sum.error_of_part(),
+           around);
+    const int64_t moved = 2 * (ranks - 1) * sum.numel * element;
+    sum.comm.count(moved, moved);
+  }
+  meet(block);
+}
+
+// Where the ranks of a host do not read each other's memory: NCCL, and islands of several hosts.
+void by_operations(const Sum& sum, const Across& across) {
+  Communicator& inside = sum.comm.inside();
+  const int64_t carriers = sum.comm.carriers();
+  const bool equal = inside.size() == carriers;
+  at::Tensor whole = sum.x;
+  if (whole.numel() != sum.share * carriers) {
+    whole = at::zeros({sum.share * carriers}, sum.x.options());
+    whole.narrow(0, 0, sum.x.numel()).copy_(sum.x);
+  }
+  if (sum.inside != 1.0) sum.kernels.scale(sum.dtype, whole.data_ptr(), whole.numel(), sum.inside);
+  const auto part = [&](int64_t carrier) { return whole.narrow(0, carrier * sum.share, sum.share); };
+  at::Tensor own;
+  if (equal) {
+    own = at::empty({sum.share}, whole.options());
+    inside.reduce_scatter(own, whole)->wait();
+  } else {
+    inside.all_reduce(whole, ReduceOp::sum)->wait();
+    if (sum.comm.across() != nullptr) own = part(inside.rank());
+  }
+  if (sum.numel > 0)
+    across(*sum.comm.across(), own.narrow(0, 0, sum.numel), sum.beyond, sum.error_of_part(), {});
+  if (equal) {
+    inside.all_gather(whole, own)->wait();
+  } else {
+    for (int carrier = 0; carrier < carriers; ++carrier) inside.broadcast(part(carrier), carrier)->wait();
+  }
+  if (whole.data_ptr() != sum.x.data_ptr()) at::Tensor(sum.x).copy_(whole.narrow(0, 0, sum.x.numel()));
+}
+
+}  // namespace
+
+void sum_by_hosts(ByHosts& comm, const at::Tensor& x, double scale, int64_t block, const at::Tensor& error,
+                  const Across& across) {
+  if (x.numel() == 0) return;
+  const c10::OptionalDeviceGuard guard(at::device_of(x));
+  const at::Tensor flat = x.view({x.numel()});
+  const int64_t carriers = comm.carriers();
+  const int64_t share = (flat.numel() + carriers * block - 1) / (carriers * block) * block;
+  const bool carries = comm.across() != nullptr;
+  const int64_t begin = std::min(carries ? comm.inside().rank() * share : 0, flat.numel());
+  const int64_t numel = carries ? std::min(share, flat.numel() - begin) : 0;
+  // Sums of float16 could overflow before they are scaled.
+  const double inside = x.scalar_type() == at::kHalf ? 1.0 / static_cast<double>(comm.largest_host()) : 1.0;
+  Sum sum{comm,           flat,
+          float_of(x),    device_kernels(x.device().type()),
+          share,          begin,
+          numel,          inside,
+          scale / inside, error.defined() ? error.view({error.numel()}) : error};
+  if (!comm.inside().shares_memory()) return by_operations(sum, across);
+  if (PeerBlock* peers = comm.inside().peers_of(flat)) return through_memory(sum, *peers, across);
+  sum.x = comm.stage(static_cast<int64_t>(flat.nbytes())).view(flat.scalar_type());
+  sum.x.copy_(flat);
+  through_memory(sum, *comm.inside().peers_of(sum.x), across);
+  at::Tensor(flat).copy_(sum.x);
+}
+
+}  // namespace gossamer

@@ -1,0 +1,74 @@
+// How rows of bytes travel: in a first hop to their owners, in a second one each owner's row to everyone. There are three
+// ways: whole.cpp, one operation of the group for each hop; turns.cpp, in pieces, one after the other, where a link is slow;
+// peers.cpp, in memory that all ranks read in each other. open_rows() chooses. Who owns what does not depend on it, nor does
+// any bit. Used by collectives/, for one call: for each piece in order fill, post() for all; swap(), fill, share() for all;
+// gather() for all.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "codec/codec.h"
+#include "comm/communicator.h"
+#include "route/scratch.h"
+
+namespace gossamer {
+
+struct Piece {
+  int64_t begin, numel;       // elements of every row
+  int64_t row_bytes, offset;  // on the wire; where its size() rows begin there, one behind the other
+};
+
+enum class Hops { both, first, second };
+
+struct Shape {  // of the rows
+  codec::Spec spec;
+  int64_t chunk;  // elements of each
+  // Into pieces that are encoded apart. Statistics of a row are of all of it, and random numbers go by an element's place in it.
+  bool divisible;
+  at::Device device;
+  Hops hops = Hops::both;
+  at::Tensor
+      whole{};  // if defined: size() rows of the caller's own to send from and gather into; see in_place()
+};
+
+class Rows {
+ public:
+  Rows(Communicator& comm, const Shape& shape, int64_t piece_bytes);
+  virtual ~Rows() = default;
+
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  // Row j is for rank j; to be filled before post(), and not written after it.
+  virtual uint8_t* send(const Piece& piece) = 0;
+  virtual void post(const Piece& piece) = 0;
+  // Row `rank` of every rank's, in rank order.
+  virtual codec::WireRows swap(const Piece& piece) = 0;
+  // The row for everyone; to be filled between swap() and share(). It may be the row that was sent to this rank itself.
+  virtual uint8_t* own(const Piece& piece) = 0;
+  virtual void share(const Piece& piece) = 0;
+  // Every rank's own row, in rank order.
+  virtual codec::WireRows gather(const Piece& piece) = 0;
+  virtual bool in_place() const {
+    return false;
+  }  // rows are sent from `whole`, and gather() leaves them there
+
+ protected:
+  size_t number(const Piece& piece) const { return static_cast<size_t>(&piece - pieces_.data()); }
+
+  Communicator& comm_;
+  std::vector<Piece> pieces_;  // one, if piece_bytes is 0
+};
+using RowsPtr = std::unique_ptr<Rows>;
+
+// Collective. `scratch`: its memory is the rows' until they are gone.
+RowsPtr open_rows(Communicator& comm, Scratch& scratch, const Shape& shape);
+RowsPtr whole_rows(Communicator& comm, Scratch& scratch, const Shape& shape);
+RowsPtr rows_in_turns(Communicator& comm, Scratch& scratch, const Shape& shape);
+RowsPtr rows_of_peers(Communicator& comm, const Shape& shape);
+
+// For bytes that nobody decodes on the way, x and out contiguous: row j of x goes to rank j, row i of out comes from rank i.
+void swap_rows(Communicator& comm, at::Tensor out, const at::Tensor& x);
+// out becomes every rank's x.
+void gather_rows(Communicator& comm, at::Tensor out, const at::Tensor& x);
+
+}  // namespace gossamer
