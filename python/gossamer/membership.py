@@ -6,12 +6,14 @@
 import atexit
 import contextlib
 import json
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TextIO
 
 import torch.distributed as dist
 
@@ -20,6 +22,8 @@ from gossamer.config import ELASTIC_VARIABLES, Placement
 from gossamer.errors import CommError, ConfigError
 
 PREFIX = "gossamer/elastic"
+LOCAL = "127.0.0.1"  # the driver's host, for workers there
+ARRIVED = "arrived"  # the reason of a worker that has announced itself
 STATE = "state"  # JSON, see Member._read; the driver rewrites it at every change
 WATCH_S = 0.2  # between two looks at the board while training
 ASK_S = 0.02  # the same while waiting for a place
@@ -35,6 +39,11 @@ def epoch_key(epoch: int) -> str:
 def worker_key(worker: int) -> str:
     """Where a worker writes the number of the last group that it has left, why, and whether it needs a sync."""
     return f"worker/{worker}"
+
+
+def answer_key(worker: int) -> str:
+    """Where the driver answers a worker that has announced itself: `seats` as of a group, or null. Empty before."""
+    return f"answer/{worker}"
 
 
 @dataclass(frozen=True)
@@ -53,24 +62,35 @@ class Seat:
         return dist.TCPStore(self.host, self.port, timeout=timedelta(seconds=BOARD_TIMEOUT_S))
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """The place of a newcomer in the group as it would be with it."""
+
+    placement: Placement
+    locals: list[tuple[int, int]]  # of each rank: local rank and local size
+
+
 class Member:
     """This process as a worker of an elastic run.
 
     Args:
         host, port: of the driver's board.
         worker: this worker's number, which it keeps whatever its rank.
+        launcher: the driver's process id, on its host.
 
     Raises:
         CommError: the driver does not answer.
     """
 
-    def __init__(self, host: str, port: int, *, worker: int) -> None:
-        self.host, self.driver, self.worker = host, f"{host}:{port}", worker
+    def __init__(self, host: str, port: int, *, worker: int, launcher: int) -> None:
+        self.host, self.driver, self.worker, self.launcher = host, f"{host}:{port}", worker, launcher
         self.seat: Seat | None = None
         self._calls: list[Callable[[], None]] = [abort]
         self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None}
         self._left = -1  # the last group that the board knows this worker to have left
         self._lost = ""
+        self._losing = threading.Lock()
+        self._terminal = _terminal_of(launcher) if host == LOCAL else None
         with self._answered():
             store = dist.TCPStore(host, port, timeout=timedelta(seconds=BOARD_TIMEOUT_S))
             self._board = dist.PrefixStore(PREFIX, store)
@@ -78,6 +98,35 @@ class Member:
         self._watcher = threading.Thread(target=self._watch, name="gossamer-elastic", daemon=True)
         self._watcher.start()
         atexit.register(self._end)
+
+    def announce(self) -> Outlook | None:
+        """Tells the driver that this worker is there, before it is ready to take part.
+
+        A group that trains goes on without it, until it calls take_seat(); then this is the place that it would have.
+        None: there is no such group, or this worker has been in one, and take_seat() is next.
+
+        Raises:
+            CommError: the driver does not answer.
+        """
+        if self.seat is not None:
+            return None
+        with self._answered():
+            self._board.set(
+                worker_key(self.worker), json.dumps({"left": 0, "reason": ARRIVED, "skip_sync": False})
+            )
+        answer = b""
+        while not answer:
+            time.sleep(ASK_S)
+            with self._answered():
+                answer = self._board.get(answer_key(self.worker))
+        seats = json.loads(answer)
+        if seats is None:
+            return None
+        by_rank = sorted(seats.values(), key=lambda seat: seat["rank"])
+        return Outlook(
+            _placement(seats[str(self.worker)], len(seats)),
+            [(seat["local_rank"], seat["local_size"]) for seat in by_rank],
+        )
 
     def enter(self, join: Callable[[Seat, dist.Store], None]) -> None:
         """Joins the next group that comes together, by join(seat, store). One that loses a member is left again.
@@ -109,8 +158,7 @@ class Member:
                 group = json.loads(self._board.get(epoch_key(epoch))) if epoch > max(seen, self._left) else {}
             seen = max(seen, epoch)
             if own := group.get("seats", {}).get(str(self.worker)):
-                local = own["local_rank"], own["local_size"]
-                place = Placement("elastic", own["rank"], len(group["seats"]), *local)
+                place = _placement(own, len(group["seats"]))
                 self.seat = Seat(epoch, place, own["node_rank"], group["sync"], self.host, group["port"])
                 return self.seat
             if self.worker in group.get("removed", ()):
@@ -194,11 +242,37 @@ class Member:
         try:
             yield
         except RuntimeError as error:
-            self._lost = (
-                f"elastic: worker {self.worker} has lost the driver of this run at {self.driver}; "
-                f"`gossamer run` has probably been ended"
-            )
+            with self._losing:
+                if not self._lost:
+                    who = f"worker {self.worker}"
+                    if self.seat is not None:
+                        who += f" (rank {self.seat.placement.rank} of {self.seat.placement.size})"
+                    how = "does not answer" if isinstance(error, dist.DistStoreError) else "is gone"
+                    self._lost = (
+                        f"elastic: {who} has lost the driver of this run at {self.driver}: "
+                        f"`gossamer run`, process {self.launcher}, {how}; this worker ends"
+                    )
+                    self._say(self._lost)
             raise CommError(self._lost) from error
+
+    def _say(self, text: str) -> None:
+        """Writes to the launcher's terminal too, as it is the launcher that shows the user what workers write."""
+        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the terminal is gone too
+            if self._terminal is not None and not os.path.sameopenfile(self._terminal.fileno(), 2):
+                print(text, file=self._terminal, flush=True)
+
+
+def _placement(seat: dict[str, int], size: int) -> Placement:
+    return Placement("elastic", seat["rank"], size, seat["local_rank"], seat["local_size"])
+
+
+def _terminal_of(launcher: int) -> TextIO | None:
+    """Where the launcher writes its stderr. None where that cannot be opened, such as a socket."""
+    try:
+        return open(f"/proc/{launcher}/fd/2", "a")
+    except OSError:
+        return None
 
 
 _member: Member | None = None
@@ -210,12 +284,13 @@ def member() -> Member | None:
     if _member is None and (given := config.variables("GOSSAMER_ELASTIC_")):
         host, _, port = given.get(ELASTIC_VARIABLES[0], "").rpartition(":")
         worker = given.get(ELASTIC_VARIABLES[1], "")
-        if not host or not port.isdigit() or not worker.isdigit():
+        launcher = given.get(ELASTIC_VARIABLES[2], "")
+        if not host or not (port.isdigit() and worker.isdigit() and launcher.isdigit()):
             raise ConfigError(
-                f"environment: {' and '.join(ELASTIC_VARIABLES)} must be host:port and a number, got {given}; "
+                f"environment: {', '.join(ELASTIC_VARIABLES)} must be host:port and two numbers, got {given}; "
                 f"an elastic `gossamer run` sets them"
             )
-        _member = Member(host, int(port), worker=int(worker))
+        _member = Member(host, int(port), worker=int(worker), launcher=int(launcher))
     return _member
 
 

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from gossamer import config, membership
+from gossamer import config, late_entry, membership, mpi, waiting
 from gossamer.config import Placement
 from gossamer.errors import CommError, ConfigError
+from gossamer.membership import Outlook
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class _Membership:
 
 _membership: _Membership | None = None
 _stores: dict[Placement, dist.Store] = {}
+_has_gpu = False
 _joins = 0  # of this process, so that each gets keys of its own in a store that outlives the group
 
 
@@ -100,6 +102,19 @@ def join(
     _enter(Placement("store", rank, size, local_rank, local_size), backend, seconds, store, node_rank)
 
 
+def announce(backend: str | None = None) -> Outlook | None:
+    """For faces whose newcomers must not keep the others of an elastic run waiting until they are ready.
+
+    Returns the place that init() would give, while the group goes on without this worker. None: there is no such group,
+    and init() is next. ``backend`` as for init(). Raises as it does.
+    """
+    if dist.is_initialized() or (member := membership.member()) is None:
+        return None
+    if (outlook := member.announce()) is not None:
+        _choose(backend, outlook.placement)
+    return outlook
+
+
 def meet(timeout_s: float | None = None) -> tuple[Placement, dist.Store]:
     """The launcher's place for this worker and a store of all workers, for those that will join() in smaller groups.
 
@@ -158,6 +173,7 @@ def shutdown() -> None:
 
 
 def _joined(what: str) -> _Membership:
+    late_entry.enter_now()
     if _membership is None or not dist.is_initialized():
         raise ConfigError(f"gossamer.{what}: needs the group of workers; call gossamer.init() first.")
     return _membership
@@ -165,6 +181,7 @@ def _joined(what: str) -> _Membership:
 
 def _prepare(what: str, timeout_s: float | None) -> float:
     """What comes before joining: one group at a time, the log; returns the timeout in seconds."""
+    late_entry.enter_now()
     if is_initialized():
         raise ConfigError(
             f"gossamer.{what}: must be called once, but this process is already "
@@ -188,13 +205,20 @@ def _enter(
     node: int | None = None,
 ) -> None:
     global _membership
-    chosen = backend or ("cpu:gossamer,cuda:nccl" if torch.cuda.is_available() else "gossamer")
-    if "nccl" in chosen and not (placement.source == "elastic" and _joins):  # the model is on one already
-        _take_gpu(placement)
-    _join(placement, chosen, timeout_s, store)
+    _join(placement, _choose(backend, placement), timeout_s, store)
     local = placement.local_rank, placement.local_size
     node = config.node_rank() if node is None else node
     _membership = _Membership(placement.rank, placement.size, *local, node_rank=node, adopted=False)
+
+
+def _choose(backend: str | None, placement: Placement) -> str:
+    """The backend, whose GPU becomes the current one. In an elastic run it stays: the model is there."""
+    global _has_gpu
+    chosen = backend or ("cpu:gossamer,cuda:nccl" if torch.cuda.is_available() else "gossamer")
+    if "nccl" in chosen and not (placement.source == "elastic" and _has_gpu):
+        _take_gpu(placement)
+        _has_gpu = True
+    return chosen
 
 
 def _take_gpu(placement: Placement) -> None:
@@ -218,10 +242,11 @@ def _join(placement: Placement, backend: str, timeout_s: float, store: dist.Stor
     global _joins
     _joins += 1
     try:
-        if store is None:
-            # A store outlives the group, and still holds the addresses of the group before.
-            store = dist.PrefixStore(f"gossamer/join{_joins}", _store_of(placement, timeout_s))
-        dist.init_process_group(**options, store=store)
+        with waiting.told(placement, timeout_s):
+            if store is None:
+                # A store outlives the group, and still holds the addresses of the group before.
+                store = dist.PrefixStore(f"gossamer/join{_joins}", _store_of(placement, timeout_s))
+            dist.init_process_group(**options, store=store)
     except (RuntimeError, TimeoutError) as error:
         if not dist.is_initialized():
             # torch numbers groups, this one too; those that have not failed with us would look for another number.
@@ -241,7 +266,7 @@ def _not_joined(what: str, placement: Placement, why: str) -> CommError:
 def _store_of(placement: Placement, timeout_s: float) -> dist.Store:
     """A store through which the workers find each other. One that has an address is kept: it cannot be served twice."""
     if placement.source == "mpirun":
-        return mpi_store(_mpi_world(placement), timeout_s)
+        return mpi.store_of(mpi.world_of(placement), timeout_s)
     if placement.master_addr is None:
         return dist.HashStore()
     if placement not in _stores:
@@ -254,36 +279,6 @@ def _store_of(placement: Placement, timeout_s: float) -> dist.Store:
                 rendezvous(where, placement.rank, placement.size, timeout=timeout)
             )
     return _stores[placement]
-
-
-def _mpi_world(placement: Placement) -> Any:
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise ConfigError(
-            f"gossamer.init: mpirun started this worker, and the rendezvous needs mpi4py ({error}); "
-            "run `pip install mpi4py`, or start with `gossamer run`."
-        ) from error
-    world = MPI.COMM_WORLD
-    if (world.rank, world.size) != (placement.rank, placement.size):
-        raise ConfigError(
-            f"gossamer.init: mpirun says rank {placement.rank} of {placement.size}, but mpi4py says "
-            f"{world.rank} of {world.size}: it uses another MPI than this mpirun. Set MPI4PY_MPIABI to "
-            "openmpi or mpich, or build mpi4py from source."
-        )
-    return world
-
-
-def mpi_store(comm: Any, timeout_s: float) -> dist.Store:
-    """Rank 0 of an mpi4py communicator serves a store on a free port and broadcasts its address over MPI."""
-    one_host = len(set(comm.allgather(socket.gethostname()))) == 1
-    address = "127.0.0.1" if one_host else socket.gethostname()
-    timeout = timedelta(seconds=timeout_s)
-    store = None
-    if comm.rank == 0:
-        store = dist.TCPStore(address, 0, comm.size, True, timeout=timeout, wait_for_workers=False)
-    address, port = comm.bcast((address, store.port) if store else None, root=0)
-    return store or dist.TCPStore(address, port, comm.size, False, timeout=timeout)
 
 
 def _adopt() -> _Membership:

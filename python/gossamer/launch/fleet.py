@@ -21,7 +21,7 @@ from gossamer.errors import CommError, ConfigError
 from gossamer.launch import hosts as host_lists
 from gossamer.launch import ssh
 from gossamer.launch.hosts import Host
-from gossamer.launch.outcome import Outcome
+from gossamer.launch.outcome import Outcome, describe
 from gossamer.launch.output import splitting
 
 GRACE_S = 1.0  # after a failure, other hosts may still have to report the one that caused it
@@ -54,6 +54,12 @@ def run(args: argparse.Namespace, hosts: Sequence[Host]) -> Outcome:
                 fleet.end()
             if not outcome.failures:
                 break
+            if attempt < args.max_restarts:
+                print(
+                    f"gossamer run: {describe(outcome.failures)}; all workers start again "
+                    f"({attempt + 1} of {args.max_restarts} times)",
+                    file=sys.stderr,
+                )
     return outcome
 
 

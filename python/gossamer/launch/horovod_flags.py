@@ -39,7 +39,12 @@ KNOBS = (
     Knob(
         "cache_capacity", "HOROVOD_CACHE_CAPACITY", int, "operations whose agreement is remembered; 0: none"
     ),
-    Knob("hierarchical_allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE", bool),
+    Knob(
+        "hierarchical_allreduce",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        bool,
+        "sum inside each of several hosts first; default: where ranks share hosts",
+    ),
     Knob("hierarchical_allgather", "HOROVOD_HIERARCHICAL_ALLGATHER", bool),
     Knob("torus_allreduce", "HOROVOD_TORUS_ALLREDUCE", bool),
     Knob("autotune", "HOROVOD_AUTOTUNE", bool),

@@ -75,12 +75,16 @@ def describe(failures: Sequence[Failure]) -> str:
     """Which worker failed first, of what, and which ended because of it."""
     first = first_failure(failures)
     others = ", ".join(str(rank) for rank in sorted(other.rank for other in failures) if rank != first.rank)
-    if _was_killed(first):
-        what = f"was killed by signal {-first.exit_code} ({signal_name(-first.exit_code)})"
-    else:
-        what = f"failed with exit code {_exit_code(first)}"
+    what = how_it_ended(first.exit_code if _was_killed(first) else _exit_code(first))
     also = f" (then rank {others} ended too)" if others else ""
     return f"rank {first.rank} {what}{also}"
+
+
+def how_it_ended(exit_code: int) -> str:
+    """Says a failed worker's exit code in words. Below 0 it is the signal that killed the worker."""
+    if exit_code < 0:
+        return f"was killed by signal {-exit_code} ({_signal_name(-exit_code)})"
+    return f"failed with exit code {exit_code}"
 
 
 def _was_killed(failure: Failure) -> bool:
@@ -94,7 +98,7 @@ def _exit_code(failure: Failure) -> int:
     return failure.exit_code if failure.exit_code > 0 else 1
 
 
-def signal_name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -23,6 +23,7 @@ from gossamer.launch import horovod_flags, hosts, outcome
 from gossamer.launch.elastic import command as elastic
 from gossamer.launch.outcome import Outcome
 from gossamer.launch.output import PREFIX, splitting
+from gossamer.launch.quiet import quieten_torch
 
 WORKER = Path(__file__).with_name("worker.py")
 EXAMPLES = """\
@@ -36,6 +37,7 @@ examples:
   gossamer run -np 2 --timeline trace.json train.py
                                                 what all ranks did, for ui.perfetto.dev
   gossamer run -np 4 --as-horovod train.py      a script that says `import horovod.torch`, unchanged
+  gossamer run -np 4 --as-bagua train.py        the same with `import bagua.torch_api`
   gossamer run --nnodes 2 -np 8 --rdzv-backend c10d --rdzv-endpoint host0:29400 train.py
                                                 the same command on each of two hosts
 """
@@ -61,6 +63,11 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "--as-horovod",
         action="store_true",
         help="`import horovod.torch` in the script finds gossamer.horovod.torch",
+    )
+    parser.add_argument(
+        "--as-bagua",
+        action="store_true",
+        help="`import bagua.torch_api` in the script finds gossamer.bagua.torch_api, and model.with_bagua() works",
     )
     parser.add_argument(
         "--timeline",
@@ -113,6 +120,7 @@ def start(args: argparse.Namespace) -> Outcome:
 
 def run_here(args: argparse.Namespace) -> Outcome:
     """Runs torch's agent for the workers of this host, in this process."""
+    quieten_torch(restarts=args.max_restarts)
     with ExitStack() as stack:
         _complete(args, stack)
         try:
@@ -149,7 +157,12 @@ def _complete(args: argparse.Namespace, stack: ExitStack) -> None:
 
 def worker_arguments(args: argparse.Namespace) -> list[str]:
     """What worker.py is started with: its flags, what it cannot know from torchrun's variables, and the command."""
-    switches = {"--as-horovod": args.as_horovod, "--exec": args.no_python, "--module": args.module}
+    switches = {
+        "--as-horovod": args.as_horovod,
+        "--as-bagua": args.as_bagua,
+        "--exec": args.no_python,
+        "--module": args.module,
+    }
     flags = [flag for flag, given in switches.items() if given]
     if args.slots is not None:
         flags += ["--slots", ",".join(map(str, args.slots))]
@@ -182,10 +195,11 @@ def _check_command(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"gossamer run starts Python scripts, and {command} is a program; set --no-python to run it"
         )
-    if args.as_horovod and (args.no_python or args.run_path):
-        raise ConfigError(
-            "--as-horovod needs a Python script or -m MODULE; leave out --no-python and --run-path"
-        )
+    for flag, given in (("--as-horovod", args.as_horovod), ("--as-bagua", args.as_bagua)):
+        if given and (args.no_python or args.run_path):
+            raise ConfigError(
+                f"{flag} needs a Python script or -m MODULE; leave out --no-python and --run-path"
+            )
 
 
 @contextmanager

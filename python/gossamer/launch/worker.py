@@ -35,9 +35,9 @@ def main() -> None:
     sys.argv[:] = arguments
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = "" if as_module else os.path.dirname(os.path.abspath(target))
-    if flags.as_horovod:
+    for folder in flags.aliases:
         # Multiprocessing hands the path to the processes that it spawns, which import the script as well.
-        sys.path.insert(0, ALIAS)
+        sys.path.insert(0, os.path.join(ALIAS, folder))
     try:
         if as_module:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
@@ -60,8 +60,11 @@ def main() -> None:
 
 def _flags(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("worker.py", allow_abbrev=False)
-    for switch in ("--module", "--exec", "--as-horovod"):
+    for switch in ("--module", "--exec"):
         parser.add_argument(switch, action="store_true")
+    for folder in ("as_horovod", "as_bagua"):
+        switch = "--" + folder.replace("_", "-")
+        parser.add_argument(switch, dest="aliases", action="append_const", const=folder, default=[])
     parser.add_argument("--slots", help="workers of each host, in the order of the hosts")
     parser.add_argument("--host-name", default=socket.gethostname())
     parser.add_argument("--attempt", type=int, default=0)

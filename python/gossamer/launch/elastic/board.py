@@ -10,9 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gossamer.membership import PREFIX, STATE, epoch_key, worker_key
+from gossamer.membership import LOCAL, PREFIX, STATE, answer_key, epoch_key, worker_key
 
-LOCAL = "127.0.0.1"
 GRACE_S = 2.0  # those who look up in a broken group's store who is missing still find it
 
 
@@ -42,8 +41,13 @@ class Board:
         return f"{LOCAL}:{self._server.port}"
 
     def admit(self, worker: int) -> None:
-        """Makes a place for the worker's news."""
+        """Makes a place for the worker's news, and for an answer."""
         self._store.set(worker_key(worker), "")
+        self._store.set(answer_key(worker), "")
+
+    def answer(self, worker: int, seats: dict[int, dict[str, int]] | None) -> None:
+        """Answers a worker that has announced itself: the places as they would be with it; None: it is seated."""
+        self._store.set(answer_key(worker), json.dumps(seats))
 
     def news(self, workers: list[int]) -> dict[int, News]:
         """Of those that have said something."""

@@ -1,8 +1,9 @@
 # The driver of an elastic run: starts workers in free slots, sees them die, and forms groups. A group is formed when
-# every worker that is in the present one has left it (the board tells them to) and those that are new have arrived, so
-# that no group waits for a dead member or for a process that is still starting. Used by command.py.
+# every worker that is in the present one has left it (the board tells them to). A newcomer takes part once it is ready,
+# so that no group waits for a dead member, or for a process that still starts or builds its model. Used by command.py.
 """Who is in the group."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -10,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from gossamer.errors import CommError
 from gossamer.launch.elastic.board import Board, News
+from gossamer.launch.elastic.newcomers import Newcomers
 from gossamer.launch.elastic.process import Worker
-from gossamer.launch.elastic.slots import Slot, Slots
-from gossamer.launch.outcome import Failure, Outcome, signal_name
+from gossamer.launch.elastic.slots import Slot, Slots, seats
+from gossamer.launch.outcome import Failure, Outcome, how_it_ended
 
 STEP_S = 0.05
 SILENT_S = 15.0  # before it says that it waits
@@ -50,6 +52,7 @@ class Driver:
         limits: Limits,
     ) -> None:
         self.start, self.slots, self.board, self.limits = start, slots, board, limits
+        self.newcomers = Newcomers(board)
         self.epoch = 0
         self.workers: dict[int, Worker] = {}  # that run
         self.members: list[int] = []  # of the present group, by rank; those that have ended too
@@ -115,19 +118,23 @@ class Driver:
             if outcome is False:
                 continue
             del self.workers[number]
-            if isinstance(outcome, Failure) and outcome.exit_code > 0:
+            self.newcomers.forget(number)
+            newcomer = self.epoch > 0 and not self.newcomers.have_been_seated(number)
+            if isinstance(outcome, Failure) and outcome.exit_code > 0 and not newcomer:
                 # The script has raised, or chosen its exit code: that would happen again.
                 self.failures = [self._by_rank(outcome), *self.end_all()]
                 return
-            if outcome is True or number in self._told_to_go:
-                self.finished |= {number} - self._told_to_go
+            if number in self._told_to_go:
+                continue
+            if outcome is True and not newcomer:
+                self.finished.add(number)
                 continue
             self.slots.fail(worker.slot)
             if number in self.members:
                 self.board.declare_broken(self.epoch)
             print(
-                f"gossamer run: worker {number} (slot {worker.slot.index} of {worker.slot.host}) {_how(outcome)}; "
-                f"{len(self.workers)} are left",
+                f"gossamer run: worker {number} (slot {worker.slot.index} of {worker.slot.host}) {_how(outcome)}"
+                f"{' before it took part' if newcomer else ''}; {len(self.workers)} are left",
                 file=sys.stderr,
             )
 
@@ -145,6 +152,7 @@ class Driver:
             env = {
                 "GOSSAMER_ELASTIC_BOARD": self.board.endpoint,
                 "GOSSAMER_ELASTIC_WORKER": str(number),
+                "GOSSAMER_ELASTIC_LAUNCHER": str(os.getpid()),
                 "HOROVOD_ELASTIC": "1",
                 "HOROVOD_HOSTNAME": slot.host,
             }
@@ -157,13 +165,14 @@ class Driver:
         removed = [number for number, worker in self.workers.items() if worker.slot not in present]
         living = [number for number in self.members if number in self.workers]
         left = [number for number in living if number in news and news[number].left == self.epoch]
-        new = [number for number in news if number not in self.members and number not in removed]
+        new = self._new(news, living, removed)
         dead = len(living) + len(self.finished & set(self.members)) < len(self.members)
         self._dismiss(removed)
         if self.epoch and not (left or (dead and not self.finished)):
             # A group that works: it goes on until its next commit.
             self._unformed_since = time.monotonic()
-            if not self.finished and (new or set(removed) & set(living)):
+            going = set(removed) & set(living)
+            if not self.finished and (going or self.newcomers.gathered(new)):
                 self.board.announce_update(self.epoch, kind="added" if new else "removed")
             return
         if any(news[number].reason == "error" for number in left):
@@ -192,6 +201,7 @@ class Driver:
                 f"elastic: the group has been formed anew {resets} times, as --reset-limit allows, and "
                 f"would have to be again, with {len(members)} workers; find out why workers end or come so often"
             )
+        self.newcomers.seat(members)
         self.epoch += 1
         self.members = members
         self._waiting = False
@@ -201,11 +211,34 @@ class Driver:
         self._told_to_go |= set(removed)
         self._unformed_since = time.monotonic()
 
+    def _new(self, news: dict[int, News], living: list[int], removed: list[int]) -> list[int]:
+        """Workers that a group may take in."""
+        outside = {
+            number: each
+            for number, each in news.items()
+            if number not in self.members and number not in removed
+        }
+        if living:
+            others = sorted(set(self.workers) - set(living) - set(removed))
+            slots = {each: self.workers[each].slot for each in [*living, *others]}
+            return self.newcomers.welcome(outside, slots)
+        if self.epoch and not self.finished:
+            for number in self.newcomers.preparing - self._told_to_go:
+                print(
+                    f"gossamer run: worker {number} starts again: all that it was to join are dead",
+                    file=sys.stderr,
+                )
+                self._end(number)
+        return self.newcomers.without_a_group(outside)
+
+    def _end(self, number: int) -> None:
+        self._told_to_go.add(number)
+        self.workers[number].end()
+
     def _dismiss(self, removed: list[int]) -> None:
         """Ends those whose slots are gone and that no group would miss."""
         for number in set(removed) - set(self.members) - self._told_to_go:
-            self._told_to_go.add(number)
-            self.workers[number].end()
+            self._end(number)
 
     def _no_group(self, living: list[int], left: list[int], members: list[int]) -> str:
         here = f"{len(self.workers)} workers are there, fewer than --min-np {self.limits.min_size}"
@@ -220,34 +253,18 @@ class Driver:
                 f"workers {stuck} have not come back from the group before, in which others have failed; "
                 f"they do something else than communicate"
             )
+        if preparing := sorted(self.newcomers.preparing):
+            return begin + (
+                f"workers {preparing} have come while others trained, and are not ready: they have called hvd.init(), "
+                f"and not yet the function of hvd.elastic.run"
+            )
         return begin + f"{here}; {len(self.slots.usable())} of {len(self.slots.present())} slots are usable"
 
 
-def seats(slots: dict[int, Slot]) -> dict[int, dict[str, int]]:
-    """The places of workers, given in rank order with their slots.
-
-    A worker's local rank is its slot's number where it can be, so that a worker keeps its GPU, and no other gets it.
-    """
-    hosts = list(dict.fromkeys(slot.host for slot in slots.values()))
-    local: dict[int, int] = {}
-    for host in hosts:
-        here = {number: slot.index for number, slot in slots.items() if slot.host == host}
-        keeping = {number: index for number, index in here.items() if index < len(here)}
-        free = iter(sorted(set(range(len(here))) - set(keeping.values())))
-        local |= {number: keeping[number] if number in keeping else next(free) for number in here}
-    return {
-        number: {
-            "rank": rank,
-            "local_rank": local[number],
-            "local_size": sum(other.host == slot.host for other in slots.values()),
-            "node_rank": hosts.index(slot.host),
-        }
-        for rank, (number, slot) in enumerate(slots.items())
-    }
-
-
-def _how(failure: Failure) -> str:
-    """A failure without an exit code of its own."""
-    if failure.trace:
-        return f"has been lost: {failure.trace}"
-    return f"was killed by signal {-failure.exit_code} ({signal_name(-failure.exit_code)})"
+def _how(outcome: bool | Failure) -> str:
+    """How a worker has ended, in words."""
+    if not isinstance(outcome, Failure):
+        return "ended"
+    if outcome.exit_code < 0 and outcome.trace:
+        return f"has been lost: {outcome.trace}"
+    return how_it_ended(outcome.exit_code)

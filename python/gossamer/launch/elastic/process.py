@@ -3,7 +3,6 @@
 # that are this one, and by far.py on others.
 """A worker's process."""
 
-import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 
 from gossamer.launch.elastic.slots import Slot
 from gossamer.launch.outcome import Failure, failure_of
+from gossamer.launch.quiet import quieten_torch
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class LocalWorker:
 
     def __init__(self, program: Program, number: int, slot: Slot, *, env: Mapping[str, str]) -> None:
         self.number, self.slot = number, slot
-        # It tells of every process that ends; so does the driver, in words that fit.
-        logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+        quieten_torch()
         own = {
             **program.env,
             **env,

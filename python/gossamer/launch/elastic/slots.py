@@ -45,6 +45,29 @@ def parse_hosts(text: str, *, default_slots: int | None) -> dict[str, int]:
     return hosts
 
 
+def seats(slots: dict[int, Slot]) -> dict[int, dict[str, int]]:
+    """The places of workers, given in rank order with their slots.
+
+    A worker's local rank is its slot's number where it can be, so that a worker keeps its GPU, and no other gets it.
+    """
+    hosts = list(dict.fromkeys(slot.host for slot in slots.values()))
+    local: dict[int, int] = {}
+    for host in hosts:
+        here = {number: slot.index for number, slot in slots.items() if slot.host == host}
+        keeping = {number: index for number, index in here.items() if index < len(here)}
+        free = iter(sorted(set(range(len(here))) - set(keeping.values())))
+        local |= {number: keeping[number] if number in keeping else next(free) for number in here}
+    return {
+        number: {
+            "rank": rank,
+            "local_rank": local[number],
+            "local_size": sum(other.host == slot.host for other in slots.values()),
+            "node_rank": hosts.index(slot.host),
+        }
+        for rank, (number, slot) in enumerate(slots.items())
+    }
+
+
 class Discovery:
     """Runs a script each second, on a thread of its own, for lines "host:slots".
 

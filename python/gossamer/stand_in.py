@@ -1,7 +1,6 @@
-# The name `horovod` for a script under `gossamer run --as-horovod`: worker.py puts the folder above on sys.path, so
-# that multiprocessing's spawned children find it too. It is no module of its own: once imported, `horovod` is
-# gossamer.horovod, and each of its modules is the one module under both names.
-"""``horovod``, which is ``gossamer.horovod``."""
+# A package of ours under the name of the package that it stands in for. The folders in launch/alias call it: they hold
+# the packages that a script under `gossamer run --as-horovod` or `--as-bagua` finds by those names.
+"""``stand_in("horovod", ...)``: from then on `horovod.x` is `gossamer.horovod.x`, one module under both names."""
 
 import importlib
 import importlib.abc
@@ -11,24 +10,34 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-HERE = "horovod.torch, horovod.torch.elastic, horovod.common and horovod.run"
+
+def stand_in(name: str, has: str) -> None:
+    """Makes `gossamer.<name>` what `import <name>` gives, and each of its modules what the import of that module gives.
+
+    Args:
+        has: what there is of the package, for the error of an import of another part.
+    """
+    sys.meta_path.insert(0, _Alias(name, has))
+    # An import that runs a file takes what stands under the file's name at the end.
+    sys.modules[name] = importlib.import_module(f"gossamer.{name}")
 
 
 class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds horovod.x as gossamer.horovod.x."""
+    """Finds name.x as gossamer.name.x."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, has: str) -> None:
+        self._name, self._has = name, has
         self._specs: dict[str, importlib.machinery.ModuleSpec | None] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] != "horovod":
+        if fullname.partition(".")[0] != self._name:
             return None
         found = importlib.util.find_spec(f"gossamer.{fullname}")
         if found is None:
             raise ModuleNotFoundError(
-                f"{fullname} does not exist under `gossamer run --as-horovod`, which has PyTorch alone: {HERE}",
+                f"{fullname} does not exist under `gossamer run --as-{self._name}`, which has {self._has}",
                 name=fullname,
             )
         package = found.submodule_search_locations is not None
@@ -42,8 +51,3 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
         module.__spec__ = self._specs.pop(module.__spec__.name)  # which this import has just overwritten
-
-
-sys.meta_path.insert(0, _Alias())
-# The import that runs this file takes what stands under its name at the end.
-sys.modules[__name__] = importlib.import_module("gossamer.horovod")

@@ -1,0 +1,43 @@
+# Workers that mpirun started find each other over MPI, by mpi4py; afterwards they communicate by torch. Used by
+# runtime.py, and by the Horovod face for communicators that scripts give.
+"""A store of all workers of an MPI communicator."""
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from gossamer.config import Placement
+from gossamer.errors import ConfigError
+
+
+def world_of(placement: Placement) -> Any:
+    """mpi4py's communicator of all workers. ConfigError if mpi4py is missing, or uses another MPI than mpirun."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ConfigError(
+            f"gossamer.init: mpirun started this worker, and the rendezvous needs mpi4py ({error}); "
+            "run `pip install mpi4py`, or start with `gossamer run`."
+        ) from error
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (placement.rank, placement.size):
+        raise ConfigError(
+            f"gossamer.init: mpirun says rank {placement.rank} of {placement.size}, but mpi4py says "
+            f"{world.rank} of {world.size}: it uses another MPI than this mpirun. Set MPI4PY_MPIABI to "
+            "openmpi or mpich, or build mpi4py from source."
+        )
+    return world
+
+
+def store_of(comm: Any, timeout_s: float) -> dist.Store:
+    """Rank 0 of an mpi4py communicator serves a store on a free port and broadcasts its address over MPI."""
+    one_host = len(set(comm.allgather(socket.gethostname()))) == 1
+    address = "127.0.0.1" if one_host else socket.gethostname()
+    timeout = timedelta(seconds=timeout_s)
+    store = None
+    if comm.rank == 0:
+        store = dist.TCPStore(address, 0, comm.size, True, timeout=timeout, wait_for_workers=False)
+    address, port = comm.bcast((address, store.port) if store else None, root=0)
+    return store or dist.TCPStore(address, port, comm.size, False, timeout=timeout)
