@@ -5,6 +5,7 @@
 from typing import Any
 
 __all__ = ["run"]
+__version__ = "0.28.1"  # of Horovod, whose names these are
 
 
 def __getattr__(name: str) -> Any:

@@ -44,9 +44,11 @@ from gossamer.bagua.torch_api.communication import (
 )
 from gossamer.bagua.torch_api.distributed import with_bagua
 from gossamer.bagua.torch_api.env import get_local_rank, get_local_size, get_rank, get_world_size
+from gossamer.bagua.torch_api.tensor import BaguaTensor
 
 __all__ = [
     "BaguaProcessGroup",
+    "BaguaTensor",
     "ReduceOp",
     "algorithms",
     "allgather",

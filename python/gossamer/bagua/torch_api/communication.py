@@ -20,6 +20,7 @@ from gossamer.bagua.torch_api.process_group import (
     BaguaCommunicator,
     BaguaProcessGroup,
     CommMember,
+    default_group,
     from_torch_group,
     init_process_group,
     is_initialized,
@@ -86,6 +87,8 @@ __all__ = [
     "scatter_inplace",
     "send",
 ]
+
+_get_default_group = default_group  # by this name Bagua's example of the collectives asks for it
 
 # torch 2.13 has given these new names, and warns of the old ones.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -196,7 +199,8 @@ def alltoall_v(
 ) -> None:
     """send_counts[j] elements of send_tensor from element send_displs[j] go to rank j; recv_... likewise.
 
-    A count of 0 sends nothing. Elements of recv_tensor outside its parts stay as they are.
+    A count of 0 sends nothing. Elements of recv_tensor outside its parts stay as they are. A displacement after those
+    of all ranks, the end, is not used.
     """
     if (comm := members("alltoall_v", comm)) is None:
         return
@@ -233,4 +237,4 @@ def barrier(comm: Any = None) -> None:
 
 
 def _ranges(counts: Sequence[int], displs: Sequence[int]) -> list[tuple[int, int]]:
-    return [(first, first + count) for count, first in zip(counts, displs, strict=True)]
+    return [(first, first + count) for count, first in zip(counts, displs, strict=False)]

@@ -42,9 +42,10 @@ def with_bagua(
     """Gives the model an algorithm, and returns the model itself: no wrapper, no prefix in state_dict(). Collective.
 
     Parameters, buffers and optimizer state are copied from rank 0, now. Again with another algorithm replaces the
-    first. The model gets the attributes bagua_ddp, bagua_algorithm, bagua_optimizers, bagua_buckets and
-    bagua_module_name (kept if it was set before); names in `model._bagua_params_and_buffers_to_ignore` and
-    `model._ddp_params_and_buffers_to_ignore` are each rank's own.
+    first. The model gets the attributes bagua_ddp, bagua_algorithm, bagua_optimizers, bagua_buckets,
+    bagua_build_params, bagua_train_step_counter, parameters_to_ignore and bagua_module_name (kept if it was set
+    before); names in `model._bagua_params_and_buffers_to_ignore` and `model._ddp_params_and_buffers_to_ignore` are
+    each rank's own.
 
     Args:
         optimizers: all optimizers of its parameters.
@@ -77,6 +78,8 @@ def with_bagua(
         "bagua_algorithm": ddp.bagua_algorithm,
         "bagua_optimizers": ddp.bagua_optimizers,
         "bagua_buckets": _Buckets(ddp),
+        "bagua_build_params": ddp.bagua_build_params,
+        "parameters_to_ignore": ddp.parameters_to_ignore,
     }
     for attribute, value in attributes.items():
         setattr(model, attribute, value)

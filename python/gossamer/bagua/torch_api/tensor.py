@@ -29,6 +29,18 @@ class _Registration:
         return type(None), ()
 
 
+class _BaguaTensorType(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Tensor) and is_bagua_tensor(instance)
+
+
+class BaguaTensor(metaclass=_BaguaTensorType):
+    """For annotations, and for isinstance(): true of registered tensors. Bagua tensors have no class of their own."""
+
+    def __new__(cls, *_: Any, **__: Any) -> "BaguaTensor":
+        raise ConfigError("BaguaTensor: Bagua tensors are made by ensure_bagua_tensor() of a tensor")
+
+
 def is_bagua_tensor(tensor: Tensor) -> bool:
     """Whether ensure_bagua_tensor() was called on it."""
     return getattr(tensor, "_bagua_registration", None) is not None

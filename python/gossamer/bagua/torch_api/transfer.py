@@ -108,8 +108,11 @@ def check_alike(what: str, tensors: Sequence[Tensor]) -> None:
 
 
 def check_counts(what: str, name: str, counts: Sequence[int], displs: Sequence[int], *, size: int) -> None:
-    """ConfigError unless there is a count and a displacement for each of `size` ranks, none negative."""
-    if len(counts) != size or len(displs) != size or min(*counts, *displs, 0) < 0:
+    """ConfigError unless there is a count and a displacement for each of `size` ranks, none negative.
+
+    One displacement more is the end, which Bagua's example gives too.
+    """
+    if len(counts) != size or len(displs) not in (size, size + 1) or min(*counts, *displs, 0) < 0:
         raise ConfigError(
             f"{what}: {name}_counts and {name}_displs must each hold {size} numbers, one for each rank, "
             f"none negative, got {list(counts)} and {list(displs)}."

@@ -3,17 +3,19 @@
 """Horovod's ``init``, ``shutdown``, the rank and size family, and the timeline."""
 
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gossamer import membership, runtime
+from gossamer import late_entry, membership, runtime
 from gossamer.errors import CommError
 from gossamer.horovod.common.process_sets import ProcessSet
-from gossamer.horovod.common.session import Session, start
+from gossamer.horovod.common.session import Session, expect, start
 from gossamer.observe.stall import Limits
 
+_log = logging.getLogger("gossamer")
 _session: Session | None = None
 _lock = threading.RLock()
 _at_exit = False
@@ -34,6 +36,10 @@ def init(
     ``backend``: torch.distributed's name; None is HOROVOD_CPU_OPERATIONS, or "gossamer" ("cpu:gossamer,cuda:nccl" with
     a GPU). A group that gossamer.init() or torch.distributed has made is taken as it is.
 
+    A newcomer to an elastic run whose group trains is told the ranks and sizes that it would have in it, and returns.
+    It enters the group, and waits until the others let it in, at its first collective or in the function that
+    elastic.run decorates. With ``comm`` or a list of process sets it waits here.
+
     Reads the HOROVOD_* variables now. ValueError: a variable or an argument that cannot work, ranks that give different
     sets, workers that could not be reached.
     """
@@ -41,20 +47,42 @@ def init(
     with _lock:
         if _session is not None and _session.process == os.getpid():
             return
-        while True:
-            try:
-                _session = start(comm, process_sets, backend)
-                break
-            except RuntimeError as error:
-                if (member := membership.member()) is not None and member.lost_group():
-                    runtime.shutdown()  # and once more, in the next group of an elastic run
-                elif isinstance(error, CommError):
-                    raise ValueError(f"hvd.init: {error}") from error
-                else:
-                    raise
+        _session = _opened(lambda: expect(comm, process_sets, backend) or start(comm, process_sets, backend))
+        if _session.expected:
+            late_entry.on_need(lambda: _enter(comm, process_sets, backend))
         if not _at_exit:
             atexit.register(shutdown)
             _at_exit = True
+
+
+def _enter(*arguments: Any) -> bool:
+    """A newcomer waits for its place in the group. Whether it is another than init() has told."""
+    global _session
+    with _lock:
+        told = _session
+        if told is None or not told.expected or told.process != os.getpid():
+            return False
+        shutdown()
+        _session = _opened(lambda: start(*arguments))
+        before, now = told.place.numbers(), _session.place.numbers()
+        if now != before:
+            _log.info(
+                "hvd.init told (rank, size, local and cross) %s; the group has changed since: %s", before, now
+            )
+        return now != before
+
+
+def _opened(begin: Callable[[], Session]) -> Session:
+    while True:
+        try:
+            return begin()
+        except RuntimeError as error:
+            if (member := membership.member()) is not None and member.lost_group():
+                runtime.shutdown()  # and once more, in the next group of an elastic run
+            elif isinstance(error, CommError):
+                raise ValueError(f"hvd.init: {error}") from error
+            else:
+                raise
 
 
 def shutdown() -> None:

@@ -10,7 +10,7 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gossamer import membership
+from gossamer import late_entry, membership
 from gossamer.errors import CommError
 from gossamer.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -159,6 +159,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         skip_sync = False
+        if late_entry.enter_now():
+            state.on_reset()  # what was made of the place that init() told, such as a learning rate, is made anew
         while True:
             try:
                 if not skip_sync:

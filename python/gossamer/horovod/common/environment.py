@@ -30,6 +30,7 @@ class Knobs:
     backend: str | None = None
     timeout_s: float | None = None
     log_level: str | None = None
+    by_hosts: bool | None = None  # None: where ranks share hosts
     cross: tuple[int, int] | None = None  # rank and size across the hosts, from an outside launcher
 
 
@@ -102,6 +103,7 @@ EFFECTIVE: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "HOROVOD_CPU_OPERATIONS": ("backend", _backend),
     "HOROVOD_GLOO_TIMEOUT_SECONDS": ("timeout_s", _timeout),
     "HOROVOD_LOG_LEVEL": ("log_level", _level),
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": ("by_hosts", _flag),
     "HOROVOD_CROSS_RANK": ("cross_rank", _count),
     "HOROVOD_CROSS_SIZE": ("cross_size", _count),
 }
@@ -121,14 +123,15 @@ ELSEWHERE = (
 )
 
 _TUNED = "gs.Autotune chooses settings; negotiation has none that would need it"
-_ONE_LEVEL = "gs.Hierarchical is an argument of a communicator; negotiated operations take one way"
+_ONE_LEVEL = (
+    "only sums go by hosts, as HOROVOD_HIERARCHICAL_ALLREDUCE says; the rest goes between all ranks at once"
+)
 _NATIVE_THREAD = (
     "one native thread a process set sleeps until there is work, and its place is left to the system"
 )
 
 WITHOUT_EFFECT: dict[str, str] = {
     "HOROVOD_CYCLE_TIME": "nothing runs by a cycle: an operation is negotiated as soon as it is submitted",
-    "HOROVOD_HIERARCHICAL_ALLREDUCE": _ONE_LEVEL,
     "HOROVOD_HIERARCHICAL_ALLGATHER": _ONE_LEVEL,
     "HOROVOD_TORUS_ALLREDUCE": _ONE_LEVEL,
     "HOROVOD_AUTOTUNE": _TUNED,

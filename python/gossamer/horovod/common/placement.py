@@ -11,9 +11,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gossamer import config, runtime
+from gossamer import config, mpi, runtime
 from gossamer.errors import ConfigError
 from gossamer.horovod.common.environment import Knobs
+from gossamer.membership import Outlook
 
 _meetings: Counter[tuple[int, ...]] = Counter()
 
@@ -32,6 +33,11 @@ class Place:
     owns_group: bool  # shutdown() leaves the workers, because init() joined them
     mpi_world: Any = None  # of mpi4py
     told: tuple[Any, ...] = ()  # of each rank: what it gave to join()
+
+    def numbers(self) -> tuple[int, ...]:
+        """What scripts ask for."""
+        local = self.local_rank, self.local_size, self.cross_rank, self.cross_size
+        return self.rank, self.size, *local
 
 
 def join(comm: Any, knobs: Knobs, *, backend: str | None, tell: Callable[[Any], Any]) -> Place:
@@ -60,6 +66,22 @@ def join(comm: Any, knobs: Knobs, *, backend: str | None, tell: Callable[[Any], 
         raise
 
 
+def expected(outlook: Outlook) -> Place:
+    """The place of a newcomer, as it would be in the group that trains."""
+    own = outlook.placement
+    across = [rank for rank, (local_rank, _) in enumerate(outlook.locals) if local_rank == own.local_rank]
+    return Place(
+        own.rank,
+        own.size,
+        own.local_rank,
+        own.local_size,
+        across.index(own.rank),
+        len(across),
+        homogeneous=len({local_size for _, local_size in outlook.locals}) == 1,
+        owns_group=False,
+    )
+
+
 def _join_ranks(ranks: Sequence[int], knobs: Knobs, backend: str | None) -> None:
     """Of all workers those in `ranks`, which are numbered in that order; other workers may form other groups."""
     world, store = runtime.meet(knobs.timeout_s)
@@ -83,7 +105,7 @@ def _join_ranks(ranks: Sequence[int], knobs: Knobs, backend: str | None) -> None
 
 def _join_mpi(comm: Any, knobs: Knobs, backend: str | None) -> None:
     seconds = config.current().timeout_s if knobs.timeout_s is None else knobs.timeout_s
-    store = runtime.mpi_store(comm, seconds)
+    store = mpi.store_of(comm, seconds)
     _join_hosts(comm.allgather(_host()), comm.rank, store, knobs=knobs, backend=backend)
 
 

@@ -5,6 +5,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gossamer import late_entry
 from gossamer.horovod.common.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class ProcessSet:
 
     def native(self) -> "_C.NamedCollectives":
         """What runs its operations. HorovodInternalError before init(); ValueError if not registered, or no member."""
+        if self.collectives is None:
+            late_entry.enter_now()
         if self.collectives is not None:
             return self.collectives
         if _active is None:
@@ -134,6 +137,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _dynamic(what: str) -> "Table":
+    late_entry.enter_now()
     table = _table()
     if not table.dynamic:
         raise ValueError(

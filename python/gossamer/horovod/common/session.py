@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from gossamer import membership, runtime
+from gossamer import late_entry, membership, runtime
 from gossamer.comm.named import NamedOptions, abort_all, open_named
 from gossamer.horovod.common import environment, placement, process_sets
 from gossamer.horovod.common.environment import Knobs
@@ -36,9 +36,12 @@ class Session:
     timeline: Timeline | None  # on rank 0, if HOROVOD_TIMELINE is set
     process: int  # that called init(); a forked child of it has no part in it
     key: str  # equal on all ranks, and of no other session: the beginning of the keys of its connections
+    expected: bool = False  # no group has taken this newcomer in: `place` is what it would have
 
     def close(self) -> None:
         """Ends the operations of every set, and leaves the workers, if init() joined them."""
+        if self.expected:
+            late_entry.on_need(None)
         try:
             self.table.close()
             process_sets.activate(None)
@@ -77,6 +80,25 @@ def start(comm: Any, wanted: Any, backend: str | None) -> Session:
         session.close()
         raise
     return session
+
+
+def expect(comm: Any, wanted: Any, backend: str | None) -> Session | None:
+    """For a newcomer of an elastic run whose group trains: a session in which only ranks and sizes are known.
+
+    None: there is no such group, or the arguments need the other ranks; start() is next.
+    """
+    if comm is not None or (wanted and wanted != "dynamic"):
+        return None
+    knobs = environment.read()
+    outlook = runtime.announce(_backend(knobs, backend))
+    if outlook is None:
+        return None
+    place = placement.expected(outlook)
+    dynamic = knobs.dynamic_process_sets or wanted == "dynamic"
+    table = Table(place.rank, place.size, dynamic=dynamic, open_set=None, mpi_world=None)
+    process_sets.activate(table)
+    table.start()
+    return Session(knobs, place, table, None, os.getpid(), "", expected=True)
 
 
 def _begin(session: Session, static: list[ProcessSet]) -> None:
@@ -131,6 +153,7 @@ def _table(key: str, knobs: Knobs, place: Place, timeline: Timeline | None, *, d
             cache_capacity=knobs.cache_capacity,
             stall_warning_s=knobs.stall_warning_s,
             stall_shutdown_s=knobs.stall_shutdown_s,
+            by_hosts=knobs.by_hosts,
             on_event=None if timeline is None else timeline.listener(number),
         )
         return open_named(None, ranks, key=f"{key}/{number}", options=options)

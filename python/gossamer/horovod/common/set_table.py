@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Table:
-    """The process sets of one init()."""
+    """The process sets of one init(). Without `open_set` they cannot communicate."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Table:
         size: int,
         *,
         dynamic: bool,
-        open_set: "Callable[[int, list[int]], _C.NamedCollectives]",
+        open_set: "Callable[[int, list[int]], _C.NamedCollectives] | None",
         mpi_world: Any,
     ) -> None:
         self.rank = rank
@@ -71,7 +71,7 @@ class Table:
 
     def _register(self, process_set: ProcessSet, number: int) -> None:
         assert process_set.ranks is not None
-        if self.rank in process_set.ranks:
+        if self.rank in process_set.ranks and self._open_set is not None:
             process_set.collectives = self._open_set(number, process_set.ranks)
         process_set.process_set_id = number
         self.sets[number] = process_set

@@ -1,5 +1,6 @@
 # The timeline of rank 0: a Chrome trace (chrome://tracing, ui.perfetto.dev) with Horovod's names of events. Fed by the
-# native core's events, on its threads; basics.py starts and stops it.
+# native core's events, on its threads; basics.py starts and stops it. A thread writes by the clock, so that the file of
+# a job that hangs or is killed has what came before.
 """Writing what the negotiation tells as a Chrome trace."""
 
 import threading
@@ -10,15 +11,16 @@ from typing import Any
 
 from gossamer.observe.trace_file import TraceFile
 
-FLUSH_S = 1.0
+WRITE_S = 0.05  # an event is in the file so long after it came
 
 
 class Timeline:
     """A JSON array of events: one process of the trace an operation's name, times in microseconds from the start."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._file: TraceFile | None = None
+        self._is_written = True
 
     def start(self, path: str, *, mark_cycles: bool) -> None:
         """Begins a file. ValueError if it cannot be written."""
@@ -32,19 +34,31 @@ class Timeline:
         with self._lock:
             self._file = file
             self._mark_cycles = mark_cycles
-            self._epoch = self._flushed = time.monotonic()
+            self._epoch = time.monotonic()
             self._numbers: dict[tuple[int, str], int] = {}
             self._open: dict[int, list[str]] = {}  # phases begun and not ended, by number
             self._deciding = False
             args = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
             file.event("start_time", "M", pid=0, args=args)
+            self._is_written = False
+        threading.Thread(target=self._write_by_the_clock, args=(file,), name="timeline", daemon=True).start()
 
     def stop(self) -> None:
         """Ends the file, if one is being written."""
         with self._lock:
             file, self._file = self._file, None
+            self._lock.notify_all()
             if file is not None:
                 file.close()
+
+    def _write_by_the_clock(self, file: TraceFile) -> None:
+        """Until this file is ended. Sleeps while nothing happens."""
+        with self._lock:
+            while self._file is file:
+                self._lock.wait_for(lambda: self._file is not file or not self._is_written)
+                if not self._lock.wait_for(lambda: self._file is not file, WRITE_S):
+                    file.flush()
+                    self._is_written = True
 
     def listener(self, process_set: int) -> Callable[[str, str, int, float], None]:
         """The function that the native core of one process set calls."""
@@ -70,9 +84,9 @@ class Timeline:
             elif phase == "done":
                 self._end(number, time_s)
             self._deciding = phase == "agreed"
-            if time_s - self._flushed > FLUSH_S:
-                self._flushed = time_s
-                self._file.flush()
+            if self._is_written:
+                self._is_written = False
+                self._lock.notify_all()
 
     def _number(self, process_set: int, name: str) -> int:
         key = process_set, name

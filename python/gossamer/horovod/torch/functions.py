@@ -68,7 +68,8 @@ def broadcast_optimizer_state(
     """Gives an optimizer the groups' options and the state of one rank's, in place. Collective.
 
     No step is taken, and parameters do not change; an optimizer that has no state yet on the root has none
-    afterwards. `model` is taken for Horovod's sake, whose zero gradients need it.
+    afterwards. Where it has none on this rank, gradients are zeros afterwards, as Horovod leaves them: sparse ones for
+    SparseAdam and for the sparse embeddings of `model`.
 
     ValueError: for LBFGS; on every rank, if an optimizer differs from the root's in its groups.
     """
@@ -77,6 +78,7 @@ def broadcast_optimizer_state(
             "hvd.broadcast_optimizer_state: the state of torch.optim.LBFGS is one history for all parameters, which "
             "cannot be copied; make a new optimizer on every rank"
         )
+    process_set.native()  # which may take a newcomer in, and give it another rank
     params = [param for group in optimizer.param_groups for param in group["params"]]
     tensors: dict[int, Tensor] = {}
     skeleton = None
@@ -92,10 +94,30 @@ def broadcast_optimizer_state(
             f"hvd.broadcast_optimizer_state: optimizers must have groups of equal sizes, got {skeleton['sizes']} on "
             f"the root and {every} on the ranks {process_set.ranks}"
         )
+    is_new = not optimizer.state
     if basics.rank() != root_rank:
         _fill(optimizer, params, skeleton, tensors)
     named = [(f"broadcast_optimizer_state.{number}", tensor) for number, tensor in sorted(tensors.items())]
     broadcast_parameters(named, root_rank, process_set)
+    if is_new:
+        _zero_gradients(optimizer, params, model)
+
+
+def _zero_gradients(
+    optimizer: torch.optim.Optimizer, params: list[Tensor], model: torch.nn.Module | None
+) -> None:
+    embeddings = [] if model is None else [each for each in model.modules() if getattr(each, "sparse", False)]
+    sparse = {id(param) for each in embeddings for param in each.parameters()}
+    all_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    for param in params:
+        if not param.requires_grad:
+            continue
+        if param.grad is not None:
+            param.grad.detach_().zero_()
+        elif all_sparse or id(param) in sparse:
+            param.grad = torch.zeros_like(param).to_sparse(1)
+        else:
+            param.grad = torch.zeros_like(param)
 
 
 def _contents(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def broadcast_object(
 
     ValueError on every rank if it cannot be pickled; cloudpickle, where installed, takes functions too.
     """
+    process_set.native()  # which may take a newcomer in, and give it another rank
     name = type(obj).__name__ if name is None else name
     own, data, size = basics.rank() == root_rank, b"", 0
     if own:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gossamer import _C, config
 from gossamer.algorithms import Algorithm, GradientAllReduce
 from gossamer.codec import Adaptive, Codec
-from gossamer.comm import private_among
+from gossamer.comm import Flat, Hierarchical, connect_by_hosts, private_among, sums_by_hosts
 from gossamer.engine import Engine, Rounds
 from gossamer.errors import CommError, ConfigError
 from gossamer.horovod.common import basics
@@ -69,6 +69,8 @@ class EngineReduction:
         algorithm: Algorithm = _Reduction(request, len(ranks))
         with _errors():
             comm, control = private_among(None, ranks, request.params[min(request.trained)].device, key=key)
+            levels = Hierarchical() if sums_by_hosts(request.process_set.native()) else Flat()
+            comm = connect_by_hosts(levels, comm, control)
             self._engine = Engine(
                 self._holder,
                 algorithm,

@@ -4,6 +4,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,21 +19,39 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """Says that this rank has no more data, and waits until all ranks have said so; meanwhile it adds zeros.
 
     Allreduces of the others go on, an Average divides by the full size; other collectives fail until all have joined.
-    ``device``: the GPU for the zeros, -1 for the CPU. Returns the last rank to join. ValueError for a GPU that is not
-    there.
+    ``device``: the GPU for the zeros, -1 for the CPU; any number where there are no GPUs. Returns the last rank to
+    join.
+
+    Raises:
+        ValueError: once all have joined, for a GPU that is not there. Until then this rank adds zeros as in any join.
+        HorovodInternalError: the same on the other ranks; a rank has ended.
     """
     native = process_set.native()
-    if device < -1 or device >= torch.cuda.device_count():
-        raise ValueError(
-            f"hvd.join: device must be -1 or one of {torch.cuda.device_count()} GPUs, got {device}"
-        )
+    refusal = _complaint(device)
+    on_gpu = not refusal and 0 <= device < torch.cuda.device_count()
     with (
-        torch.cuda.device(device) if device >= 0 else contextlib.nullcontext(),
+        torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
         contextlib.ExitStack() as stack,
     ):
         for meanwhile in _during_join:
             stack.enter_context(meanwhile(process_set))
-        return int(native.ranks[_waited(native.join).value])
+        try:
+            joined = _waited(partial(native.refuse_join, refusal) if refusal else native.join)
+        except HorovodInternalError as error:
+            if refusal:
+                raise ValueError(f"hvd.join: {refusal}") from error
+            raise
+        return int(native.ranks[joined.value])
+
+
+def _complaint(device: Any) -> str:
+    """Why no rank can join so; empty if it can."""
+    count = torch.cuda.device_count()
+    if not isinstance(device, int):
+        return f"device must be a number, got {device!r}"
+    if count and not -1 <= device < count:
+        return f"device must be -1 or one of {count} GPUs, got {device}"
+    return ""
 
 
 _Meanwhile = Callable[[ProcessSet], contextlib.AbstractContextManager[None]]

@@ -12,7 +12,7 @@ class DecentralizedAlgorithm(NativeAlgorithm):
     Args:
         hierarchical: no effect; every rank is a peer.
         peer_selection_mode: "all" or "shift_one".
-        communication_interval: average at every so many optimizer steps.
+        communication_interval: average at every so many optimizer steps, from the first on.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class DecentralizedAlgorithm(NativeAlgorithm):
 
 
 class LowPrecisionDecentralizedAlgorithm(NativeAlgorithm):
-    """Sends compressed changes of weights to both neighbours on a ring.
+    """Sends compressed changes of weights to both neighbours on a ring. Two ranks average with halves.
 
     Args:
         hierarchical: no effect; every rank is on the ring.
-        communication_interval: exchange at every so many optimizer steps.
+        communication_interval: exchange at every so many optimizer steps, from the first on.
     """
 
     def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:

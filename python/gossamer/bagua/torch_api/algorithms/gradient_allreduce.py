@@ -22,3 +22,6 @@ class GradientAllReduceAlgorithm(NativeAlgorithm):
 
     def reify(self, process_group: Any) -> NativeImpl:
         return NativeImpl(process_group, self.native(), by_hosts=self.hierarchical)
+
+
+GradientAllReduce = GradientAllReduceAlgorithm  # the name in the example of Bagua's with_bagua()

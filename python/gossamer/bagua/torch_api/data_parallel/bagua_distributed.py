@@ -94,6 +94,16 @@ class BaguaDistributedDataParallel:
         return alive
 
     @property
+    def bagua_train_step_counter(self) -> int:
+        """Forwards in training so far; the model has it as an attribute of the same name."""
+        return self._train_steps
+
+    @bagua_train_step_counter.setter
+    def bagua_train_step_counter(self, count: int) -> None:
+        self._train_steps = count
+        self.module.bagua_train_step_counter = count  # type: ignore[assignment]
+
+    @property
     def bagua_buckets(self) -> list[Any]:
         """The buckets as they are now; the native engine plans anew once, after the first step."""
         return self._engine.buckets if self._engine is not None else []
@@ -198,9 +208,8 @@ class BaguaDistributedDataParallel:
         engine = Engine(
             module,
             impl.native,
-            comm=links.comm,
+            comm=links.by_hosts(links.comm) if impl.by_hosts or links.always_by_hosts else links.comm,
             control=links.control,
-            group=links.by_hosts(links.comm) if impl.by_hosts or links.always_by_hosts else links.comm,
             bucket_bytes=self._bucket_bytes,
             first_bucket_bytes=self._bucket_bytes,
             ignore=self.parameters_to_ignore,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from gossamer.bagua.torch_api.process_group import BaguaProcessGroup, CommMember
-from gossamer.comm import Communicator, Hierarchical, hierarchy, is_communicator, private
+from gossamer.comm import Communicator, Flat, Hierarchical, hierarchy, is_communicator, private
 from gossamer.errors import ConfigError
 
 
@@ -19,6 +19,7 @@ class Connections:
 
     def __init__(self, group: Any, device: torch.device) -> None:
         hosts = group if isinstance(group, Hierarchical) else None
+        group = group.group if isinstance(group, Flat) else group
         self.device = device
         self.hosts = hosts.hosts if hosts else None
         self.always_by_hosts = hosts is not None

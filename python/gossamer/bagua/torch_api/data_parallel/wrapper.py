@@ -22,7 +22,7 @@ class DistributedDataParallel(nn.Module):
 
     Args:
         module: the model, on its device.
-        device_ids, output_device: None, or the model's own device.
+        device_ids, output_device: None, or the model's own device; "cuda" is the current one.
         dim: 0.
         broadcast_buffers: buffers are copied from rank 0 now, and never again, as in Bagua; with either value.
         process_group: as in with_bagua().
@@ -164,7 +164,7 @@ def _check(module: Any, device_ids: Any, output_device: Any, *, dim: int, check_
         )
     own = {param.device for param in module.parameters()} if isinstance(module, nn.Module) else set()
     for name, given in (("device_ids", list(device_ids or [])), ("output_device", [output_device])):
-        wanted = {_device(each) for each in given if each is not None}
+        wanted = {_device(each, own) for each in given if each is not None}
         if len(wanted) > 1 or (wanted and wanted != own):
             raise ConfigError(
                 f"DistributedDataParallel: {name} must be None or the model's own device, got {given} for a model on "
@@ -172,5 +172,10 @@ def _check(module: Any, device_ids: Any, output_device: Any, *, dim: int, check_
             )
 
 
-def _device(given: Any) -> torch.device:
-    return torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+def _device(given: Any, own: set[torch.device]) -> torch.device:
+    """With its index, which is the current device's where none is given for a model on devices of that type."""
+    device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+    index: int | None = device.index
+    if device.type == "cpu" or index is not None or device.type not in {each.type for each in own}:
+        return device
+    return torch.device(device.type, torch.get_device_module(device.type).current_device())

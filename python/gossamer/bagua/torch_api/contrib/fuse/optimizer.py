@@ -7,14 +7,17 @@ those of the unfused step. runs.py keeps parameters and states in flat memory. N
 
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
+from gossamer.algorithms import ALGORITHMS
 from gossamer.bagua.torch_api.contrib.fuse.runs import Run, find_runs, flatten
+from gossamer.bagua.torch_api.tensor import bagua_getter_closure, is_bagua_tensor
+from gossamer.engine import weights_in_buckets
 from gossamer.errors import ConfigError
 
 ELEMENTWISE = (
@@ -46,6 +49,9 @@ def fuse_optimizer(
     contiguous, complex, or of 16 bits on the CPU (whose kernels round the last elements of a tensor otherwise)
     is stepped by itself, as by step(). So is one whose neighbours have no gradient, or other step counts.
 
+    A wrapped model whose algorithm works on weights keeps them in its buckets' memory. They stay there, and those
+    that lie in a row there are fused. The model may be wrapped before or after.
+
     Args:
         do_flatten: False moves nothing, and fuses what lies in a row already.
         check_flatten: parameters that were moved (model.to, param.data = ...) are moved back to flat memory by the
@@ -54,12 +60,19 @@ def fuse_optimizer(
 
     Raises:
         ConfigError: fused already; no torch optimizer; one that is not known to be elementwise (LBFGS, Muon,
-            Adafactor, SparseAdam, LAMB, a class of your own); differentiable=True; fused=True on the CPU.
+            Adafactor, SparseAdam, LAMB, a class of your own); one whose state an algorithm averages (QAdam's,
+            0/1 Adam's); differentiable=True; fused=True on the CPU.
     """
     if not isinstance(optimizer, optim.Optimizer):
         raise ConfigError(f"fuse_optimizer: needs a torch.optim.Optimizer, got {type(optimizer).__name__}.")
     if is_fused_optimizer(optimizer):
         raise ConfigError(f"fuse_optimizer: this {type(optimizer).__name__} is fused already.")
+    for algorithm in ALGORITHMS.values():
+        if isinstance(optimizer, getattr(algorithm, "optimizer_class", ())):
+            raise ConfigError(
+                f"fuse_optimizer: the algorithm {algorithm.name!r} averages the state of this "
+                f"{type(optimizer).__name__} in its own memory during the step; call step() instead of fuse_step()."
+            )
     if not elementwise and type(optimizer) not in ELEMENTWISE:
         raise ConfigError(
             f"fuse_optimizer: must be elementwise, one of {', '.join(kind.__name__ for kind in ELEMENTWISE)}, "
@@ -114,16 +127,14 @@ class _Fusion:
         self.optimizer, self.do_flatten, self.check_flatten = optimizer, do_flatten, check_flatten
         self.key: list[list[int]] = []
         self.runs: list[list[Run]] = []
-        self.pointers: list[int] = []
-        if do_flatten:
-            self._flatten()
+        self.pointers: dict[int, int] = {}
+        self._look_for_moved()
 
     def step(self) -> None:
         groups = self.optimizer.param_groups
         # What takes part may change from step to step, and so may the states (load_state_dict).
         taking_part = [[param for param in group["params"] if param.grad is not None] for group in groups]
-        if self.do_flatten and self._pointers() != self.pointers:
-            self._moved()
+        self._look_for_moved()
         key = [[_key(param) for param in params] for params in taking_part]
         state: Any = self.optimizer.state
         if key != self.key or not all(run.is_current(state) for runs in self.runs for run in runs):
@@ -164,22 +175,35 @@ class _Fusion:
             for group, params in zip(optimizer.param_groups, own_params, strict=True):
                 group["params"] = params
 
-    def _moved(self) -> None:
-        if not self.check_flatten:
-            raise ConfigError(
-                "fuse_step: parameters were moved or added since fuse_optimizer(); with check_flatten=True they are "
-                "moved to flat memory again."
+    def _look_for_moved(self) -> None:
+        """Moves parameters to flat memory where they are to be there and are not; runs are of where they are."""
+        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        if self.pointers == (pointers := {id(param): param.data_ptr() for param in params}):
+            return
+        if self.do_flatten:
+            held = _held_elsewhere(params)
+            moved = any(
+                key not in held and self.pointers.get(key) != value for key, value in pointers.items()
             )
-        self._flatten()
-
-    def _flatten(self) -> None:
-        for group in self.optimizer.param_groups:
-            flatten(group["params"])
-        self.pointers = self._pointers()
+            if self.pointers and moved and not self.check_flatten:
+                raise ConfigError(
+                    "fuse_step: parameters were moved or added since fuse_optimizer(); with check_flatten=True they "
+                    "are moved to flat memory again."
+                )
+            for group in self.optimizer.param_groups:
+                flatten([param for param in group["params"] if id(param) not in held])
+            pointers = {id(param): param.data_ptr() for param in params}
+        self.pointers = pointers
         self.key = []
 
-    def _pointers(self) -> list[int]:
-        return [param.data_ptr() for group in self.optimizer.param_groups for param in group["params"]]
+
+def _held_elsewhere(params: Sequence[Tensor]) -> set[int]:
+    """Ids of parameters whose memory is a bucket's, because an algorithm works on weights where they lie."""
+    travelling = ((param, bagua_getter_closure(param)) for param in params if is_bagua_tensor(param))
+    in_hooks = {
+        id(param) for param, own in travelling if own is not None and own.data_ptr() == param.data_ptr()
+    }
+    return weights_in_buckets() | in_hooks
 
 
 def _key(param: Tensor) -> int:

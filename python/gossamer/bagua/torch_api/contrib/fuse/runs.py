@@ -102,9 +102,10 @@ class Run:
 
 
 def find_runs(params: Sequence[Tensor], state: Any) -> list[Run]:
-    """The longest runs in `params`, which have gradients, in their order. Those in none are stepped alone."""
+    """The longest runs in `params`, which have gradients, by their addresses. Those in none are stepped alone."""
     rows: list[list[Tensor]] = []
-    for members in _by_kind(params):
+    for kind in _by_kind(params):
+        members = sorted(kind, key=Tensor.data_ptr)
         signature: list[Any] | None = None
         for param in members:
             gradient = param.grad

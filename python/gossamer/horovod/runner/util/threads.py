@@ -1,0 +1,30 @@
+# Horovod's helper to start a thread, which its test helpers and scripts import.
+"""``in_thread``."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def in_thread(
+    target: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    name: str | None = None,
+    daemon: bool = True,
+    silent: bool = False,
+) -> threading.Thread:
+    """Calls target(*args) in a new thread, and returns the thread. ``silent`` drops what it raises.
+
+    ValueError if ``args`` is no tuple.
+    """
+    if not isinstance(args, tuple):
+        raise ValueError(f"in_thread: args must be a tuple, got {args!r}; for a single argument give (arg,)")
+
+    def run() -> None:
+        with contextlib.suppress(Exception) if silent else contextlib.nullcontext():
+            target(*args)
+
+    thread = threading.Thread(target=run, name=name, daemon=daemon)
+    thread.start()
+    return thread
