@@ -41,7 +41,7 @@ from gossamer.codec import (
     TopK,
 )
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
-from gossamer.comm import Hierarchical, Symmetric
+from gossamer.comm import Flat, Hierarchical, Symmetric
 from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
 from gossamer.ddp import DistributedDataParallel
@@ -74,6 +74,7 @@ __all__ = [
     "Decentralized",
     "DistributedDataParallel",
     "ErrorFeedback",
+    "Flat",
     "GossamerError",
     "GradientAllReduce",
     "Hierarchical",

@@ -5,18 +5,16 @@ encodes the result once and hands the bytes to everyone. Every rank decodes the 
 bits. Native codecs run in csrc/collectives; for a codec written in Python the same steps are below.
 """
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from gossamer import _C
-from gossamer.codec import Codec, ErrorFeedback, Identity, accumulate_dtype
-from gossamer.comm import Communicator, Hierarchy, from_group, is_communicator
+from gossamer.codec import Codec, Identity, accumulate_dtype
+from gossamer.comm import Communicator, Hierarchical, direct_group, from_group, given_group, is_communicator
 from gossamer.errors import CodecError, ConfigError
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 def all_reduce(
@@ -41,32 +39,37 @@ def all_reduce(
             float32 (float64 for float64). Zeros at first; changed in place; each rank's own.
         nonce: a number that differs from call to call, the step for example: a stochastic codec then draws other
             random numbers in each. 0 ... 2^64 - 1, equal on all ranks. Other codecs take no notice.
-        group: a process group, a communicator, or None for the default group.
+        group: a process group, a communicator, or None for the default group. With a codec, ranks that share a host
+            sum exactly among themselves, and the codec is used between hosts; Flat(group) says one level,
+            Hierarchical(group, hosts) other hosts.
 
     Raises:
         ConfigError: for another op, or the mean of integers.
         CodecError: a dtype that the codec cannot encode.
         CommError: the group failed.
     """
-    comm = _communicator(group, x)
+    by_hosts = codec is not None or isinstance(group, Hierarchical)
+    comm = direct_group(group, x) if by_hosts else _communicator(group, x)
+    plain = codec is None and error is None and op == "sum" and not deterministic
+    if plain and _C.sum(comm, x):  # before the checks below, which take as long as a small message
+        return x
     scale = _scale(op, comm.size, x.dtype)
     dense = x.detach().contiguous()
     _check_error(codec, x, error)
-    if isinstance(comm, Hierarchy):
-        flat_error = error.view(-1) if error is not None else None
-        options: dict[str, Any] = {"codec": codec, "deterministic": deterministic, "nonce": nonce}
-        _by_hosts(comm, dense.view(-1), scale, flat_error, **options)
-        return x if dense.data_ptr() == x.data_ptr() else x.detach().copy_(dense)
     if codec is None and deterministic and x.dtype.is_floating_point:  # integers add up alike in any order
         codec = Identity()
     if codec is None:
         if scale != 1.0:
             dense.mul_(scale)  # before the sum, as the engine does: float16 does not overflow
-        comm.all_reduce(dense).wait()
+        _C.sum(comm, dense)
     elif codec.native is not None:
         _C.all_reduce(comm, codec.native, dense, scale, nonce, error)
     else:
-        _two_shot(comm, codec, dense.view(-1), scale, error.view(-1) if error is not None else None)
+        flat, flat_error = dense.view(-1), error.view(-1) if error is not None else None
+        if isinstance(comm, _C.ByHosts):
+            _C.sum_by_hosts(comm, flat, scale, codec.block, flat_error, partial(_two_shot, codec))
+        else:
+            _two_shot(codec, comm, flat, scale, flat_error)
     if dense.data_ptr() != x.data_ptr():
         x.detach().copy_(dense)
     return x
@@ -129,42 +132,18 @@ def all_gather(
     dense = x.detach().contiguous().view(-1, *x.shape[1:]) if x.dim() else x.detach().view(1)
     out = _out(out, dense, (comm.size * dense.size(0), *dense.shape[1:]))
     if codec is None:
-        comm.all_gather(out, dense).wait()
+        _C.gather_rows(comm, out, dense)
     elif codec.native is not None:
         _C.all_gather(comm, codec.native, out, dense, nonce)
     elif dense.numel():
         wire = _encode(codec, dense.view(1, -1))
         gathered = wire.new_empty((comm.size, wire.size(1)))
-        comm.all_gather(gathered, wire).wait()
+        _C.gather_rows(comm, gathered, wire)
         codec.decode(gathered, out.view(comm.size, -1))
     return out
 
 
-def _by_hosts(
-    comm: Hierarchy, x: Tensor, scale: float, error: Tensor | None, *, codec: Codec | None, **options: Any
-) -> None:
-    """x [numel], contiguous, in place: exact sums inside hosts, the codec between them. See comm/hierarchical.py."""
-    unit = comm.carriers * (codec.block if codec is not None else 1)
-    wide = error.dtype if error is not None else x.dtype
-    padded = x.new_zeros(-(-x.numel() // unit) * unit, dtype=wide)
-    padded[: x.numel()].copy_(x)
-    if scale != 1.0:
-        padded.mul_(scale)  # before the sum inside the host: float16 does not overflow
-    shard = comm.sum_of_host(padded)
-    if comm.inter is not None:
-        own = None
-        if error is not None:
-            whole = error.new_zeros(padded.numel())
-            whole[: x.numel()].copy_(error)
-            own = whole.view(comm.carriers, -1)[comm.intra.rank]
-        all_reduce(shard, codec=codec, error=own, group=comm.inter, **options)
-        if error is not None:
-            error.copy_(whole[: x.numel()])
-    comm.spread_in_host(shard, padded)
-    x.copy_(padded[: x.numel()])
-
-
-def _two_shot(comm: Communicator, codec: Codec, x: Tensor, scale: float, error: Tensor | None) -> None:
+def _two_shot(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: Tensor | None) -> None:
     """csrc/collectives/two_shot.cpp's all_reduce for a codec written in Python. x, error: [numel], contiguous."""
     if x.numel() == 0:
         return
@@ -188,7 +167,7 @@ def _two_shot(comm: Communicator, codec: Codec, x: Tensor, scale: float, error: 
         lost = total.sub_(codec.decode(own, rows[:1])[0]).div_(scale)
         _keep(mine, mine + lost[: mine.numel()])
     gathered = own.new_empty((comm.size, own.size(1)))
-    comm.all_gather(gathered, own).wait()
+    _C.gather_rows(comm, gathered, own)
     x.copy_(codec.decode(gathered, rows).view(-1)[: x.numel()])
 
 
@@ -200,7 +179,7 @@ def _keep(error: Tensor, left_out: Tensor) -> None:
 def _summed_chunk(comm: Communicator, codec: Codec, wire: Tensor, rows: Tensor, scale: float) -> Tensor:
     """scale * the sum over ranks of row `rank`, in rank order, as float32 or float64 [row_numel]."""
     received = torch.empty_like(wire)
-    comm.all_to_all(received, wire).wait()
+    _C.swap_rows(comm, received, wire)
     total = torch.zeros(rows.size(1), dtype=accumulate_dtype(rows.dtype), device=rows.device)
     return codec.decode_add(received, total, rows.dtype).mul_(scale)
 
@@ -217,7 +196,7 @@ def _encode(codec: Codec, rows: Tensor) -> Tensor:
 
 
 def _check_error(codec: Codec | None, x: Tensor, error: Tensor | None) -> None:
-    if not isinstance(codec, ErrorFeedback):
+    if codec is None or not codec.feeds_back:
         if error is not None:
             raise ConfigError(
                 f"all_reduce: error is for a codec with error feedback, got it with codec={codec!r}"
@@ -247,7 +226,8 @@ def _out(out: Tensor | None, x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _communicator(group: "ProcessGroup | Communicator | None", x: Tensor) -> Communicator:
-    return group if is_communicator(group) else from_group(group, x.device)  # type: ignore[arg-type, return-value]
+    given = group if group is None or isinstance(group, ProcessGroup) else given_group(group)
+    return given if is_communicator(given) else from_group(given, x.device)  # type: ignore[return-value]
 
 
 def _scale(op: str, size: int, dtype: torch.dtype) -> float:

@@ -12,7 +12,7 @@ from torch import nn
 
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
-from gossamer.comm import Communicator, Hierarchical, Symmetric
+from gossamer.comm import Communicator, Flat, Hierarchical, Symmetric
 from gossamer.engine import (
     Autotune,
     Engine,
@@ -41,10 +41,11 @@ class DataParallel(nn.Module, Face):
         optimizer: the optimizer of its parameters, or several; a step is over when each has stepped. Needed by the
             algorithms that count steps or send weights.
         algorithm: an Algorithm, or its name.
-        process_group: a process group, a communicator, or None for the default group; or Hierarchical(group), where
-            only the way between hosts is to be compressed; or Symmetric(group), where the ranks share one host and
-            are to read each other's buckets in place. A process group lends its ranks, its kind of backend and
-            its timeout: the model gets connections of its own, so all must wrap.
+        process_group: a process group, a communicator, or None for the default group. Where ranks share hosts, and
+            there are several, sums are exact inside a host, and only the way between hosts is compressed: Flat(group)
+            says one level, Hierarchical(group, hosts) other hosts. Symmetric(group): the ranks share one host and are
+            to read each other's buckets in place. A process group lends its ranks, its kind of backend and its
+            timeout: the model gets connections of its own, so all must wrap.
         bucket_bytes: bytes of gradients that travel together; the first bucket holds `first_bucket_bytes`.
             Defaults come from gossamer.config.
         broadcast: copy parameters and buffers (frozen ones too) from rank 0. False where ranks differ on purpose.
@@ -63,7 +64,7 @@ class DataParallel(nn.Module, Face):
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         algorithm: str | Algorithm = "gradient_allreduce",
-        process_group: "ProcessGroup | Communicator | Hierarchical | Symmetric | None" = None,
+        process_group: "ProcessGroup | Communicator | Flat | Hierarchical | Symmetric | None" = None,
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = None,
         broadcast: bool = True,
@@ -97,7 +98,6 @@ class DataParallel(nn.Module, Face):
             self.algorithm,
             comm=links.comm,
             control=links.control,
-            group=links.group,
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first,
             broadcast=broadcast,

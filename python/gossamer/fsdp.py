@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
-from gossamer.codec import BF16, Codec, ErrorFeedback, Int8
+from gossamer.codec import BF16, Codec, Int8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.errors import ConfigError
 from gossamer.torch_private import premultiplier
@@ -52,7 +52,7 @@ def compress(
     if codec is None and weights is None and replicate is None:
         raise ConfigError("fsdp.compress: give a codec for gradients or for weights, got None for both")
     for what, given in {"codec": codec, "weights": weights}.items():
-        if given is not None and (not isinstance(given, Codec) or isinstance(given, ErrorFeedback)):
+        if given is not None and (not isinstance(given, Codec) or given.feeds_back):
             raise ConfigError(
                 f"fsdp.compress: {what} must be a Codec without error feedback, or None, got {given!r}"
             )

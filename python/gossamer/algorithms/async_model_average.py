@@ -23,8 +23,8 @@ class AsyncModelAverage(Algorithm):
     """x += mean(s) - s, s being a copy of x from when the averaging began: steps taken meanwhile are kept.
 
     A round begins on each rank `sync_interval_ms` after its last one, and is over when the slowest rank has begun it;
-    nobody's training waits. The result is added before a forward. A rank that has called abort(), or has closed its
-    wrapper, still answers the others, and the mean is that of the ranks that train.
+    nobody's training waits. The result is added before a forward. A rank that has called abort(), or whose wrapper is
+    closed or deleted, still answers the others, and the mean is that of the ranks that train.
 
     Args:
         sync_interval_ms: milliseconds from the end of a round to the next.
@@ -63,7 +63,7 @@ class AsyncModelAverage(Algorithm):
         self._training = True  # this rank's weights count
         self._serving = False  # _serve is queued or runs
         self._closing = False
-        self._lock = threading.Lock()  # over these three
+        self._lock = threading.RLock()  # over these three; a collection within it may call leave()
         self._forward_of = -1  # the step of the last forward
         self._begun: list[Any] = []  # the buckets of a round whose result has not been added
         self._background = None
@@ -135,7 +135,7 @@ class AsyncModelAverage(Algorithm):
             self._training, self._begun = False, []
             serving, self._serving = self._serving, True
         if not serving:  # a second one would wait for rounds that no other rank takes part in
-            background.submit(partial(self._serve, background.comm), f"step {self.optimizer_steps}: {self!r}")
+            background.submit(partial(self._serve, background.comm), f"{self!r} answers the other ranks")
 
     def _serve(self, comm: Communicator) -> None:
         while self._answers():
@@ -149,8 +149,8 @@ class AsyncModelAverage(Algorithm):
 
     def _answers(self) -> bool:
         with self._lock:
-            self._serving = not self._training
-            return self._serving
+            answers = self._serving = not self._training
+            return answers
 
     def resume(self) -> None:
         """Takes part again, from the next round on."""
@@ -170,6 +170,12 @@ class AsyncModelAverage(Algorithm):
     @property
     def bytes_received(self) -> int:
         return self._background.comm.bytes_received if self._background is not None else 0
+
+    def leave(self) -> None:
+        """The rank answers the others until they have ended too, on the background thread, which keeps the memory."""
+        if self._background is not None:
+            self._closing = True
+            self._abort(self._background)
 
     def close(self, *, crashed: bool = False) -> None:
         """Waits until the other ranks have ended too, and answers them until then."""

@@ -4,18 +4,17 @@ An algorithm reads like its paper: straight-line blocking code, called by the en
 right thread, in the same order on every rank. See docs/adding-an-algorithm.md.
 """
 
-import contextlib
 from abc import ABC
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from gossamer import _C
-from gossamer.codec import Codec, ErrorFeedback, accumulate_dtype
+from gossamer.codec import Codec
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import Worker
+from gossamer.engine import Unsent, Worker
 from gossamer.errors import ConfigError
 
 
@@ -108,11 +107,6 @@ class Algorithm(ABC):
         what = f"step {bucket.step} {bucket!r}: {self!r}"
         self._worker.submit(lambda: task(bucket), what)
 
-    def add_error_field(self, bucket: Any, codec: Any) -> None:
-        """In setup, for reduce_field: the field "error", if the codec feeds its errors back."""
-        if isinstance(codec, ErrorFeedback):
-            bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
-
     def reduce_field(
         self,
         bucket: Any,
@@ -124,18 +118,11 @@ class Algorithm(ABC):
         op: str = "mean",
         deterministic: bool = False,
     ) -> None:
-        """all_reduce of a bucket's field, in place; with error feedback by its field "error". Blocking, collective.
+        """all_reduce of a bucket's field, in place, with what is Unsent of it. Blocking, collective.
 
         `step` tells the random numbers of a stochastic codec apart.
         """
-        error = bucket.flat("error") if isinstance(codec, ErrorFeedback) else None
-        for padded in [field, "error"] if error is not None else [field]:
-            # The codec has filled it, with NaN where a neighbour's block had one.
-            bucket.clear_padding(padded)
-        unsent = (
-            keep_unused_errors(bucket) if error is not None and field == "grad" else contextlib.nullcontext()
-        )
-        with unsent:
+        with Unsent.by(codec, bucket).joining(field) as error:
             all_reduce(
                 bucket.flat(field),
                 codec=codec,
@@ -234,6 +221,9 @@ class Algorithm(ABC):
         """The same for what has come in."""
         return 0
 
+    def leave(self) -> None:
+        """When the wrapper is deleted without close(). Must not wait: any thread, perhaps in a garbage collection."""
+
     def close(self, *, crashed: bool = False) -> None:
         """When the wrapper is closed, or the process ends. May be called more than once.
 
@@ -250,25 +240,11 @@ class Algorithm(ABC):
             raise KeyError(f"{type(self).__name__} has no state, got the keys {sorted(state)}")
 
 
-@contextlib.contextmanager
-def keep_unused_errors(bucket: Any) -> Iterator[None]:
-    """Within it the field "error" is zero where this rank has no gradient: what was there waits for the next one.
-
-    If no rank has a gradient, what is sent of that parameter reaches no optimizer.
-    """
-    aside = bucket.set_aside("error")
-    try:
-        yield
-    finally:
-        for view, kept in aside:
-            view.add_(kept)
-
-
 def whole_chunks(comm: Communicator, block: int) -> int:
     """The alignment of what travels by a two-shot: whole blocks for every rank's chunk; 8 elements, a whole wire row,
     where there are no blocks.
     """
-    return comm.size * max(block, 8)
+    return comm.chunks * max(block, 8)
 
 
 def require_codec(where: str, codec: object) -> None:

@@ -1,7 +1,7 @@
 """ByteGrad: synchronous data parallelism with 8-bit gradients on the wire.
 
-After Bagua's algorithm of that name; ours scales blocks of 256 where Bagua scales a whole rank's chunk, which
-makes about a ninth of the error for the same bytes. MinMaxUInt8 brings Bagua's own wire format back.
+After Bagua's algorithm of that name; ours scales blocks of 64 where Bagua scales a whole rank's chunk, which
+makes about a tenth of the error for 3 % more bytes. MinMaxUInt8 brings Bagua's own wire format back.
 """
 
 from gossamer.algorithms.gradient_allreduce import GradientAllReduce

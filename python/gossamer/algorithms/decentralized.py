@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.base import Algorithm
-from gossamer.comm import Communicator, world_of
+from gossamer.comm import Communicator
 from gossamer.engine import Worker
 from gossamer.errors import ConfigError
 from gossamer.topology import Topology, resolve
@@ -44,7 +44,7 @@ class Decentralized(Algorithm):
         self._comm, self._buckets = comm, buckets
         for bucket in buckets:
             for field in ("snapshot", "mixed"):
-                bucket.add_field(field, world_of(comm))
+                bucket.add_field(field, comm)
 
     def before_forward(self, step: int) -> None:
         if self._sent or step % self.interval:

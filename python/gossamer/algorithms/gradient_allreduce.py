@@ -14,7 +14,7 @@ from gossamer import _C
 from gossamer.algorithms.base import Algorithm, whole_chunks
 from gossamer.codec import Adaptive, Codec, ErrorFeedback, Identity
 from gossamer.comm import Communicator
-from gossamer.engine import Worker
+from gossamer.engine import Unsent, Worker
 from gossamer.errors import ConfigError
 
 
@@ -64,7 +64,7 @@ class GradientAllReduce(Algorithm):
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm = comm
         for bucket in buckets:
-            self.add_error_field(bucket, self.codec_of(bucket))
+            Unsent.by(self.codec_of(bucket), bucket).prepare()
 
     def native_work(self, bucket: Any) -> "_C.BucketWork | None":
         codec = self.codec_of(bucket)
@@ -85,13 +85,13 @@ class GradientAllReduce(Algorithm):
         if self.deterministic:
             return super().codec_choices(extra)
         for codec in extra:
-            if isinstance(codec, ErrorFeedback):
+            if codec is not None and codec.feeds_back:
                 raise ConfigError(
                     f"autotune: codecs must be given without error feedback, got {codec!r}; with every codec "
                     f"errors are fed back where the algorithm's own does so"
                 )
         own = self.codec.codecs if isinstance(self.codec, Adaptive) else [self.codec]
-        used = {repr(codec.codec if isinstance(codec, ErrorFeedback) else codec) for codec in own}
+        used = {repr(codec.plain if codec is not None else None) for codec in own}
         choices = {repr(codec): codec for codec in [None, *extra]}
         return [codec for name, codec in choices.items() if {name} != used]
 
@@ -109,7 +109,7 @@ class GradientAllReduce(Algorithm):
         if any(name not in self._tuned for name in bucket.names):
             return own
         codec = self._tuned[bucket.names[0]]
-        if isinstance(own, ErrorFeedback):  # so that what the codec before has left out is sent
+        if own is not None and own.feeds_back:  # so that what the codec before has left out is sent
             return ErrorFeedback(codec or Identity())
         if codec is None and own is not None and bucket.dtype.itemsize == 2:
             return (

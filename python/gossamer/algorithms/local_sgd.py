@@ -16,7 +16,7 @@ from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
 from gossamer.codec import Codec
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import Background, Worker
+from gossamer.engine import Background, Unsent, Worker
 from gossamer.errors import ConfigError
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -127,8 +127,8 @@ class LocalSGD(Algorithm):
                 all_reduce(
                     anchor, op="mean", deterministic=True, group=comm
                 )  # equal, whatever the ranks began with
-            bucket.add_field("change")
-            self.add_error_field(bucket, self.codec)
+            bucket.add_field("change", comm)
+            Unsent.by(self.codec, bucket).prepare()
             if self.outer_optimizer is not None and bucket.index not in self._outer:
                 self._outer[bucket.index] = self.outer_optimizer([bucket.flat("anchor")])
 

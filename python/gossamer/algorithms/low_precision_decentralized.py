@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms.base import Algorithm, require_codec
-from gossamer.codec import Codec, ErrorFeedback, Int8
+from gossamer.codec import Codec, Int8
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
 from gossamer.topology import Mixing, Topology, resolve
@@ -28,7 +28,7 @@ class LowPrecisionDecentralized(Algorithm):
         codec: Q. Int8() by default; Bagua's is MinMaxUInt8().
         topology: a graph that does not change, with its weights w: a Topology, or its name.
         gamma: consensus step size, in (0, 1]; less than 1 for codecs of few bits.
-        interval: exchange at every so many optimizer steps.
+        interval: exchange at every so many optimizer steps, from the first on; the others are local.
     """
 
     name = "low_precision_decentralized"
@@ -46,7 +46,7 @@ class LowPrecisionDecentralized(Algorithm):
     ) -> None:
         where = "LowPrecisionDecentralized"
         require_codec(where, codec)
-        if getattr(codec, "stochastic", False) or isinstance(codec, ErrorFeedback):
+        if getattr(codec, "stochastic", False) or (codec is not None and codec.feeds_back):
             raise ConfigError(
                 f"{where}: the codec must round to nearest and have no error feedback, because what one difference "
                 f"leaves out is part of the next, got {codec!r}"
@@ -86,7 +86,7 @@ class LowPrecisionDecentralized(Algorithm):
             self._comm.exchange(copy, bucket.flat("replica"), exchange.to, exchange.source).wait()
 
     def after_step(self, step: int) -> None:
-        if step % self.interval or self._comm.size == 1:
+        if (step - 1) % self.interval or self._comm.size == 1:
             return
         for bucket in self._buckets:
             self.submit(bucket, self._exchange)

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.base import Algorithm, keep_unused_errors
+from gossamer.algorithms.base import Algorithm
 from gossamer.codec import accumulate_dtype
+from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import Worker
+from gossamer.engine import Unsent, Worker
 from gossamer.errors import ConfigError
 
 
@@ -41,11 +42,16 @@ class PowerSGD(Algorithm):
         if not isinstance(start_step, int) or start_step < 0:
             raise ConfigError(f"PowerSGD: start_step must be a number of steps, got {start_step!r}")
         self.rank, self.start_step, self.min_compression_rate = rank, start_step, min_compression_rate
+        self._in_rank_order = False
 
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
         self._right: dict[str, Tensor] = {}  # Q by parameter name, [columns of M, rank]
         self._groups: dict[int, list[_Group]] = {}
+
+    def sum_in_rank_order(self) -> None:
+        """For those who make buckets in another way: no bit then depends on where in a message a factor lies."""
+        self._in_rank_order = True
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm = comm
@@ -61,11 +67,11 @@ class PowerSGD(Algorithm):
                         bucket.names[position], _start(bucket, position, shape[1], columns)
                     )
             self._groups[bucket.index] = list(groups.values())
-            bucket.add_field("error", dtype=accumulate_dtype(bucket.dtype))
+            Unsent(bucket).prepare()
 
     def bucket_ready(self, bucket: Any) -> None:
         if self._comm.size > 1:
-            with keep_unused_errors(bucket):
+            with Unsent(bucket).joining("grad"):
                 self._reduce(bucket)
 
     def _reduce(self, bucket: Any) -> None:
@@ -95,7 +101,7 @@ class PowerSGD(Algorithm):
             return
         flat = torch.cat([tensor.reshape(-1).to(accumulate_dtype(tensor.dtype)) for tensor in tensors])
         flat.mul_(1.0 / self._comm.size)
-        self._comm.all_reduce(flat).wait()
+        all_reduce(flat, deterministic=self._in_rank_order, group=self._comm)
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))
 

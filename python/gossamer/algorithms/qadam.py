@@ -17,14 +17,15 @@ from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
 from gossamer.codec import Codec, ErrorFeedback, Int8, OneBit
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import agree_on_finite
+from gossamer.engine import Unsent, agree_on_finite
 from gossamer.errors import ConfigError
 
 
 class QAdamOptimizer(torch.optim.Optimizer):
-    """Adam for `warmup_steps` steps; then p -= lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^warmup)) + eps).
+    """Adam for `warmup_steps` steps; then p -= lr * limited(m / (1 - beta1^t) / (sqrt(v / (1 - beta2^warmup)) + eps)).
 
-    v stays as the warm-up left it. The QAdam algorithm updates and averages m; without it, on one worker, step() does.
+    v stays as the warm-up left it. Where that is next to nothing, `limited` lets an element move by `largest_move`
+    times lr, no more. The QAdam algorithm updates and averages m; without it, on one worker, step() does.
     Weight decay is added to the gradient, as in torch.optim.Adam.
 
     Args:
@@ -106,7 +107,22 @@ class QAdamOptimizer(torch.optim.Optimizer):
         first = 1 - beta1 ** state["step"]
         second = math.sqrt(1 - beta2 ** state["variance_steps"])
         denominator = state["exp_avg_sq"].sqrt().div_(second).add_(group["eps"])
-        param.addcdiv_(state["exp_avg"], denominator, value=-group["lr"] / first)
+        if frozen:
+            limit = largest_move(group) * first
+            param.sub_(limited(state["exp_avg"], denominator, limit), alpha=group["lr"] / first)
+        else:
+            param.addcdiv_(state["exp_avg"], denominator, value=-group["lr"] / first)
+
+
+def largest_move(group: dict[str, Any]) -> float:
+    """In lr: the bound on a step of Adam, whose variance is not frozen, that its paper gives (arXiv:1412.6980, 2.1)."""
+    beta1, beta2 = group["betas"]
+    return max(1.0, (1 - beta1) / math.sqrt(1 - beta2))
+
+
+def limited(sums: Tensor, denominator: Tensor, limit: float) -> Tensor:
+    """sums / denominator, in the memory of `denominator`, from -limit to limit. NaN stays."""
+    return torch.div(sums, denominator, out=denominator).clamp_(-limit, limit)
 
 
 class AdamAlgorithm(Algorithm):
@@ -154,8 +170,8 @@ class AdamAlgorithm(Algorithm):
             for name, param in zip(bucket.names, bucket.params, strict=True):
                 if param not in self._groups:
                     raise ConfigError(f"{type(self).__name__}: parameter '{name}' is not in the optimizer")
-            bucket.add_field(self.field)
-            self.add_error_field(bucket, self.codec)
+            bucket.add_field(self.field, comm)
+            Unsent.by(self.codec, bucket).prepare()
 
     def bucket_ready(self, bucket: Any) -> None:
         if self.averages_gradients(self.optimizer_steps):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.algorithms.qadam import AdamAlgorithm, QAdamOptimizer
+from gossamer.algorithms.qadam import AdamAlgorithm, QAdamOptimizer, largest_move, limited
 from gossamer.codec import Codec, ErrorFeedback, OneBit
 from gossamer.errors import ConfigError
 
@@ -20,7 +20,8 @@ class ZeroOneAdamOptimizer(QAdamOptimizer):
     """Adam that updates v in the first `variance_scaler` steps, then in so many of every second, of every fourth, ...
 
     After `freeze_steps` steps v stays. The bias correction of v counts its updates. Elements without variance are not
-    moved. Without the algorithm ZeroOneAdam, this is what one worker does.
+    moved, the others by `largest_move` times lr, no more. Without the algorithm ZeroOneAdam, this is what one worker
+    does.
 
     Args:
         params, lr, betas, eps, weight_decay: as torch.optim.Adam; every group may have its own.
@@ -69,7 +70,8 @@ class ZeroOneAdamOptimizer(QAdamOptimizer):
         """m, and x from the anchor, as if every rank had made the mean update."""
         state = self.state_of(param)
         if state["rates"]:
-            state["anchor"].addcdiv_(mean, self._denominator(state, group), value=-1)
+            limit = largest_move(group) * state["rates"] * (1 - group["betas"][0] ** state["step"])
+            state["anchor"].sub_(limited(mean, self._denominator(state, group), limit))
             param.copy_(state["anchor"])
             torch.div(mean, state["rates"], out=state["exp_avg"])
         else:  # no update, or a learning rate of 0: m may be each rank's own
@@ -102,7 +104,8 @@ class ZeroOneAdamOptimizer(QAdamOptimizer):
         rate = group["lr"] / (1 - beta1 ** state["step"])
         state["rates"] += rate
         state["update"].add_(state["exp_avg"], alpha=rate)
-        param.addcdiv_(state["exp_avg"], self._denominator(state, group), value=-rate)
+        limit = largest_move(group) * (1 - beta1 ** state["step"])
+        param.sub_(limited(state["exp_avg"], self._denominator(state, group), limit), alpha=rate)
 
 
 class ZeroOneAdam(AdamAlgorithm):

@@ -24,7 +24,6 @@ from gossamer import comm, runtime
 from gossamer.bench import options as values
 from gossamer.bench import showing
 from gossamer.bench.measuring import interleaved, label, note, paired, place, result, short, slowest
-from gossamer.codec import ErrorFeedback
 from gossamer.collectives import all_reduce
 from gossamer.errors import CommError
 from gossamer.launch import workers
@@ -141,7 +140,7 @@ def contender(
         CommError: without a codec, and not the sum.
     """
     codec = None if codec_name == NONE else (values.CODECS | values.FEEDBACK)[codec_name]()
-    error = torch.zeros_like(x) if isinstance(codec, ErrorFeedback) else None
+    error = torch.zeros_like(x) if codec is not None and codec.feeds_back else None
     link = comm.from_group(group, x.device)
     before = link.bytes_sent
     total = all_reduce(x.clone(), codec=codec, error=error, group=group)

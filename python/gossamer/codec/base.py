@@ -21,6 +21,14 @@ class Codec(ABC):
     #: Elements that share one set of statistics; chunks start at multiples of it.
     block: int = 1
 
+    #: Whether what it leaves out of one message joins the next: of ErrorFeedback alone.
+    feeds_back: bool = False
+
+    @property
+    def plain(self) -> "Codec":
+        """The codec itself, without the feedback of its errors."""
+        return self
+
     @abstractmethod
     def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of one row of `numel` elements of `dtype`."""

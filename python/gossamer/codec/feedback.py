@@ -22,11 +22,17 @@ class ErrorFeedback(Codec):
         CodecError: for something else.
     """
 
+    feeds_back = True
+
     def __init__(self, codec: Codec) -> None:
-        if not isinstance(codec, Codec) or isinstance(codec, ErrorFeedback):
+        if not isinstance(codec, Codec) or codec.feeds_back:
             raise CodecError(f"ErrorFeedback: codec must be a Codec without error feedback, got {codec!r}")
         self.codec = codec
         self.block = codec.block
+
+    @property
+    def plain(self) -> Codec:
+        return self.codec
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ErrorFeedback) and self.codec == other.codec

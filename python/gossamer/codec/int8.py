@@ -1,4 +1,4 @@
-"""Int8: symmetric 8-bit integers with one float32 scale per block. ByteGrad's default codec.
+"""Int8: symmetric 8-bit integers with one bfloat16 number per block. ByteGrad's default codec.
 
 The arithmetic is csrc/codec/int8.h, for CPU and CUDA alike.
 """
@@ -7,10 +7,10 @@ from gossamer.codec.base import NativeCodec, check_block, check_rounding
 
 
 class Int8(NativeCodec):
-    """Symmetric int8 in blocks of `block` elements: scale = absmax / 127, code = rint(x / scale).
+    """Symmetric int8 in blocks of `block` elements: scale = bfloat16(largest magnitude) / 127, code = rint(x / scale).
 
-    1 + 4 / block bytes an element (0.254 of float32 at 256). The error of an element is at most half a scale,
-    so at most 1 / 254 of the largest magnitude in its block. Zeros stay zero, magnitudes from 1e-38 to 3e38
+    1 + 2 / block bytes an element (0.258 of float32 at 64). The error of an element is at most half a scale,
+    so at most 1 / 253 of the largest magnitude in its block. Zeros stay zero, magnitudes from 1e-38 to 3e38
     survive, and a block with NaN or Inf decodes to NaN without touching any other.
 
     Args:
@@ -25,6 +25,6 @@ class Int8(NativeCodec):
 
     kind = "int8"
 
-    def __init__(self, block: int = 256, stochastic: bool = False, seed: int = 0) -> None:
+    def __init__(self, block: int = 64, stochastic: bool = False, seed: int = 0) -> None:
         self.block = check_block("Int8", block, 32)
         self.stochastic, self.seed = check_rounding("Int8", stochastic, seed)

@@ -12,27 +12,35 @@ from gossamer.comm.c10d import (
     timeout_of,
 )
 from gossamer.comm.hierarchical import (
+    Flat,
     Hierarchical,
-    Hierarchy,
+    connect_by_hosts,
+    direct_group,
     duplicate,
+    given_group,
+    goes_by_hosts,
     hierarchy,
     is_communicator,
-    world_of,
+    way_of,
 )
-from gossamer.comm.named import NamedOptions, open_named
+from gossamer.comm.named import NamedOptions, open_named, sums_by_hosts
 from gossamer.comm.symmetric import MAX_RANKS, Symmetric, symmetric
 
 __all__ = [
     "MAX_RANKS",
     "Communicator",
+    "Flat",
     "Hierarchical",
-    "Hierarchy",
     "NamedOptions",
     "Symmetric",
     "Work",
+    "connect_by_hosts",
+    "direct_group",
     "duplicate",
     "from_backend",
     "from_group",
+    "given_group",
+    "goes_by_hosts",
     "hierarchy",
     "is_communicator",
     "open_named",
@@ -41,7 +49,8 @@ __all__ = [
     "register_backend",
     "split",
     "store_of",
+    "sums_by_hosts",
     "symmetric",
     "timeout_of",
-    "world_of",
+    "way_of",
 ]

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gossamer import _C
+
 
 class Work(Protocol):
     """One operation in flight."""
@@ -28,6 +30,9 @@ class Communicator(Protocol):
     rank: int
     size: int
     device: torch.device
+    chunks: (
+        int  # the parts of a sum that a rank of its own computes each: size, or fewer where sums go by hosts
+    )
 
     @property
     def bytes_sent(self) -> int:
@@ -37,17 +42,22 @@ class Communicator(Protocol):
     def bytes_received(self) -> int:
         """Payload bytes that other ranks have handed to this one."""
 
-    def all_reduce(self, x: Tensor) -> Work:
-        """Sums x over the ranks, in place."""
+    def all_reduce(self, x: Tensor, op: _C.ReduceOp = ...) -> Work:
+        """Sums x over the ranks, in place; or takes the MAX, MIN or PRODUCT."""
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
-        """out = this rank's part of the sum of x, which holds `size` parts."""
+    def reduce_scatter(self, out: Tensor, x: Tensor, op: _C.ReduceOp = ...) -> Work:
+        """out = this rank's part of the sum of x, which holds `size` parts; or of the MAX, MIN or PRODUCT."""
 
     def all_gather(self, out: Tensor, x: Tensor) -> Work:
         """out = the x of rank 0, 1, ... one after the other."""
 
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
         """Part j of x goes to rank j; part i of out comes from rank i."""
+
+    def all_to_all_unequal(
+        self, out: Tensor, x: Tensor, out_bytes: Sequence[int], x_bytes: Sequence[int]
+    ) -> Work:
+        """Of uint8: x_bytes[i] bytes of x go to rank i, in rank order; out_bytes[i] bytes of out come from it."""
 
     def broadcast(self, x: Tensor, source: int = 0) -> Work:
         """x = the x of rank `source`, in place."""
@@ -61,5 +71,8 @@ class Communicator(Protocol):
     def allocate(self, nbytes: int) -> Tensor:
         """Zero-filled uint8 memory, 64-byte aligned, that this group's wire can reach. Collective."""
 
-    def announce_failure(self) -> None:
-        """Lets the ranks that wait for this one know, as far as the group can, that it has failed."""
+    def announce_failure(self, what: str = ...) -> None:
+        """Lets the ranks that wait for this one know, as far as the group can, that they wait in vain.
+
+        what: what this rank has done: the errors of the others say "rank 1 has <what>". A failure by default.
+        """

@@ -4,9 +4,12 @@ A model gets private connections between the ranks of the user's group, so that 
 with the user's own collectives. Direct calls (gossamer.collectives) use the group they are given.
 """
 
+import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -14,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from gossamer import _C
+from gossamer import _C, late_entry
 from gossamer.comm.base import Communicator
 from gossamer.errors import ConfigError
 
@@ -35,11 +38,18 @@ class Origin:
 
 _origins: "WeakKeyDictionary[Communicator, Origin]" = WeakKeyDictionary()
 _private_counts: "WeakKeyDictionary[ProcessGroup, int]" = WeakKeyDictionary()
-_communicators: "WeakKeyDictionary[ProcessGroup, dict[str, Communicator]]" = WeakKeyDictionary()
+# By device type, and by each device that was asked for: to look up the type of one takes long beside a small message.
+_Communicators = dict["str | torch.device", Communicator]
+_communicators: "WeakKeyDictionary[ProcessGroup, _Communicators]" = WeakKeyDictionary()
 
 
 def from_backend(
-    backend: Any, *, device: torch.device | str = "cpu", store: Any = None, name: str = "backend"
+    backend: Any,
+    *,
+    device: torch.device | str = "cpu",
+    store: Any = None,
+    name: str = "backend",
+    called: Sequence[int] = (),
 ) -> Communicator:
     """A communicator over one c10d backend object, such as a ProcessGroupGloo. No default group is needed.
 
@@ -48,19 +58,20 @@ def from_backend(
         device: where its tensors live.
         store: a c10d store for the roll call after a failure; None if there is none.
         name: equal on all ranks of this group, different for two groups that share a store.
+        called: what errors call its ranks, where they are some of another group; by default by their numbers.
     """
-    comm = _C.c10d_communicator(backend, torch.device(device), store, name)
+    comm = _C.c10d_communicator(backend, torch.device(device), store, name, list(called))
     if store is not None:
         kind = "gossamer" if isinstance(backend, _C.GossamerBackend) else backend.name()
         _origins[comm] = Origin(kind, store, name, _timeout_of(backend))
     return comm
 
 
-def split(comm: Communicator, ranks: Sequence[int]) -> Communicator | None:
+def split(comm: Communicator, ranks: Sequence[int], *, kind: str | None = None) -> Communicator | None:
     """New connections among some of the communicator's ranks, in this order; None on the others.
 
-    Collective over all ranks of `comm`, which must all make their splits in the same order. The kind of backend and the
-    timeout are the same.
+    Collective over all ranks of `comm`, which must all make their splits in the same order. The timeout is the same,
+    and so is the backend, unless `kind` says gossamer, gloo or nccl. Errors call the ranks as `comm` does.
 
     Raises:
         ConfigError: ranks that are not of the group, or twice; the communicator has no store to meet in.
@@ -75,16 +86,38 @@ def split(comm: Communicator, ranks: Sequence[int]) -> Communicator | None:
         return None
     name = f"{origin.name}/split{origin.splits}/{'-'.join(map(str, ranks))}"
     store = dist.PrefixStore(name, origin.store)
-    backend = make_backend(origin.kind, store, ranks.index(comm.rank), len(ranks), origin.timeout)
-    return from_backend(backend, device=comm.device, store=store, name=name)
+    kind = kind if kind is not None else origin.kind
+    backend = make_backend(kind, store, ranks.index(comm.rank), len(ranks), origin.timeout)
+    called = () if list(ranks) == list(range(comm.size)) else ranks
+    return from_backend(backend, device=comm.device, store=store, name=name, called=called)
 
 
 def hosts_of(comm: Communicator) -> list[list[int]]:
-    """The ranks of each host: those that can map each other's memory, which they find out by trying. Collective."""
+    """The ranks of each host: of one kernel, one network namespace and one user, who can share memory. Collective."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    place = f"{boot} {os.readlink('/proc/self/ns/net')} {os.geteuid()}"
+    number = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=7).digest(), "big")
+    every = torch.empty(comm.size, dtype=torch.int64, device=comm.device)
+    comm.all_gather(every, torch.tensor([number], device=comm.device)).wait()
+    hosts: dict[int, list[int]] = {}
+    for rank, where in enumerate(every.tolist()):
+        hosts.setdefault(where, []).append(rank)
+    return list(hosts.values())
+
+
+def share_memory(comm: Communicator, control: Communicator) -> Communicator:
+    """A communicator over memory that its ranks, all of one host, read in each other. Collective."""
     origin = origin_of(comm)
     origin.splits += 1
-    meeting = dist.PrefixStore(f"{origin.name}/hosts{origin.splits}", origin.store)
-    return _C.GossamerBackend(meeting, comm.rank, comm.size, origin.timeout).hosts
+    store = dist.PrefixStore(f"{origin.name}/symmetric{origin.splits}", origin.store)
+    own = _C.symmetric_communicator(comm, control, store, int(origin.timeout.total_seconds() * 1000))
+    remember_origin(own, origin)
+    return own
+
+
+def has_origin(comm: Communicator) -> bool:
+    """Whether it was made with a store, by which its ranks find each other for other connections."""
+    return comm in _origins
 
 
 def remember_origin(comm: Communicator, origin: Origin) -> None:
@@ -117,8 +150,14 @@ def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu")
         ConfigError: torch.distributed is not initialised, or the group has no backend for that device.
     """
     group = _resolve(group)
-    device = torch.device(device)
-    known = _communicators.setdefault(group, {})
+    known = _communicators.get(group)
+    if known is None or device not in known:
+        known = _communicators.setdefault(group, {})
+        known[device] = _communicator(group, torch.device(device), known)
+    return known[device]
+
+
+def _communicator(group: "ProcessGroup", device: torch.device, known: _Communicators) -> Communicator:
     if device.type not in known:
         try:
             backend = group._get_backend(torch.device(device.type))
@@ -231,10 +270,12 @@ def _timeout_of(backend: Any) -> timedelta:
 
 
 def _resolve(group: "ProcessGroup | None") -> "ProcessGroup":
-    if group is not None and not isinstance(group, dist.ProcessGroup):
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    if group is not None:
         raise ConfigError(f"comm: group must be a ProcessGroup, a communicator or None, got {group!r}")
-    if group is None and not dist.is_initialized():
+    late_entry.enter_now()
+    world = dist.group.WORLD
+    if world is None:
         raise ConfigError("comm: torch.distributed is not initialised; call gossamer.init() first")
-    world = group if group is not None else dist.group.WORLD
-    assert world is not None  # is_initialized() above
     return world

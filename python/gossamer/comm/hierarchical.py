@@ -1,25 +1,37 @@
 """A group seen as hosts: ranks that are close to each other, and the slow hop between them.
 
-`Hierarchical` is what a user passes as process_group; `Hierarchy` is the communicator that a model then gets. Sums go
-inside a host first; then every local rank carries its shard across, so all network cards work; then the shards are
-gathered inside the host. A codec is used on the way across only. Used by collectives.py.
+`connect_by_hosts` decides whether sums go through the hosts; `Hierarchical` and `Flat` are what a user says instead.
+Sums go inside a host first; then every local rank carries its part across, so all network cards work; then the parts
+are handed out inside the host. A codec is used on the way across only. Native: csrc/comm/by_hosts.h, csrc/route/.
 """
 
+import logging
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.comm.base import Communicator, Work
-from gossamer.comm.c10d import hosts_of, split
+from gossamer.comm.base import Communicator
+from gossamer.comm.c10d import (
+    from_group,
+    has_origin,
+    hosts_of,
+    origin_of,
+    remember_origin,
+    share_memory,
+    split,
+)
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+Hosts = list[list[int]]
 
 
 @dataclass
@@ -28,153 +40,157 @@ class Hierarchical:
 
     Args:
         group: a process group, a communicator, or None for the default group.
-        hosts: the ranks of each host. None: those that can share memory, which they find out by trying. Give it for
-            other islands, such as racks.
+        hosts: the ranks of each host. None: those of one machine, network namespace and user. Give it for other
+            islands, such as racks.
     """
 
     group: "ProcessGroup | Communicator | None" = None
     hosts: Sequence[Sequence[int]] | None = None
 
 
-class Hierarchy:
-    """A communicator with two levels; every operation but the sums of collectives.py goes through `world`.
+@dataclass
+class Flat:
+    """DataParallel(process_group=Flat()): sums in one level, also where ranks share hosts.
 
     Args:
-        world: all ranks.
-        intra: the ranks of this host.
-        inter: the ranks that carry the same shard on every host; None where this rank carries none.
-        hosts: the ranks of each host. As many ranks of each carry a shard as the smallest host has.
+        group: a process group, a communicator, or None for the default group.
     """
 
-    def __init__(
-        self, world: Communicator, intra: Communicator, inter: Communicator | None, hosts: list[list[int]]
-    ) -> None:
-        self.world, self.intra, self.inter, self.hosts = world, intra, inter, hosts
-        self.carriers = min(len(host) for host in hosts)
-        self.rank, self.size, self.device = world.rank, world.size, world.device
-
-    @property
-    def bytes_sent(self) -> int:
-        """Of all levels."""
-        return self.world.bytes_sent + self.intra.bytes_sent + self.bytes_across
-
-    @property
-    def bytes_received(self) -> int:
-        """The same for what has come in."""
-        across = self.inter.bytes_received if self.inter is not None else 0
-        return self.world.bytes_received + self.intra.bytes_received + across
-
-    @property
-    def bytes_across(self) -> int:
-        """Payload bytes that this rank has sent to other hosts by its shards."""
-        return self.inter.bytes_sent if self.inter is not None else 0
-
-    def all_reduce(self, x: Tensor) -> Work:
-        return self.world.all_reduce(x)
-
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
-        return self.world.reduce_scatter(out, x)
-
-    def all_gather(self, out: Tensor, x: Tensor) -> Work:
-        return self.world.all_gather(out, x)
-
-    def all_to_all(self, out: Tensor, x: Tensor) -> Work:
-        return self.world.all_to_all(out, x)
-
-    def broadcast(self, x: Tensor, source: int = 0) -> Work:
-        return self.world.broadcast(x, source)
-
-    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> Work:
-        return self.world.exchange(out, x, to, source)
-
-    def exchange_all(self, swaps: Sequence[tuple[Tensor, Tensor, int, int]]) -> Work:
-        return self.world.exchange_all(swaps)
-
-    def allocate(self, nbytes: int) -> Tensor:
-        return self.world.allocate(nbytes)
-
-    def announce_failure(self) -> None:
-        for comm in (self.world, self.intra, self.inter):
-            if comm is not None:
-                comm.announce_failure()
-
-    # --- the two steps inside a host, around the one across ---
-
-    def sum_of_host(self, x: Tensor) -> Tensor:
-        """x [numel], numel divisible by `carriers` -> this rank's shard of the sum over its host; x is scratch then.
-
-        A rank that carries no shard gets one of 0 elements.
-        """
-        shards = x.view(self.carriers, -1)
-        if self.intra.size == self.carriers:
-            own = torch.empty_like(shards[0])
-            self.intra.reduce_scatter(own, x).wait()
-            return own
-        self.intra.all_reduce(x).wait()
-        return shards[self.intra.rank] if self.intra.rank < self.carriers else x[:0]
-
-    def spread_in_host(self, shard: Tensor, x: Tensor) -> None:
-        """The shards of all carriers of this host -> x [numel], on every rank of it."""
-        if self.intra.size == self.carriers:
-            self.intra.all_gather(x, shard.contiguous()).wait()
-            return
-        shards = x.view(self.carriers, -1)
-        if self.intra.rank < self.carriers:
-            shards[self.intra.rank].copy_(shard)
-        for carrier in range(self.carriers):
-            self.intra.broadcast(shards[carrier], carrier).wait()
+    group: "ProcessGroup | Communicator | None" = None
 
 
-def world_of(comm: Communicator) -> Communicator:
-    """The communicator itself, or all ranks of a Hierarchy."""
-    return comm.world if isinstance(comm, Hierarchy) else comm
+_log = logging.getLogger("gossamer")
+_by_hosts: "WeakKeyDictionary[Communicator, dict[str, Communicator]]" = WeakKeyDictionary()
+_ways: "WeakKeyDictionary[Communicator, str]" = WeakKeyDictionary()
 
 
 def is_communicator(group: object) -> bool:
-    """True for a communicator, false for a process group, a Hierarchical or None."""
-    return isinstance(group, (_C.Communicator, Hierarchy))
+    """True for a communicator, false for a process group, a Hierarchical, a Flat or None."""
+    return isinstance(group, _C.Communicator)
 
 
-def hierarchy(world: Communicator, hosts: Sequence[Sequence[int]] | None = None) -> Hierarchy:
-    """The communicator as hosts and the hop between them: see comm/hierarchical.py. Collective.
+def given_group(group: Any) -> Any:
+    """What the user means without the levels: a process group, a communicator or None."""
+    return group.group if isinstance(group, (Hierarchical, Flat)) else group
 
-    `hosts`: the ranks of each; None: those that can map each other's memory.
+
+def goes_by_hosts(hosts: Sequence[Sequence[int]]) -> bool:
+    """Whether sums go through these hosts by default: at least two of them, and two ranks on one of them."""
+    return len(hosts) > 1 and any(len(host) > 1 for host in hosts)
+
+
+def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> Communicator:
+    """`comm`, or a communicator around it whose sums go through its hosts. Collective.
+
+    Args:
+        group: what the user gave: Flat and Hierarchical say it; anything else leaves it to goes_by_hosts().
+        comm: the ranks, for tensors on a model's device.
+        control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
     """
-    lists = _checked(hosts if hosts is not None else hosts_of(world), world.size)
-    _require_alike(world, lists)
-    carriers = min(len(host) for host in lists)
-    parts = [split(world, host) for host in lists]
-    intra = next(part for part in parts if part is not None)
-    across = [split(world, [host[carrier] for host in lists]) for carrier in range(carriers)]
-    inter = next((part for part in across if part is not None), None)
-    return Hierarchy(world, intra, inter, lists)
+    known = isinstance(comm, _C.ByHosts) or comm.size == 1 or not has_origin(control)
+    if isinstance(group, Flat) or (known and not isinstance(group, Hierarchical)):
+        return _on_its_way(comm, "flat, as asked" if isinstance(group, Flat) else way_of(comm))
+    hosts = hosts_of(control)
+    if isinstance(group, Hierarchical):
+        wanted = checked_hosts(group.hosts if group.hosts is not None else hosts, control)
+        return _on_its_way(by_hosts(comm, wanted, hosts), f"by hosts, as asked: {text_of(wanted)}")
+    if not goes_by_hosts(hosts):
+        return _on_its_way(comm, f"flat: {text_of(hosts)}")
+    return _on_its_way(by_hosts(comm, hosts, hosts), f"by hosts: {text_of(hosts)}")
+
+
+def way_of(comm: Communicator) -> str:
+    """Whether its sums go by hosts, and why, for people."""
+    return _ways.get(comm, "flat: one rank" if comm.size == 1 else "flat")
+
+
+def text_of(hosts: Sequence[Sequence[int]]) -> str:
+    """2 hosts x 4 ranks; 2 hosts of 1 and 3 ranks."""
+    sizes = [len(host) for host in hosts]
+    count = f"{len(sizes)} host{'s' if len(sizes) > 1 else ''}"
+    if len(set(sizes)) == 1:
+        return f"{count} x {sizes[0]} rank{'s' if sizes[0] > 1 else ''}"
+    return f"{count} of {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} ranks"
+
+
+def _on_its_way(comm: Communicator, way: str) -> Communicator:
+    _ways[comm] = way
+    if comm.rank == 0:
+        _log.info("sums of %d ranks go %s", comm.size, way)
+    return comm
+
+
+def hierarchy(comm: Communicator, hosts: Sequence[Sequence[int]] | None = None) -> Communicator:
+    """A communicator as hosts and the hop between them, whatever the hosts are. Collective.
+
+    `hosts`: the ranks of each; None: those of one machine.
+    """
+    return connect_by_hosts(Hierarchical(comm, hosts), comm, comm)
+
+
+def direct_group(group: Any, x: Tensor) -> Communicator:
+    """The communicator that gossamer.all_reduce(codec=...) uses: by hosts as connect_by_hosts() decides.
+
+    Collective, the first time for a group. The same object for the same group.
+    """
+    given = given_group(group)
+    comm = given if is_communicator(given) else from_group(given, x.device)
+    if isinstance(group, Flat) or (is_communicator(given) and group is given):
+        return comm
+    control = comm if comm.device.type == "cpu" else from_group(given, "cpu")
+    known = _by_hosts.setdefault(comm, {})
+    key = str(group.hosts) if isinstance(group, Hierarchical) else "default"
+    if key not in known:
+        known[key] = connect_by_hosts(group, comm, control)
+    return known[key]
 
 
 def duplicate(comm: Communicator) -> Communicator:
     """New connections among the same ranks. Collective, as split."""
-    if isinstance(comm, Hierarchy):
-        return hierarchy(duplicate(comm.world), comm.hosts)
     own = split(comm, range(comm.size))
     assert own is not None
-    return own
+    return hierarchy(own, comm.hosts) if isinstance(comm, _C.ByHosts) else own
 
 
-def _require_alike(world: Communicator, hosts: list[list[int]]) -> None:
-    mine = torch.tensor([zlib.crc32(str(hosts).encode())], device=world.device)
-    every = mine.new_empty(world.size)
-    world.all_gather(every, mine).wait()
+def checked_hosts(hosts: Any, control: Communicator) -> Hosts:
+    """ConfigError unless every rank is in exactly one of the hosts, and all ranks say the same. Collective."""
+    lists = [list(host) for host in hosts]
+    if sorted(rank for host in lists for rank in host) != list(range(control.size)) or not all(lists):
+        raise ConfigError(
+            f"Hierarchical: hosts must name each of the ranks 0 to {control.size - 1} once, got {lists}"
+        )
+    mine = torch.tensor([zlib.crc32(str(lists).encode())], device=control.device)
+    every = mine.new_empty(control.size)
+    control.all_gather(every, mine).wait()
     different = (every != every[0]).nonzero().flatten().tolist()
     if different:
         raise ConfigError(
             f"Hierarchical: hosts must be the same on all ranks; those of {different} differ from rank 0's"
         )
-
-
-def _checked(hosts: Any, size: int) -> list[list[int]]:
-    """ConfigError unless every rank of the group is in exactly one of the hosts."""
-    lists = [list(host) for host in hosts]
-    if sorted(rank for host in lists for rank in host) != list(range(size)) or not all(lists):
-        raise ConfigError(
-            f"Hierarchical: hosts must name each of the ranks 0 to {size - 1} once, got {lists}"
-        )
     return lists
+
+
+def by_hosts(comm: Communicator, hosts: Hosts, machines: Hosts) -> Communicator:
+    """`comm` as hosts, or islands, and the hop between them. Collective.
+
+    Args:
+        comm: all ranks.
+        hosts: the ranks of each.
+        machines: the ranks of each machine.
+    """
+    at = {rank: number for number, machine in enumerate(machines) for rank in machine}
+    shared = comm.device.type == "cpu" and all(len({at[rank] for rank in host}) == 1 for host in hosts)
+    parts = [split(comm, host, kind="gossamer" if shared else None) for host in hosts]
+    inside = next(part for part in parts if part is not None)
+    carriers = min(len(host) for host in hosts)
+    kind = "gloo" if comm.device.type == "cpu" else None  # its rows travel in pieces where the link is slow
+    across = [split(comm, [host[carrier] for host in hosts], kind=kind) for carrier in range(carriers)]
+    if shared:
+        inside = share_memory(inside, inside)
+    if (
+        comm.device.type == "cpu"
+    ):  # a rank that left before all have connected would break the others' connecting
+        comm.all_reduce(torch.zeros(1)).wait()
+    own = _C.ByHosts(comm, inside, next((part for part in across if part is not None), None), hosts)
+    remember_origin(own, origin_of(comm))
+    return own

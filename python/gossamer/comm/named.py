@@ -1,6 +1,6 @@
 # Opens the named operations of a process set (csrc/named/): private connections between its ranks, and the negotiation,
-# which goes through shared memory on one host, as small sums do, and through Gloo between hosts. Submits nothing; the
-# Horovod face does. No matching and no fusion here: csrc/negotiate/.
+# which goes through shared memory on one host, as small sums do, and through Gloo between hosts. Sums on the CPU go by
+# hosts. Submits nothing; the Horovod face does. No matching and no fusion here: csrc/negotiate/.
 """Collectives that are matched by name, not by order: ``open_named()`` and its options."""
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,14 @@ import torch.distributed as dist
 from gossamer import _C
 from gossamer.comm.base import Communicator
 from gossamer.comm.c10d import from_backend, ground_of, make_backend
+from gossamer.comm.hierarchical import by_hosts, goes_by_hosts
 from gossamer.errors import ConfigError
 from gossamer.observe.stall_named import NamedWatch
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_open: "WeakKeyDictionary[_C.NamedCollectives, list[Any]]" = WeakKeyDictionary()
+_open: "WeakKeyDictionary[_C.NamedCollectives, _Connections]" = WeakKeyDictionary()
 SILENCE = timedelta(days=365)  # an idle rank says nothing; one that is lost is noticed otherwise
 
 
@@ -37,11 +38,21 @@ class NamedOptions:
         60.0  # rank 0: an operation that some ranks have not submitted is reported; 0: never
     )
     stall_shutdown_s: float = 0.0  # rank 0: and ends everything after this; 0: never
+    by_hosts: bool | None = (
+        None  # rank 0: sums go by hosts where there are several; None: as goes_by_hosts() says
+    )
     # Called on rank 0's thread; must be short. None: all ranks log it, as a warning.
     on_stall: Callable[[list[_C.Stalled]], None] | None = None
     on_event: Callable[[str, str, int, float], None] | None = (
         None  # phase, name, rank, seconds; from any thread
     )
+
+
+@dataclass(frozen=True)
+class _Connections:
+    backends: list[Any]
+    devices: "dict[str, Communicator]"
+    by_hosts: bool
 
 
 def open_named(
@@ -72,9 +83,11 @@ def open_named(
     def connect(kind: str, name: str, timeout: timedelta) -> Any:
         return make_backend(kind, dist.PrefixStore(name, store), rank, size, timeout)
 
+    settings = vars(options or NamedOptions()).copy()
     control = shared = connect("gossamer", "shared", ground.timeout)
     if len(shared.hosts) > 1:
         control = connect("gloo", "control", SILENCE)
+    two_levels = _by_hosts(settings.pop("by_hosts"), shared.hosts, store, leads=rank == 0)
     devices: dict[str, Communicator] = {}
     backends: dict[str, Any] = {"gossamer": shared}
     for device, kind in ground.kinds.items():
@@ -89,15 +102,33 @@ def open_named(
         place = (
             torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
         )
-        devices[device] = from_backend(backends[kind], device=place, store=store, name=f"{key}/{device}")
-    settings = vars(options or NamedOptions())
+        comm = from_backend(backends[kind], device=place, store=store, name=f"{key}/{device}")
+        devices[device] = (
+            by_hosts(comm, shared.hosts, shared.hosts) if two_levels and device == "cpu" else comm
+        )
+    far = len(shared.hosts) == 1 and ground.kinds.get("cpu", "gossamer") != "gossamer"
+    near = from_backend(shared, store=store, name=f"{key}/near") if far else None
     if settings["on_stall"] is None:
         warning_s = settings["stall_warning_s"]
         watch = NamedWatch(ground.rank, leads=rank == 0, store=store, warning_s=warning_s if size > 1 else 0)
-        settings = {**settings, "on_stall": watch.report}  # which keeps it alive
-    named = _C.NamedCollectives(control, devices, members, **settings)
-    _open[named] = list(backends.values())
+        settings["on_stall"] = watch.report  # which keeps it alive
+    named = _C.NamedCollectives(control, devices, members, near=near, **settings)
+    _open[named] = _Connections(list(backends.values()), devices, two_levels)
     return named
+
+
+def _by_hosts(wanted: bool | None, hosts: Sequence[Sequence[int]], store: Any, *, leads: bool) -> bool:
+    """What the first rank of the set wants. Collective where there are several hosts."""
+    if len(hosts) < 2:
+        return False
+    if leads:
+        store.set("by_hosts", str(goes_by_hosts(hosts) if wanted is None else wanted))
+    return bool(store.get("by_hosts") == b"True")
+
+
+def sums_by_hosts(named: _C.NamedCollectives) -> bool:
+    """Whether sums of these ranks go by hosts: what open_named() has decided, the same on all of them."""
+    return _open[named].by_hosts
 
 
 def abort_all() -> None:
@@ -105,7 +136,10 @@ def abort_all() -> None:
 
     Ranks of other hosts that are not in the middle of a transfer with the lost one do not notice that themselves.
     """
-    for named, backends in list(_open.items()):
-        for backend in backends:
+    for named, connections in list(_open.items()):
+        for backend in connections.backends:
             backend.abort()
+        for comm in connections.devices.values():
+            if isinstance(comm, _C.ByHosts):
+                comm.announce_failure("learned that a rank is lost")
         named.shutdown()

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
-from gossamer import _C
 from gossamer.comm.base import Communicator
-from gossamer.comm.c10d import hosts_of, origin_of, remember_origin
+from gossamer.comm.c10d import hosts_of, share_memory
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,12 +56,7 @@ def symmetric(comm: Communicator, control: Communicator) -> Communicator:
         )
     if comm.device.type == "cuda":
         _require_that_ranks_see_each_other(control)
-    origin = origin_of(comm)
-    origin.splits += 1
-    store = dist.PrefixStore(f"{origin.name}/symmetric{origin.splits}", origin.store)
-    own = _C.symmetric_communicator(comm, control, store, int(origin.timeout.total_seconds() * 1000))
-    remember_origin(own, origin)
-    return own
+    return share_memory(comm, control)
 
 
 def _require_that_ranks_see_each_other(control: Communicator) -> None:

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gossamer import config
 from gossamer.algorithms import Algorithm, GradientAllReduce, resolve
-from gossamer.comm import Hierarchical, Symmetric, is_communicator
+from gossamer.comm import Flat, Hierarchical, Symmetric, is_communicator
 from gossamer.ddp import precision
 from gossamer.errors import ConfigError, UsageError
 from gossamer.torch_private import tree_map_only
@@ -86,11 +86,11 @@ def group_of(process_group: Any, device_mesh: Any) -> Any:
     """The process group or communicator; None: the default group."""
     if device_mesh is None:
         known = isinstance(
-            process_group, (torch.distributed.ProcessGroup, Hierarchical, Symmetric, type(None))
+            process_group, (torch.distributed.ProcessGroup, Flat, Hierarchical, Symmetric, type(None))
         )
         if not known and not is_communicator(process_group):
             raise ConfigError(
-                f"DistributedDataParallel: process_group must be a ProcessGroup, a communicator, Hierarchical, "
+                f"DistributedDataParallel: process_group must be a ProcessGroup, a communicator, Flat, Hierarchical, "
                 f"Symmetric or None, got {process_group!r}"
             )
         return process_group

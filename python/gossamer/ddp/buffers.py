@@ -3,13 +3,13 @@
 Mixed into the wrapper. Which buffers travel at wrap, arguments.py says; what moves them is the engine's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.engine import tensors_in
+from gossamer.engine import broadcast_tensors, by_communicator, tensors_in
 from gossamer.errors import ConfigError, UsageError
 from gossamer.torch_private import BufferCommHookLocation, at_end_of_backward
 
@@ -23,6 +23,7 @@ class Buffers:
     require_forward_param_sync: bool
     parameters_to_ignore: list[str]
     _has_buffers: bool
+    _links: Any  # the connections of the engine
     _buffer_hook: "BufferHook | None" = None
 
     @property
@@ -69,6 +70,25 @@ class Buffers:
         self._buffer_hook = BufferHook(
             state, hook, early=comm_hook_location is BufferCommHookLocation.PRE_FORWARD
         )
+
+    def _default_broadcast_coalesced(
+        self,
+        bufs: Sequence[Tensor] | None = None,
+        bucket_size: int | None = None,
+        authoritative_rank: int = 0,
+    ) -> None:
+        """What is done without a hook, for hooks that want it too: copies these tensors from one rank. Collective.
+
+        Args:
+            bufs: None: the buffers that ranks share.
+            bucket_size: has no effect.
+            authoritative_rank: the rank within the group.
+        """
+        assert self.engine is not None  # which connects anew after unpickling
+        # .data: autograd takes a buffer that it has saved for one that somebody has changed otherwise.
+        tensors = [each.data for each in (self.modules_buffers if bufs is None else bufs)]
+        for comm, on_device in by_communicator(self._links.comm, self._links.control, tensors):
+            broadcast_tensors(comm, on_device, authoritative_rank)
 
     def _buffers_before_forward(self) -> None:
         if self._buffer_hook is not None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gossamer.algorithms import Algorithm
-from gossamer.comm import Hierarchical, Symmetric
+from gossamer.comm import Flat, Hierarchical, Symmetric
 from gossamer.ddp import arguments, precision
 from gossamer.ddp.buffers import Buffers
 from gossamer.ddp.torch_names import TorchNames
@@ -27,7 +27,7 @@ class DistributedDataParallel(TorchNames, Buffers, nn.Module, Face):
     means what torch's documentation says; docs/ddp.md lists what differs. Making one is collective.
 
     Args:
-        process_group: as in torch; also a communicator, Hierarchical(group) or Symmetric(group).
+        process_group: as in torch; also a communicator, Flat(group), Hierarchical(group) or Symmetric(group).
         algorithm: an Algorithm, or its name, as in gossamer.DataParallel.
         optimizer: the optimizer of its parameters, or several, for algorithms that count steps or send weights.
 
@@ -154,7 +154,7 @@ class DistributedDataParallel(TorchNames, Buffers, nn.Module, Face):
                 f"DistributedDataParallel: {algorithm!r} counts optimizer steps; give optimizer=..."
             )
         algorithm.use_optimizers(self._optimizers)
-        links = connect(self.module, self._group)
+        self._links = links = connect(self.module, self._group)
         self._given_group, self._place = links.given, (links.comm.rank, links.comm.size)
         bucket_bytes, first_bucket_bytes = self._sizes
         self._engine = engine = Engine(
@@ -162,7 +162,6 @@ class DistributedDataParallel(TorchNames, Buffers, nn.Module, Face):
             algorithm,
             comm=links.comm,
             control=links.control,
-            group=links.group,
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
             last=self._last,
@@ -179,12 +178,12 @@ class DistributedDataParallel(TorchNames, Buffers, nn.Module, Face):
 
     def __getstate__(self) -> dict[str, Any]:
         plain = dist.is_initialized() and self.process_group is dist.group.WORLD
-        if not plain or isinstance(self._group, (Hierarchical, Symmetric)):
+        if not plain or isinstance(self._group, (Flat, Hierarchical, Symmetric)):
             raise UsageError(
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group. That is, "
                 "when you have called init_process_group and have not passed process_group argument to DDP constructor"
             )
-        return {**self.__dict__, "_engine": None, "_group": None, "_given_group": None}
+        return {**self.__dict__, "_engine": None, "_links": None, "_group": None, "_given_group": None}
 
 
 torch.nn.parallel.DistributedDataParallel.register(DistributedDataParallel)

@@ -18,6 +18,7 @@ CHECKS: Mapping[str, Check] = {
     "NCCL": software.nccl,
     "interface": network.interface,
     "same host": network.sharing,
+    "levels": network.levels,
     "shared memory": machine.shared_memory,
     "cores": machine.cores,
     "open files": machine.open_files,

@@ -5,6 +5,7 @@
 import statistics
 from typing import Any
 
+from gossamer.comm import goes_by_hosts
 from gossamer.doctor.rows import ERROR, OK, WARNING, Job, Row
 from gossamer.units import rate_text, seconds_text
 
@@ -177,6 +178,23 @@ def sharing(job: Job) -> list[Row]:
     return rows or (
         [Row("same host", OK, "ranks of a host share memory")] if many and job.shared is not None else []
     )
+
+
+def levels(job: Job) -> list[Row]:
+    """Whether a model that is wrapped on these ranks goes by hosts, as the engine decides."""
+    hosts = list(job.shared if job.shared is not None else job.hosts.values())
+    sizes = sorted((len(host) for host in hosts), reverse=True)
+    count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    if sizes[0] == sizes[-1]:
+        where = f"{count} x {sizes[0]} rank{'s' if sizes[0] > 1 else ''}"
+    else:
+        where = f"{count} of {sizes[-1]} to {sizes[0]} ranks, {sizes[-1]} of each carry"
+    if not goes_by_hosts(hosts):
+        return [Row("levels", OK, f"{where}: a model sums in one level")]
+    said = f"{where}: sums exactly inside a host, codec between hosts"
+    if any(each["devices"] for each in job.of_ranks("cuda")):
+        said += "; without a codec NCCL sums in its own way"
+    return [Row("levels", OK, said, "process_group=gs.Flat() for one level")]
 
 
 def _host(job: Job, rank: int) -> str:

@@ -14,10 +14,11 @@ from gossamer.engine.engine import Engine
 from gossamer.engine.face import Face, refuse_assigned_parameters
 from gossamer.engine.join import ShadowHook, UnevenInputs
 from gossamer.engine.plan import plan_buckets
-from gossamer.engine.reporting import report_all
+from gossamer.engine.reporting import report_all, weights_in_buckets
 from gossamer.engine.rounds import Rounds
 from gossamer.engine.steps import optimizers_of
 from gossamer.engine.tuner import Autotune, Tuned, autotune_of
+from gossamer.engine.unsent import Unsent
 from gossamer.engine.worker import Worker, agree_on_finite, weak_call
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ShadowHook",
     "Tuned",
     "UnevenInputs",
+    "Unsent",
     "Worker",
     "agree_on_finite",
     "autotune_of",
@@ -48,4 +50,5 @@ __all__ = [
     "require_same_model",
     "tensors_in",
     "weak_call",
+    "weights_in_buckets",
 ]

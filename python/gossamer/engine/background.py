@@ -4,15 +4,18 @@ For algorithms whose messages take longer than a step. Made in an algorithm's se
 """
 
 import atexit
+import logging
+import sys
 import time
 import weakref
 from collections.abc import Callable
 
 from gossamer import _C
-from gossamer.comm import Communicator, duplicate, world_of
+from gossamer.comm import Communicator, duplicate
 from gossamer.engine.watching import watch_of
 from gossamer.engine.worker import with_context
 
+_log = logging.getLogger("gossamer")
 _open: "weakref.WeakSet[Background]" = weakref.WeakSet()
 
 
@@ -28,7 +31,7 @@ class Background:
         self._executor = _C.Executor(comm.device)
         self.step = 0  # tasks so far, for the stall watch
         self._last, self._waiting = "", False
-        self._watch = watch_of(self, world_of(self.comm), None, describe=str, unit="background task")
+        self._watch = watch_of(self, self.comm, None, describe=str, unit="background task")
         _open.add(self)
 
     def submit(self, task: Callable[[], object], what: str) -> None:
@@ -65,22 +68,32 @@ class Background:
         Idempotent.
         """
         self._watch.close()
-        if crashed or self._executor.busy():
+        if crashed:
             self.comm.announce_failure()
+        elif self._executor.busy():
+            self.comm.announce_failure("closed its model while it communicated")
         self._executor.stop()
 
     def __del__(self) -> None:
-        # Of a wrapper that was dropped without close(): its thread must not wait for ranks that may never come.
         if hasattr(self, "_executor"):
             self.close()
 
 
 @atexit.register
 def _close_all() -> None:
-    # Of wrappers that were dropped while a task waited: the task holds what it works on, and this with it. A thread
-    # that still runs Python when the interpreter ends takes the process down.
-    for background in list(_open):
-        background.close()
+    # Of wrappers that were dropped while a task ran: the task holds what it works on, and this with it. It ends as if
+    # the model had been closed: this rank does its part of what the others wait for. A thread that still runs Python
+    # when the interpreter ends takes the process down.
+    crashed = getattr(sys, "last_value", None) is not None
+    # The idle ones go first, so that no other rank waits for them while this one waits for that rank.
+    for background in sorted(_open, key=Background.busy):
+        try:
+            if not crashed:
+                background.wait()
+        except Exception:
+            _log.exception("gossamer: what a deleted model had begun could not be ended")
+        finally:
+            background.close(crashed=crashed)
 
 
 def _announced(task: Callable[[], object], comm: Communicator) -> Callable[[], None]:

@@ -25,7 +25,6 @@ class Buckets:
 
     Args:
         params: all parameters that the ranks share, by name.
-        group: what the algorithm communicates through: `comm`, or a Hierarchy of it.
         bucket_bytes, first_bucket_bytes: see plan_buckets.
         last: names of parameters that travel after all others.
     """
@@ -37,13 +36,12 @@ class Buckets:
         *,
         comm: Communicator,
         control: Communicator,
-        group: Communicator,
         bucket_bytes: int,
         first_bucket_bytes: int | Sequence[int],
         last: Collection[str] = (),
     ) -> None:
         self._names, self._params = list(params), list(params.values())
-        self._algorithm, self._comm, self._control, self._group = algorithm, comm, control, group
+        self._algorithm, self._comm, self._control = algorithm, comm, control
         self.bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
         self._last = {index for index, name in enumerate(self._names) if name in last}
         self._order: list[int] = []
@@ -86,13 +84,13 @@ class Buckets:
 
     def append_late(self) -> None:
         """Called on every rank at the end of a backward when some rank trains parameters outside the plan."""
-        late = self._native.survey()
+        late = self._native.hooks.survey()
         lines = [f"{self._names[i]} is trainable now" for i in late]
         require_equal(self._control, lines, "the set of parameters that became trainable")
         self._order = [*self._order, *late[::-1]]
         for indices in self._plan(late[::-1], self.bucket_bytes):
             self._append(indices)
-        self._algorithm.setup(self._group, self.all)
+        self._algorithm.setup(self._comm, self.all)
 
     def adopt_weights(self) -> None:
         """The flat memory again holds the weights, also where somebody gave a parameter other memory."""
@@ -121,12 +119,12 @@ class Buckets:
         for indices in plan:
             self._append(indices)
         restore_fields(self.all, kept)
-        self._algorithm.setup(self._group, self.all)
+        self._algorithm.setup(self._comm, self.all)
         _log.info("rank %d: %d parameters in %s", self._comm.rank, len(self._params), self.all)
 
     def _append(self, indices: list[int]) -> None:
         params, names = [self._params[i] for i in indices], [self._names[i] for i in indices]
-        block, alignment = self._algorithm.block(), self._algorithm.alignment(self._group)
+        block, alignment = self._algorithm.block(), self._algorithm.alignment(self._comm)
         bucket = _C.Bucket(len(self.all), indices, params, names, block, alignment)
         for field in self._algorithm.fields:
             bucket.add_field(field, self._comm)
@@ -141,7 +139,7 @@ class Buckets:
 
     def _work_of(self, bucket: Any) -> Any:
         algorithm = self._algorithm
-        work = algorithm.native_work(bucket) if self._group is self._comm else None
+        work = algorithm.native_work(bucket)
         if work is None and "grad" in algorithm.fields:
             work = _C.PythonWork(bucket_ready_of(algorithm, self._comm))
         return work if work is not None else _C.AgreeOnFinite() if algorithm.lockstep else _C.NoWork()

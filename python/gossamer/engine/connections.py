@@ -7,9 +7,9 @@ from torch import nn
 
 from gossamer.comm import (
     Communicator,
-    Hierarchical,
     Symmetric,
-    hierarchy,
+    connect_by_hosts,
+    given_group,
     is_communicator,
     private,
     symmetric,
@@ -21,7 +21,6 @@ class Connections(NamedTuple):
 
     comm: Communicator
     control: Communicator
-    group: Any
     given: Any
 
 
@@ -29,16 +28,14 @@ def connect(module: nn.Module, group: Any) -> Connections:
     """New connections for a model. Collective over the group.
 
     Args:
-        group: a process group, a communicator, None for the default group, or Hierarchical(one of these) or
-            Symmetric(one of these).
+        group: a process group, a communicator, None for the default group, or Hierarchical(one of these),
+            Flat(one of these) or Symmetric(one of these).
     """
-    given: Any = group.group if isinstance(group, (Hierarchical, Symmetric)) else group
+    given: Any = group.group if isinstance(group, Symmetric) else given_group(group)
     comm, control = (given, given) if is_communicator(given) else private(given, device_of(module))
     if isinstance(group, Symmetric):
-        comm = symmetric(comm, control)
-    return Connections(
-        comm, control, hierarchy(comm, group.hosts) if isinstance(group, Hierarchical) else comm, given
-    )
+        return Connections(symmetric(comm, control), control, given)
+    return Connections(connect_by_hosts(group, comm, control), control, given)
 
 
 def device_of(module: nn.Module) -> torch.device:

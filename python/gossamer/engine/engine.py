@@ -44,7 +44,6 @@ class Engine(Reporting):
         algorithm: what is done with a bucket of gradients.
         comm: the group, for tensors on the model's device.
         control: the same ranks for CPU tensors; `comm` itself where the model is on the CPU.
-        group: what the algorithm communicates through: `comm`, or a Hierarchy of it.
         bucket_bytes, first_bucket_bytes, last: see Buckets.
         broadcast: copy parameters and buffers from rank 0 now; `buffers_too`: False: no buffers.
         ignore: names of parameters and buffers that are each rank's own: not copied, planned, sent or compared.
@@ -63,7 +62,6 @@ class Engine(Reporting):
         *,
         comm: Communicator,
         control: Communicator,
-        group: Communicator | None = None,
         bucket_bytes: int,
         first_bucket_bytes: int | Sequence[int],
         last: Collection[str] = (),
@@ -78,13 +76,11 @@ class Engine(Reporting):
         self._names, self._params = list(named), list(named.values())
         trainable = [i for i, param in enumerate(self._params) if param.requires_grad]
         self._comm, self._control, self.algorithm = comm, control, algorithm
-        self._group = group if group is not None else comm
         self._buckets = Buckets(
             named,
             algorithm,
             comm=comm,
             control=control,
-            group=self._group,
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
             last=last,
@@ -125,22 +121,24 @@ class Engine(Reporting):
         begin_from_environment()
         self._watch = open_watch(self._native, control, stall, self._buckets)
         open_engines.add(self)
+        self._closed = False
 
     # --- the moments of a step ---
 
     @uncompiled
     def before_forward(self) -> None:
         """Called before each forward. Completes a backward that raised; notices parameters that changed."""
-        if not torch.is_grad_enabled() or self._native.inside_backward:
+        if not torch.is_grad_enabled() or _C.inside_backward():
             return
         self._watch.begin()
-        self._native.check_alive()
-        self._native.abandon()
+        native = self._native
+        native.worker.check_alive()
+        native.abandon()
         self.graph.begin_forward(self.algorithm.lockstep)
-        self._native.survey()
-        self._native.check_capture()
+        native.hooks.survey()
+        native.check_capture()
         self._buckets.adopt_weights()
-        self._native.set_lockstep(self.algorithm.lockstep)
+        native.end_by(native.lockstep if self.algorithm.lockstep else native.alone)
         self.algorithm.before_forward(self.optimizer_steps)
 
     @uncompiled
@@ -157,7 +155,7 @@ class Engine(Reporting):
         self._steps.watch(optimizers)
 
     def _count_step(self, steps: int) -> None:
-        self._native.set_optimizer_steps(steps)
+        self._native.lockstep.optimizer_steps = steps
         self._buckets.adopt_weights()
 
     @property
@@ -167,8 +165,8 @@ class Engine(Reporting):
 
     def consensus(self) -> None:
         """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
-        self._native.check_alive()
-        self._native.wait()
+        self._native.worker.check_alive()
+        self._native.worker.wait()
         self.algorithm.settle()
         self._buckets.adopt_weights()
         buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
@@ -203,7 +201,7 @@ class Engine(Reporting):
 
         Collective. Nothing in a forward that backward computes again.
         """
-        if not self.uneven.copies_buffers and not self._native.inside_backward:
+        if not self.uneven.copies_buffers and not _C.inside_backward():
             with self._watch.waiting("the buffers of rank 0"):
                 (by or partial(broadcast_buffers, self._members, self._comm, self._control, source=0))()
 
@@ -213,9 +211,10 @@ class Engine(Reporting):
         crashed: serve no other rank; those that wait for this one get an error soon.
         """
         open_engines.discard(self)
+        self._closed = True
         self._watch.close()
         if crashed:
-            for comm in (self._comm, self._control, self._group):
+            for comm in (self._comm, self._control):
                 comm.announce_failure()
         self._native.close()
         self._steps.close()
@@ -223,6 +222,10 @@ class Engine(Reporting):
             self.algorithm.close(crashed=crashed)
         finally:
             self._worker.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):  # open_engines has forgotten it by now
+            self.algorithm.leave()
 
     @property
     def buckets(self) -> list[Any]:
@@ -238,7 +241,7 @@ class Engine(Reporting):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state beside model and optimizer: counters, bucket plan, the algorithm's own. See the face."""
-        self._native.wait()
+        self._native.worker.wait()
         own = self.algorithm.state_dict()  # which waits for what its fields are to hold
         return {
             "optimizer_steps": self.optimizer_steps,
@@ -251,7 +254,7 @@ class Engine(Reporting):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what state_dict() returned on this rank. Collective: all ranks load the same step."""
-        self._native.wait()
+        self._native.worker.wait()
         self.algorithm.settle()
         require_state(self._control, state, self._names, self._choices)
         self._load_tuned(state["tuned"])
@@ -276,11 +279,11 @@ class Engine(Reporting):
         self.tuned: Tuned | None = None
         if self._tuner is not None:
             self._tuner.restart()
-            self._native.set_on_end(weak_call(weakref.WeakMethod(self._tuner.backward_ended)))
+            self._native.lockstep.set_on_end(weak_call(weakref.WeakMethod(self._tuner.backward_ended)))
 
     def _end_tuning(self, tuned: Tuned) -> None:
         self.tuned = tuned
-        self._native.set_on_end(None)
+        self._native.lockstep.set_on_end(None)
 
 
 @atexit.register

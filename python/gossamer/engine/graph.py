@@ -51,7 +51,7 @@ class Graph:
     def use_static(self) -> None:
         """Before the first backward: every one will bring the same gradients, a parameter's as often as the first."""
         self._static = True
-        self._native.set_static_graph()
+        self._native.hooks.set_static_graph()
 
     def begin_forward(self, lockstep: bool) -> None:
         """Before each forward; `lockstep`: on every rank, and so is its backward.
@@ -60,15 +60,15 @@ class Graph:
             UsageError: on every rank, if one has left out a parameter in the backward before; out of lockstep on that
                 rank alone. The text of a rank that has left out nothing lists what the others have.
         """
-        if self._native.left_out_somewhere and (self.require_used or self._static):
+        if self._native.hooks.left_out_somewhere and (self.require_used or self._static):
             raise self._error()
-        self._native.begin_forward()
+        self._native.hooks.begin_forward()
         self._lockstep = lockstep
 
     def _error(self) -> UsageError:
         rank, names = self._control.rank, list(self._named)
         trained = [name for name, param in self._named.items() if param.requires_grad]
-        missing = [names[index] for index in sorted(self._native.left_out)]
+        missing = [names[index] for index in sorted(self._native.hooks.left_out)]
         debugging = dist.get_debug_level() != dist.DebugLevel.OFF
         numbers = " ".join(str(trained.index(name)) for name in missing)
         lines = f"\nParameter indices which did not receive grad for rank {rank}: {numbers}"

@@ -1,7 +1,7 @@
 """Uneven inputs: a rank that is out of batches takes part in the backwards of the others, until all are out.
 
-What happens inside a backward is native (csrc/engine/join.cpp). Here is the context around a training loop, and the
-hook by which torch's own Join does the same for several objects. Every engine has one UnevenInputs; faces call it.
+What happens inside a backward is native (csrc/engine/ending/join.h). Here is the context around a training loop, and
+the hook by which torch's own Join does the same for several objects. Every engine has one UnevenInputs; faces call it.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class UnevenInputs:
                 f"join: {self._algorithm!r} needs every rank in every step; give all ranks as many batches, by a "
                 f"DistributedSampler or drop_last=True, or train by gradient_allreduce or bytegrad"
             )
-        self._native.check_alive()
+        self._native.worker.check_alive()
         self._native.abandon()
         settings = (
             f"divide_by_initial_world_size {divide_by_initial_world_size}, "
@@ -104,8 +104,8 @@ class UnevenInputs:
         if self.sync_buffers:
             broadcast_buffers(self._members, self._comm, self._control, source=0)
             self.copies_buffers = True
-            self._native.set_on_end(weak_call(weakref.WeakMethod(self._follow_buffers)))
-        self._native.start_join(mean_of_active, throw_on_early_termination, on_begin)
+            self._native.lockstep.set_on_end(weak_call(weakref.WeakMethod(self._follow_buffers)))
+        self._native.join.start(mean_of_active, throw_on_early_termination, on_begin)
 
     def shadow(self) -> bool:
         """Takes part in the next synchronised backward of the ranks that have batches; False if none has.
@@ -131,16 +131,16 @@ class UnevenInputs:
         try:
             yield
         except BaseException as error:
-            if not self._native.ended_early:
+            if not self._native.join.ended_early:
                 on_this_rank = not isinstance(error, CannotCopyError)
-                self._native.give_up(f"join was left by {error!r}", announce=on_this_rank)
+                self._native.worker.give_up(f"join was left by {error!r}", announce=on_this_rank)
             self._end_join()
             raise
 
     def _shadow(self) -> bool:
-        self._native.check_alive()
+        self._native.worker.check_alive()
         self._native.abandon()
-        self._native.survey()
+        self._native.hooks.survey()
         self._shadowing = True
         try:
             return bool(self._native.shadow())
@@ -156,13 +156,13 @@ class UnevenInputs:
             broadcast_buffers(self._members, self._comm, self._control, source=int(every.max()))
 
     def _end_join(self) -> None:
-        self._native.end_join()
+        self._native.join.end()
         if self.copies_buffers:
             self.copies_buffers = False
-            self._native.set_on_end(None)
+            self._native.lockstep.set_on_end(None)
 
     def _end(self, *, is_last: bool) -> None:
-        self._native.wait()
+        self._native.worker.wait()
         self._end_join()
         source, steps, even = self._authority(is_last=is_last)
         params = [param for _, param in self._members.parameters()]
@@ -174,7 +174,7 @@ class UnevenInputs:
                 ignored = {id(param) for param in self._members.ignored_parameters()}
                 copy_state(self._control, optimizer, source, ignored=ignored)
         self._steps.count = steps
-        self._native.set_optimizer_steps(steps)
+        self._native.lockstep.optimizer_steps = steps
         if not is_last:
             for param in params:
                 param.grad = None  # of steps that this rank has not taken

@@ -10,10 +10,18 @@ from typing import Any
 
 import torch
 
-from gossamer.codec import Codec, ErrorFeedback
+from gossamer._C import ByHosts
+from gossamer.codec import Codec
+from gossamer.comm import way_of
 from gossamer.observe.report import Counted, Report, Reports
 
 open_engines: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def weights_in_buckets() -> set[int]:
+    """Ids of the parameters that an algorithm works on where they lie: other memory would be lost to it."""
+    working = [engine for engine in open_engines if "weight" in engine.algorithm.fields]
+    return {id(param) for engine in working for param in engine._params}
 
 
 class Reporting:
@@ -22,7 +30,6 @@ class Reporting:
     _native: Any
     _comm: Any
     _control: Any
-    _group: Any
     algorithm: Any
     buckets: Any
     backward_count: Any
@@ -31,14 +38,16 @@ class Reporting:
     @property
     def bytes_sent(self) -> int:
         """Payload bytes this rank has handed to other ranks for this model since it was wrapped."""
-        control = self._control.bytes_sent if self._control is not self._comm else 0
-        return int(self._group.bytes_sent + control + self.algorithm.bytes_sent)
+        return int(sum(comm.bytes_sent for comm in self._counting()) + self.algorithm.bytes_sent)
 
     @property
     def bytes_received(self) -> int:
         """Payload bytes that other ranks have handed to this one."""
-        control = self._control.bytes_received if self._control is not self._comm else 0
-        return int(self._group.bytes_received + control + self.algorithm.bytes_received)
+        return int(sum(comm.bytes_received for comm in self._counting()) + self.algorithm.bytes_received)
+
+    def _counting(self) -> list[Any]:
+        world = self._comm.world if isinstance(self._comm, ByHosts) else self._comm
+        return [self._comm] if world is self._control else [self._comm, self._control]
 
     @property
     def is_open(self) -> bool:
@@ -58,7 +67,7 @@ class Reporting:
     def report(self, *, reset: bool = False, codec_error: bool = False) -> Report:
         """See Face.report."""
         errors = self._codec_errors() if codec_error else {}
-        self._native.keep_gradients(codec_error)
+        self._native.flight.keep_gradients(codec_error)
         coded = [pair for pair in errors.values() if pair is not None]
         recorder, (backwards, sent, received) = self._native.recorder, self._base
         report = Report(
@@ -70,6 +79,7 @@ class Reporting:
                 bytes_in=self.bytes_received - received,
                 timed=self._comm.device.type == "cpu",
                 algorithm=repr(self.algorithm),
+                sums=way_of(self._comm),
                 buckets=[self._about(bucket, errors) for bucket in self.buckets],
                 codec_error=_relative(coded) if coded else None,
             )
@@ -88,8 +98,8 @@ class Reporting:
 
     def _codec_errors(self) -> dict[int, tuple[float, float] | None]:
         """Of each bucket the squares of |decoded - gradient| and |gradient|; None where one is missing."""
-        self._native.wait()
-        kept = self._native.kept_gradients()
+        self._native.worker.wait()
+        kept = self._native.flight.kept_gradients()
         with torch.no_grad():
             return {
                 bucket.index: _squares(kept.get(bucket.index), self.algorithm.codec_of(bucket))
@@ -104,9 +114,9 @@ def report_all(*, reset: bool = False, codec_error: bool = False) -> Reports:
 
 
 def _squares(gradient: torch.Tensor | None, codec: Codec | None) -> tuple[float, float] | None:
-    codec = codec.codec if isinstance(codec, ErrorFeedback) else codec
     if codec is None or gradient is None:
         return None
+    codec = codec.plain
     gradient = gradient.view(1, -1)
     decoded = codec.decode(codec.encode(gradient), torch.empty_like(gradient))
     return float((decoded - gradient).double().square().sum()), float(gradient.double().square().sum())

@@ -1,6 +1,6 @@
 """Rounds: backwards bring gradients, and a call ends what they began. For faces that see an optimizer and no model.
 
-The counting is native (csrc/engine/rounds.cpp). A round is ended equally often on every rank; a rank that has no
+The counting is native (csrc/engine/ending/rounds.h). A round is ended equally often on every rank; a rank that has no
 gradient takes part with zeros, and so does one whose `shadow()` runs. Every engine has one Rounds.
 """
 
@@ -32,17 +32,18 @@ class Rounds:
         self._control.broadcast(wanted, 0).wait()
         self._buckets.arrive(wanted.tolist())
         self._native.resume(1, 0)  # as if after the first step: the order is known
-        self._native.use_rounds(passes)
+        self._native.rounds.set_passes(passes)
+        self._native.end_by(self._native.rounds)
         self._uneven.begin(divide_by_initial_world_size=True)
 
     def set_passes(self, passes: int) -> None:
         """What is not complete yet waits for so many gradients from now on."""
-        self._native.use_rounds(passes)
+        self._native.rounds.set_passes(passes)
 
     @property
     def under_way(self) -> bool:
         """Whether a parameter of this round is complete, and may be travelling."""
-        return bool(self._native.round_is_under_way)
+        return bool(self._native.rounds.under_way)
 
     def end(self) -> None:
         """Sends what is left, and waits: every trained parameter has the reduced gradient afterwards. Collective.

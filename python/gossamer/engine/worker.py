@@ -10,7 +10,7 @@ import torch
 
 from gossamer import _C
 from gossamer.codec import Codec
-from gossamer.comm import Communicator, world_of
+from gossamer.comm import Communicator
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
 
 
@@ -47,6 +47,7 @@ class Moments(Protocol):
     def after_step(self, step: int) -> None: ...
     def settle(self) -> None: ...
     def after_consensus(self) -> None: ...
+    def leave(self) -> None: ...
     def close(self, *, crashed: bool = False) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -63,16 +64,16 @@ class Worker:
 
     def submit(self, task: Callable[[], object], what: str) -> None:
         """Queues `task` behind everything before it; all ranks submit the same, in the same order."""
-        self._alive().submit(with_context(task, f"{what} raised", self._comm), what)
+        self._alive().worker.submit(with_context(task, f"{what} raised", self._comm), what)
 
     def wait(self) -> None:
         """Until all is done that was submitted; raises its error."""
-        self._alive().wait()
+        self._alive().worker.wait()
 
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps taken so far; any thread."""
-        return int(self._alive().optimizer_steps)
+        return int(self._alive().lockstep.optimizer_steps)
 
     def close(self) -> None:
         """Called by the engine when it ends."""
@@ -95,7 +96,7 @@ def agree_on_finite(comm: Communicator, bucket: Any) -> None:
 
     A GradScaler then skips the step on all ranks. Collective.
     """
-    _C.AgreeOnFinite().run(world_of(comm), bucket)
+    _C.AgreeOnFinite().run(comm, bucket)
 
 
 def bucket_ready_of(algorithm: Moments, comm: Communicator) -> Callable[[Any], None]:

@@ -1,13 +1,14 @@
 """What State is given: parameters by name, and the group; and what it keeps between memory order and shape."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gossamer.comm import is_communicator
+from gossamer.comm import given_group, is_communicator
 from gossamer.errors import ConfigError
 
 
@@ -33,13 +34,13 @@ def group_of(model: Any, group: Any) -> Any:
     """What State communicates over; ConfigError if that is not what the model averages over."""
     if not isinstance(model, DistributedDataParallel):
         return group
-    own = model.process_group
-    if group is None:
-        return own
+    own, given = model.process_group, given_group(group)
+    if given is None:
+        return own if group is None else replace(group, group=own)
     wanted = (own.rank(), own.size())
-    if group is own or (is_communicator(group) and (group.rank, group.size) == wanted):
+    if given is own or (is_communicator(given) and (given.rank, given.size) == wanted):
         return group
-    got = f"rank {group.rank} of {group.size}" if is_communicator(group) else repr(group)
+    got = f"rank {given.rank} of {given.size}" if is_communicator(given) else repr(given)
     raise ConfigError(
         f"hooks.State: process_group must be the one that the model averages over, where this is rank {wanted[0]} of "
         f"{wanted[1]}, got {got}"

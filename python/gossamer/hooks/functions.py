@@ -44,7 +44,7 @@ def deterministic(state: State, bucket: dist.GradBucket) -> Future:
 
 
 def bf16(state: State, bucket: dist.GradBucket) -> Future:
-    """bfloat16 on the wire, float32 sums. Works in CPU groups, where torch's bf16_compress_hook refuses."""
+    """bfloat16 on the wire, float32 sums. Works in CPU groups, where stock DDP refuses torch's bf16_compress_hook."""
     return _run("bf16", state, bucket)
 
 

@@ -81,9 +81,8 @@ def methods_of(
 
 
 def _method(codec: Codec, comm: Communicator) -> Any:
-    feedback = isinstance(codec, ErrorFeedback)
     if codec.native is not None:
-        return _C.HookMethod(codec.native, feedback, codec.block, None)
+        return _C.HookMethod(codec.native, codec.feeds_back, codec.block, None)
 
     def call(flat: Tensor, error: Tensor | None, nonce: int) -> None:
         def task() -> object:
@@ -91,7 +90,7 @@ def _method(codec: Codec, comm: Communicator) -> Any:
 
         with_context(task, f"hooks: {codec!r} raised", comm)()
 
-    return _C.HookMethod(None, feedback, codec.block, call)
+    return _C.HookMethod(None, codec.feeds_back, codec.block, call)
 
 
 class LowRank:
@@ -109,6 +108,7 @@ class LowRank:
         self._buckets: dict[int, Any] = {}
         self._saved: dict[str, dict[str, Tensor]] = {}
         algorithm.connect(self._progress)  # type: ignore[arg-type]
+        algorithm.sum_in_rank_order()
 
     def whole(self, step: int, index: int, numbers: list[int], gradients: list[Tensor]) -> None:
         """The gradients of a bucket, in place. On the worker."""
@@ -137,7 +137,7 @@ class LowRank:
         bucket = _C.Bucket(index, numbers, params, names, 1, 1)
         bucket.add_field("grad")
         self._buckets[index] = bucket
-        self._algorithm.setup(_InRankOrder(self._comm), list(self._buckets.values()))  # type: ignore[arg-type]
+        self._algorithm.setup(self._comm, list(self._buckets.values()))
         restore_fields([bucket], self._saved)
         for values in self._saved.values():
             for name in names:
@@ -173,17 +173,3 @@ class _Progress:
 
     alive = True
     optimizer_steps = 0
-
-
-class _InRankOrder:
-    """A communicator whose sums do not depend on where in a message a value lies."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self._comm, self.rank, self.size, self.device = comm, comm.rank, comm.size, comm.device
-
-    def all_reduce(self, x: Tensor) -> "_InRankOrder":
-        all_reduce(x, deterministic=True, group=self._comm)
-        return self
-
-    def wait(self) -> None:
-        """The sum is there."""

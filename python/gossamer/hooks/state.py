@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from gossamer import _C
 from gossamer.algorithms import PowerSGD
 from gossamer.codec import Adaptive, Codec
-from gossamer.comm import Communicator, is_communicator, private
+from gossamer.comm import (
+    Communicator,
+    Flat,
+    Hierarchical,
+    connect_by_hosts,
+    given_group,
+    is_communicator,
+    private,
+    way_of,
+)
 from gossamer.engine import require_equal
 from gossamer.errors import ConfigError
 from gossamer.hooks.arguments import flattened, group_of, named_parameters, shaped
@@ -37,7 +46,8 @@ class State:
         model: the DistributedDataParallel; or, before there is one, the module that it will wrap, or its
             named_parameters(). Names of parameters are the module's, without "module.".
         process_group: the group that DDP averages over. None: the DistributedDataParallel's, else the default group.
-            Or a communicator of the same ranks, which nothing else may use.
+            Or a communicator of the same ranks, which nothing else may use. Flat(group) and Hierarchical(group, hosts)
+            say how sums go, which is by hosts where ranks share hosts.
         codec: for the hook `compress`: a Codec, or an Adaptive that chooses by parameter.
         powersgd: for the hook `powersgd`: a PowerSGD with other settings than the default's.
 
@@ -49,7 +59,7 @@ class State:
         self,
         model: "nn.Module | Iterable[tuple[str, nn.Parameter]]",
         *,
-        process_group: "ProcessGroup | Communicator | None" = None,
+        process_group: "ProcessGroup | Communicator | Flat | Hierarchical | None" = None,
         codec: Codec | Adaptive | None = None,
         powersgd: PowerSGD | None = None,
     ) -> None:
@@ -68,6 +78,8 @@ class State:
         self._methods: Methods | None = None
         self._loaded: dict[str, Any] | None = None
         self._key = key_for(self)
+        #: "flat" or "by hosts", and why; once the first bucket has come.
+        self.sums: str | None = None
 
     # --- called by the hooks ---
 
@@ -103,6 +115,7 @@ class State:
                 )
             return self._native
         comm, control = self._connections()
+        self.sums = way_of(comm)
         methods = methods_of(
             hook, self._names, self._params, comm, codec=self._codec, powersgd=self._powersgd
         )
@@ -122,9 +135,9 @@ class State:
         return self._native
 
     def _connections(self) -> tuple[Communicator, Communicator]:
-        if is_communicator(self._group):
-            return self._group, self._group
-        return private(self._group, self._params[0].device)
+        given: Any = given_group(self._group)
+        comm, control = (given, given) if is_communicator(given) else private(given, self._params[0].device)
+        return connect_by_hosts(self._group, comm, control), control
 
     # --- what a resumed run needs ---
 

@@ -5,10 +5,11 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.bagua.torch_api import communication
-from gossamer.bagua.torch_api.algorithms import Algorithm
+from gossamer.bagua.torch_api.algorithms import Algorithm, GlobalAlgorithmRegistry
 from gossamer.bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel
 from gossamer.errors import ConfigError
+from gossamer.lightning.keywords import require_keywords
 from gossamer.lightning.manual import before_backward
 from gossamer.lightning.trainer import Wrapping
 
@@ -60,8 +61,11 @@ class BaguaStrategy(Wrapping):
                 f"BaguaStrategy: algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}"
             )
         self._algorithm, self._flatten, self._kwargs = algorithm, flatten, bagua_kwargs
-        if algorithm != "qadam":  # which needs its optimizer
-            Algorithm.init(algorithm, **bagua_kwargs)  # refuses wrong arguments here, and not in the workers
+        declared = GlobalAlgorithmRegistry.get(algorithm)
+        needs_optimizer = algorithm == "qadam"  # its first argument, which configure_optimizers() gives
+        require_keywords(type(self), declared, bagua_kwargs, taken=int(needs_optimizer))
+        if not needs_optimizer:
+            Algorithm.init(algorithm, **bagua_kwargs)  # refuses wrong values here, and not in the workers
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """As of Collective, but None is the mean, as it was in Lightning 1.9."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch.distributed.constants import default_pg_timeout
 
 from gossamer.algorithms import ALGORITHMS, Algorithm, resolve
-from gossamer.comm import Hierarchical
+from gossamer.comm import Flat, Hierarchical
 from gossamer.data_parallel import DataParallel
 from gossamer.engine import Autotune
 from gossamer.errors import ConfigError
@@ -23,7 +23,7 @@ class Choice:
         algorithm: an Algorithm, or its name.
         arguments: of the class of that name.
         options: of DataParallel.
-        hierarchical: exact inside hosts, through the codec between them.
+        hierarchical: None: sums go by hosts where ranks share hosts; True, False: they do, they do not.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Choice:
         algorithm: str | Algorithm,
         arguments: dict[str, Any],
         options: dict[str, Any],
-        hierarchical: bool,
+        hierarchical: bool | None,
     ) -> None:
         if arguments and not (isinstance(algorithm, str) and algorithm in ALGORITHMS):
             raise ConfigError(
@@ -44,7 +44,7 @@ class Choice:
 
     def wrap(self, module: Any, optimizers: Any) -> DataParallel:
         """Collective."""
-        group = Hierarchical() if self._hierarchical else None
+        group = {None: None, True: Hierarchical(), False: Flat()}[self._hierarchical]
         return DataParallel(module, optimizers, algorithm=self._make(), process_group=group, **self._options)
 
     def _make(self) -> Algorithm:
@@ -62,7 +62,8 @@ class Chosen(Base):
             as of Lightning's DDPStrategy. The backend is "gossamer" for CPUs by default, and "cpu:gossamer,cuda:nccl"
             for GPUs.
         bucket_bytes, first_bucket_bytes, autotune: as of gossamer.DataParallel.
-        hierarchical: gradients are compressed between hosts, and exact inside one: gossamer.Hierarchical().
+        hierarchical: whether gradients are exact inside hosts, and compressed between them: True is
+            gossamer.Hierarchical(), False gossamer.Flat(). None: where ranks share hosts.
         algorithm_kwargs: arguments of the algorithm of that name; and Lightning's `precision_plugin`, or in Fabric
             `precision`.
 
@@ -87,7 +88,7 @@ class Chosen(Base):
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = None,
         autotune: bool | Autotune = False,
-        hierarchical: bool = False,
+        hierarchical: bool | None = None,
         **algorithm_kwargs: Any,
     ) -> None:
         super().__init__(

@@ -26,6 +26,10 @@ __all__ = [
 ]
 
 
+# torch's DDP refuses hooks of these names where torch is built without CUDA, although Gloo and "gossamer" sum bfloat16.
+_REFUSED_ON_CPUS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
+
+
 def init_dist_connection(
     cluster_environment: Any,
     torch_distributed_backend: str,
@@ -64,6 +68,7 @@ def register_ddp_comm_hook(
 ) -> None:
     """model.register_comm_hook(state, wrapper(hook)), on any device; hooks may be functools.partial or objects.
 
+    torch's bf16_compress_hook and bf16_compress_wrapper are taken for models on the CPU too.
     `state` is another name of ddp_comm_state. Nothing is done if all are None.
 
     Raises:
@@ -76,7 +81,8 @@ def register_ddp_comm_hook(
     if ddp_comm_hook is None:
         return
     hook = ddp_comm_wrapper(ddp_comm_hook) if ddp_comm_wrapper is not None else ddp_comm_hook
-    model.register_comm_hook(state=ddp_comm_state, hook=_named(hook))
+    on_cpu = getattr(model, "device_type", None) == "cpu"
+    model.register_comm_hook(state=ddp_comm_state, hook=_named(hook, on_cpu=on_cpu))
 
 
 def require_hook(where: str, state: object, hook: object, wrapper: object) -> None:
@@ -87,14 +93,16 @@ def require_hook(where: str, state: object, hook: object, wrapper: object) -> No
         raise ConfigError(f"{where}: {' and '.join(idle)} needs a ddp_comm_hook, got None")
 
 
-def _named(hook: Any) -> Any:
-    """A function where the hook is none: torch asks hooks for their names."""
-    if hasattr(hook, "__name__") and hasattr(hook, "__qualname__"):
+def _named(hook: Any, *, on_cpu: bool) -> Any:
+    """A function where the hook is none, since torch asks hooks for their names; under a name that torch takes."""
+    name = getattr(getattr(hook, "func", hook), "__name__", type(hook).__name__)
+    refused = on_cpu and name in _REFUSED_ON_CPUS
+    if hasattr(hook, "__name__") and hasattr(hook, "__qualname__") and not refused:
         return hook
 
     def call(state: Any, bucket: dist.GradBucket) -> Any:
         return hook(state, bucket)
 
     del call.__annotations__["return"]
-    call.__name__ = call.__qualname__ = getattr(getattr(hook, "func", hook), "__name__", type(hook).__name__)
+    call.__name__ = call.__qualname__ = f"{name}_on_cpu" if refused else name
     return call

@@ -8,21 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import gossamer.horovod.torch as hvd
-from gossamer.errors import ConfigError
+from gossamer.lightning import horovod_reductions
+from gossamer.lightning.horovod_environment import devices_of_host
 from gossamer.lightning.rates import scale_learning_rates
 from gossamer.lightning.trainer import Collective
 
 _NEVER = 2**31 - 1  # gradients before a reduction
-_OPERATIONS = {
-    "sum": (hvd.Sum, dist.ReduceOp.SUM),
-    "max": (hvd.Max, dist.ReduceOp.MAX),
-    "min": (hvd.Min, dist.ReduceOp.MIN),
-    "product": (hvd.Product, dist.ReduceOp.PRODUCT),
-}
 
 
 class HorovodStrategy(Collective):
@@ -64,28 +58,11 @@ class HorovodStrategy(Collective):
 
     def set_world_ranks(self) -> None:
         hvd.init()
-        self._use_devices_of_host()
+        self.parallel_devices = devices_of_host(list(self.parallel_devices), self.num_nodes)
         super().set_world_ranks()
 
     def setup_distributed(self) -> None:
         self.set_world_ranks()
-
-    def _use_devices_of_host(self) -> None:
-        devices, here = list(self.parallel_devices), hvd.local_size()
-        if self.num_nodes not in (1, hvd.cross_size()):
-            raise ConfigError(
-                f"HorovodStrategy: num_nodes is for the launcher to say, which has started {hvd.cross_size()}, got "
-                f"{self.num_nodes}; leave it out"
-            )
-        cuda = devices[0].type == "cuda"
-        if len(devices) == 1:
-            devices = [torch.device("cuda", index) if cuda else devices[0] for index in range(here)]
-        if len(devices) != here and not (cuda and len(devices) > here):
-            raise ConfigError(
-                f"HorovodStrategy: the launcher has started {here} processes on this host, and devices are "
-                f"{len(devices)}; give devices=1 or devices={here}"
-            )
-        self.parallel_devices = devices[:here]
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
@@ -97,28 +74,32 @@ class HorovodStrategy(Collective):
         """A new tensor; the mean of integers has fractions. None is the mean. What is no tensor: itself."""
         if not isinstance(tensor, Tensor) or not hvd.is_initialized():
             return tensor
-        _require_all("reduce", group)
-        name = reduce_op.lower() if isinstance(reduce_op, str) else reduce_op
-        if name in (None, "mean", "avg", dist.ReduceOp.AVG):
-            exact = tensor.is_floating_point() or tensor.is_complex()
-            return hvd.allreduce(tensor) if exact else hvd.allreduce(tensor, op=hvd.Sum) / hvd.size()
-        for known, (op, torchs) in _OPERATIONS.items():
-            if name in (known, torchs):
-                return hvd.allreduce(tensor, op=op)
-        raise ConfigError(
-            f"HorovodStrategy.reduce: unrecognized `reduce_op`, must be mean, avg, {', '.join(_OPERATIONS)} or None, "
-            f"got {reduce_op!r}"
-        )
+        return horovod_reductions.reduce(tensor, group, reduce_op)
 
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+    def all_gather(  # type: ignore[override]
+        self,
+        result: Tensor | None = None,
+        group: Any = None,
+        sync_grads: bool = False,
+        *,
+        tensor: Tensor | None = None,
+    ) -> Tensor:
         """The ranks' tensors one after the other along dimension 0, which may differ; 0 dimensions count as 1.
 
         The gradient is the mean over the ranks, with either value of sync_grads.
+
+        Args:
+            result: this rank's tensor, under the name that Lightning 1.9 gave it.
+            tensor: the same, under the name that Lightning 2 gives it.
+
+        Raises:
+            TypeError: both, or neither.
         """
-        if not hvd.is_initialized():
-            return tensor
-        _require_all("all_gather", group)
-        return hvd.allgather(tensor.reshape(1) if tensor.ndim == 0 else tensor)
+        if (result is None) == (tensor is None):
+            given = "both" if tensor is not None else "neither"
+            raise TypeError(f"HorovodStrategy.all_gather: give result or tensor, got {given}")
+        own: Any = tensor if result is None else result
+        return horovod_reductions.gather(own, group) if hvd.is_initialized() else own
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         return hvd.broadcast_object(obj, root_rank=src) if hvd.is_initialized() else obj
@@ -132,6 +113,17 @@ class HorovodStrategy(Collective):
         hvd.join()
 
     # --- training ---
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """True, as in Lightning 1.9: Lightning calls optimizer_step() for every batch, which knows when to step.
+
+        False in the last batch of an epoch, so that Lightning counts the step of a window that is shorter.
+        """
+        module = self.lightning_module
+        if module is None or module._trainer is None or not module.trainer.training:
+            return True
+        return not module.trainer.fit_loop.epoch_loop._num_ready_batches_reached()
 
     def setup(self, trainer: Any) -> None:
         self._failed = False
@@ -179,6 +171,10 @@ class HorovodStrategy(Collective):
                 optimizer.synchronize()
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        module = self.lightning_module
+        if module.automatic_optimization and module.trainer.fit_loop._should_accumulate():
+            with self.block_backward_sync():
+                return closure()
         with optimizer.skip_synchronize():
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
@@ -191,8 +187,3 @@ class HorovodStrategy(Collective):
         if self.lightning_module is not None and not self._failed and self.optimizers:
             self.join()
         super().teardown()
-
-
-def _require_all(where: str, group: Any) -> None:
-    if group not in (None, dist.group.WORLD):
-        raise ConfigError(f"HorovodStrategy.{where}: group must be None, which is all ranks, got {group!r}")

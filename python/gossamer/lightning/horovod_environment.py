@@ -1,6 +1,9 @@
 """Lightning's view of who takes part, where hvd.init() knows it. Made a ClusterEnvironment by namespaces.subclass()."""
 
+import torch
+
 import gossamer.horovod.torch as hvd
+from gossamer.errors import ConfigError
 
 
 class HorovodEnvironment:
@@ -31,3 +34,32 @@ class HorovodEnvironment:
 
     def set_global_rank(self, rank: int) -> None:
         """Nothing."""
+
+
+def devices_of_host(devices: list[torch.device], num_nodes: int) -> list[torch.device]:
+    """One device for each process of this host, in the order of local ranks. Call after hvd.init().
+
+    Args:
+        devices: the Trainer's. One stands for as many as there are processes; of GPUs there may be more.
+
+    Raises:
+        ConfigError: another number of devices or hosts than the launcher has started.
+    """
+    here = hvd.local_size()
+    if num_nodes not in (1, hvd.cross_size()):
+        raise ConfigError(
+            f"HorovodStrategy: num_nodes is for the launcher to say, which has started {hvd.cross_size()}, got "
+            f"{num_nodes}; leave it out"
+        )
+    cuda = devices[0].type == "cuda"
+    if len(devices) == 1:
+        devices = [torch.device("cuda", index) if cuda else devices[0] for index in range(here)]
+    if len(devices) != here and not (cuda and len(devices) > here):
+        wanted = len(devices)
+        fitting = "devices=1" if here == 1 else f"devices=1 or devices={here}"
+        raise ConfigError(
+            f"HorovodStrategy: each device needs a process of its own, which a launcher starts, got devices={wanted} "
+            f"and {here} process{'es' if here > 1 else ''} on this host; start the script with "
+            f"`gossamer run --nproc-per-node {wanted}`, or give {fitting}"
+        )
+    return devices[:here]

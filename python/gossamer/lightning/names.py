@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from gossamer.algorithms import ALGORITHMS
 from gossamer.lightning import bagua, fabric_strategy, horovod, horovod_environment, native, reports, stock
 from gossamer.lightning.namespaces import Namespace, subclass
+from gossamer.lightning.refusals import Refusals
 
 _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 # Unused parameters need no setting; the endings are those of "ddp".
@@ -42,6 +43,9 @@ def for_trainer(namespace: Namespace, module: str) -> Trainers:
     _register(registry, made.GossamerStrategy)
     for name, strategy in (("bagua", made.BaguaStrategy), ("horovod", made.HorovodStrategy)):
         registry.register(name, strategy, description=f"{name.title()}'s, over Gossamer", override=True)
+    classes = tuple(name for name in Trainers._fields if name.endswith("Strategy"))
+    refusals = Refusals(namespace.trainer, strategies.Strategy, registry, module, classes)
+    refusals.wrap(namespace.of_trainer("trainer.connectors.accelerator_connector")._AcceleratorConnector)
     return made
 
 
@@ -49,7 +53,10 @@ def for_fabric(namespace: Namespace, module: str) -> Any:
     """The same for that Fabric, which has one."""
     strategies = namespace.of_fabric("strategies")
     made = subclass(fabric_strategy.GossamerStrategy, strategies.DDPStrategy, module=module)
-    _register(strategies.STRATEGY_REGISTRY, made)
+    registry = strategies.STRATEGY_REGISTRY
+    _register(registry, made)
+    refusals = Refusals(namespace.fabric, strategies.Strategy, registry, module, (made.__name__,))
+    refusals.wrap(namespace.of_fabric("connector")._Connector)
     return made
 
 

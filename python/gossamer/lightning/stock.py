@@ -3,7 +3,6 @@
 A mixin; see gossamer.lightning.pytorch. Hooks, post-local SGD for each optimizer, and both in checkpoints.
 """
 
-import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,6 +17,7 @@ from gossamer.comm import Communicator, private
 from gossamer.engine import mean_tensors
 from gossamer.errors import ConfigError
 from gossamer.lightning.distributed import register_ddp_comm_hook, require_hook
+from gossamer.lightning.keywords import require_keywords
 from gossamer.lightning.trainer import Collective
 
 KEY = "gossamer_ddp"  # of a checkpoint
@@ -68,7 +68,7 @@ class DDPStrategy(Collective):
             raise ConfigError(
                 f"DDPStrategy: model_averaging_period must be a positive number of steps, got {model_averaging_period}"
             )
-        inspect.signature(DistributedDataParallel.__init__).bind(None, None, **kwargs)
+        require_keywords(type(self), DistributedDataParallel, kwargs, taken=2)  # after module and device_ids
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,

@@ -30,6 +30,7 @@ class Counted:
     bytes_in: int
     timed: bool
     algorithm: str
+    sums: str = "flat"
     buckets: Sequence[dict[str, Any]] = field(default_factory=list)
     codec_error: float | None = None
 
@@ -53,6 +54,8 @@ class Report(Mapping[str, Any]):
         codec_error: |decoded - gradient| / |gradient| of this rank's gradients in the last step, over the buckets that
             have a codec; None unless asked for.
         algorithm: with its settings.
+        sums: "flat" or "by hosts", and why: whether the sums of its gradients are exact inside hosts, and through the
+            codec between them.
         buckets: a dict each, in the order in which they are sent: index, bytes (of gradients), codec or None,
             communication_ms, and codec_error if it was asked for.
         waits: how often the program waited for the worker in a step.
@@ -124,6 +127,7 @@ def _figures(counted: Counted) -> dict[str, Any]:
         "bandwidth_bytes_per_s": sent * count / (communication / 1e9) if timed and communication else None,
         "codec_error": counted.codec_error,
         "algorithm": counted.algorithm,
+        "sums": counted.sums,
         "buckets": buckets,
         "waits": median([waits for *_, waits, _ in steps]) if steps else None,
     }

@@ -24,6 +24,7 @@ def _summary(report: Mapping[str, Any]) -> Table:
     table.add_row("bytes in", f"{report['bytes_in']:,.0f}")
     rate = report["bandwidth_bytes_per_s"]
     table.add_row("bandwidth", "-" if rate is None else f"{rate * 8 / 1e6:,.1f} Mbit/s")
+    table.add_row("sums", report["sums"])
     if report["codec_error"] is not None:
         table.add_row("codec error", f"{report['codec_error']:.3g}")
     return table

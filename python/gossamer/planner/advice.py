@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.planner.methods import APART, COMPRESSED, EXACT, KINDS, METHODS, ROUNDED
-from gossamer.planner.network import Network, flat
+from gossamer.planner.network import Network, all_ranks
 from gossamer.planner.predict import Prediction
 from gossamer.planner.problem import Problem, buckets_of
+from gossamer.planner.reduction import Reducer
 from gossamer.units import bytes_text, seconds_text
 
 #: A synchronous kind is taken if its best step is at most so many times the best of the synchronous ones that change
@@ -88,25 +89,25 @@ def _warnings(problem: Problem, network: Network) -> list[str]:
     if network.ranks % network.hosts:
         warnings.append(
             f"{network.ranks} ranks are not divisible by {network.hosts} hosts: the fullest host has "
-            f"{network.per_host}, its link is what is predicted, and hierarchical methods are left out"
+            f"{network.per_host}, and its step is predicted; {network.carriers} of each carry what goes between hosts"
         )
     if network.hosts == 1 and network.ranks > 1:
         warnings.append("one host: only the local bandwidth and latency count")
     if network.hosts > 1 and network.local_bandwidth < network.bandwidth / network.per_host:
         warnings.append("a rank's local bandwidth is below its share of the bandwidth between hosts")
-    buckets = buckets_of(problem, None, network.ranks)
+    buckets = buckets_of(problem)
     if len(buckets) == 1 and network.ranks > 1:
         warnings.append(
             f"all gradients are in one bucket of {bytes_text(buckets[0].nbytes)}, so nothing is sent during the "
             f"backward; lower bucket_bytes, now {bytes_text(problem.bucket_bytes)}"
         )
-    elif network.ranks > 1:
+    elif network.ranks > 1 and not Reducer(network, problem.speeds).takes_hosts(None):
         typical = sorted(bucket.nbytes for bucket in buckets)[len(buckets) // 2]
-        waiting_s = 2 * (network.ranks - 1) * flat(network).latency_s
-        whole_s = flat(network).all_reduce(typical).seconds
+        ring = all_ranks(network)
+        waiting_s, whole_s = 2 * (ring.size - 1) * ring.latency_s, ring.all_reduce(typical).seconds
         if waiting_s > whole_s / 2:
             warnings.append(
                 f"{waiting_s / whole_s:.0%} of a bucket's ring is latency, 2 x {network.ranks - 1} messages one after "
-                f"the other; larger buckets, now {bytes_text(problem.bucket_bytes)}, or a hierarchy need fewer"
+                f"the other; larger buckets, now {bytes_text(problem.bucket_bytes)}, or a codec need fewer"
             )
     return warnings

@@ -104,11 +104,6 @@ def main(args: argparse.Namespace) -> int:
     else:
         problem, network, what = _given(args)
     predictions = predict_all(problem, network, names, settings=settings)
-    if not predictions:
-        raise ConfigError(
-            f"plan: {', '.join(names)} need several hosts with several ranks, equally many on each, got "
-            f"{network.ranks} ranks on {network.hosts}"
-        )
     advice = advise(problem, network, predictions)
     shown = args.algorithms or [name for name in plots.SHOWN if name in names]
     paths = plots.draw(args.plot, problem, network, shown, settings) if args.plot is not None else []

@@ -13,8 +13,9 @@ from functools import partial
 import torch
 from torch import nn
 
+from gossamer._C import ByHosts
 from gossamer.codec import BF16, FP16, Codec, Identity, Int4, Int8, MinMaxUInt8, OneBit
-from gossamer.comm import Communicator, Hierarchy
+from gossamer.comm import Communicator
 from gossamer.comm.c10d import hosts_of
 from gossamer.planner.network import Network
 from gossamer.planner.speeds import CodecSpeed, Speeds, defaults
@@ -54,7 +55,7 @@ def measure(comm: Communicator, hosts: Sequence[Sequence[int]] | None = None) ->
     Raises:
         CommError: the group failed.
     """
-    world: Communicator = comm.world if isinstance(comm, Hierarchy) else comm
+    world: Communicator = comm.world if isinstance(comm, ByHosts) else comm
     lists = [list(host) for host in hosts] if hosts is not None else hosts_of(world)
     inside = _neighbours(world.rank, lists, across=False)
     across = _neighbours(world.rank, lists, across=True)
@@ -161,7 +162,8 @@ def _speeds(comm: Communicator) -> Speeds:
     large = x.repeat(_IN_MEMORY, 1)
     larger = torch.empty_like(large)
     memory = rate(large.nbytes, lambda: torch.add(large, 1.0, out=larger))
-    return Speeds(codecs, memory, rate(2 * matrix.numel() * thin.size(1), lambda: matrix @ thin))
+    flops = rate(2 * matrix.numel() * thin.size(1), lambda: matrix @ thin)
+    return Speeds(codecs, memory, flops, device=device.type)
 
 
 def _wire(comm: Communicator, neighbours: tuple[int, int], nbytes: int) -> float:

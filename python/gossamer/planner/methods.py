@@ -62,7 +62,6 @@ class Method:
     kind: str
     changes: str
     page: str
-    by_hosts: bool = False
     warm: bool = True
 
 
@@ -84,7 +83,7 @@ def _local(**more: object) -> Callable[[Settings], Algorithm]:
 
 _INT4 = ErrorFeedback(Int4())
 _OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
-_ROUND_8 = "rounds each gradient to 8 bits twice, with one scale for each 256 elements"
+_ROUND_8 = "rounds each gradient to 8 bits twice, with one scale for each 64 elements"
 _ROUND_4 = "sends gradients in 4 bits and adds what that leaves out to the next step's"
 _ALONE = "lets ranks train alone between averagings, so their weights differ until the next one"
 _NEIGHBOURS = (
@@ -172,19 +171,6 @@ METHODS: Mapping[str, Method] = {
     ),
     "async": Method(
         _plain(AsyncModelAverage), APART, "averages weights in the background, whenever it can", "async.md"
-    ),
-    "hierarchical": Method(
-        _plain(GradientAllReduce), EXACT, "sums inside each host first", "hierarchical.md", by_hosts=True
-    ),
-    "hierarchical_bytegrad": Method(
-        _plain(ByteGrad), ROUNDED, f"{_ROUND_8}, and only between hosts", "hierarchical.md", by_hosts=True
-    ),
-    "hierarchical_int4": Method(
-        _codec(lambda: _INT4),
-        COMPRESSED,
-        f"{_ROUND_4}, and only between hosts",
-        "hierarchical.md",
-        by_hosts=True,
     ),
 }
 

@@ -3,13 +3,14 @@
 # Callers: planner/traffic.py, which knows what an algorithm sends.
 """Hosts, the links between them, and the cost of collectives on them."""
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
 from gossamer.errors import ConfigError
 
-#: csrc/comm/c10d.cpp and csrc/collectives/hops.cpp: below this bandwidth rows of more bytes than that go in pieces, of
-#: so many seconds, but not below or above these bytes.
+#: As csrc/route paces rows: below this bandwidth those of more bytes than that go in pieces, of so many seconds, but
+#: not below or above these bytes.
 SLOW, LONG_ROW, MOST_PIECES = 3e8, 64 << 10, 32
 PIECE_S, LEAST_PIECE, LARGEST_PIECE = 3e-3, 32 << 10, 256 << 10
 #: Of an Ethernet frame of 1514 bytes, which is what a link's rate counts, so much is data of TCP.
@@ -18,7 +19,7 @@ TCP_SHARE = 1448 / 1514
 
 @dataclass(frozen=True)
 class Network:
-    """`ranks` on `hosts`, in blocks: rank 0 and those after it are on the first host.
+    """`ranks` on `hosts`, in blocks: rank 0 and those after it are on the first host. As equal as they can be.
 
     Args:
         bandwidth: bytes per second that leave a host; as many may come in at the same time.
@@ -52,6 +53,18 @@ class Network:
     def per_host(self) -> int:
         """Ranks of the fullest host."""
         return -(-self.ranks // self.hosts)
+
+    @property
+    def carriers(self) -> int:
+        """Ranks of the emptiest host: so many of each carry a shard to the others, where ranks go by hosts."""
+        return self.ranks // self.hosts
+
+    @property
+    def host_ranks(self) -> list[range]:
+        """The ranks of each host; the first hosts have one more where the ranks are not divisible."""
+        more = self.ranks % self.hosts
+        starts = [host * self.carriers + min(host, more) for host in range(self.hosts + 1)]
+        return [range(begin, end) for begin, end in itertools.pairwise(starts)]
 
     def at(self, bandwidth: float) -> "Network":
         """The same with another bandwidth between hosts."""
@@ -128,11 +141,6 @@ class Group:
         step_s = self.latency_s + self.moving_s(across=across, local=local)
         return Cost(2 * (n - 1) * step_s, 2 * count * (n - 1) // n, 2 * (n - 1) * across)
 
-    def reduce_scatter(self, count: int) -> Cost:
-        """Half a ring."""
-        whole = self.all_reduce(count)
-        return Cost(whole.seconds / 2, count * (self.size - 1) // self.size, whole.across / 2)
-
     def all_to_all(self, row: int) -> Cost:
         """A row to every other rank, all at once."""
         n, here = self.size, min(self.per_host, self.size)
@@ -165,19 +173,11 @@ class Group:
         return Cost(seconds + moving_s, messages * count, across)
 
 
-def flat(network: Network) -> Group:
-    """All ranks."""
+def all_ranks(network: Network) -> Group:
+    """In one level."""
     return Group(network, network.ranks, network.per_host if network.hosts > 1 else network.ranks)
 
 
-def levels(network: Network) -> tuple[Group, Group]:
-    """The ranks of one host, and those that carry one shard between hosts: as many such groups as a host has ranks.
-
-    ConfigError unless all hosts have equally many ranks.
-    """
-    per_host = network.per_host
-    if per_host * network.hosts != network.ranks:
-        raise ConfigError(
-            f"Network: a hierarchy needs equally many ranks on each host, got {network.ranks} on {network.hosts}"
-        )
-    return Group(network, per_host, per_host), Group(network, network.hosts, 1, sharing=per_host)
+def between_hosts(network: Network) -> Group:
+    """The ranks that carry one shard, one on each host. As many such groups as there are shards share the links."""
+    return Group(network, network.hosts, 1, sharing=network.carriers)

@@ -17,10 +17,8 @@ from gossamer.units import rate_text
 #: Where nobody says which: one of each sort.
 SHOWN = (
     "gradient_allreduce",
-    "hierarchical",
     "bf16",
     "bytegrad",
-    "hierarchical_bytegrad",
     "int4",
     "onebit",
     "powersgd",
@@ -49,7 +47,7 @@ def draw(
 
     folder.mkdir(parents=True, exist_ok=True)
     rates = _between(LOWEST, HIGHEST)
-    # Whole hosts, each as full as the fullest: so a hierarchy is possible at every point.
+    # Whole hosts, each as full as the fullest.
     hosts = sorted(
         {max(1, round(count / network.per_host)) for count in _between(network.per_host, MOST_RANKS)}
     )

@@ -52,28 +52,28 @@ def predict(
     algorithm: str | Algorithm | Stock,
     *,
     settings: Settings | None = None,
-    by_hosts: bool = False,
+    flat: bool = False,
 ) -> Prediction:
     """One algorithm's step. Pure: nothing is sent and nothing is measured.
 
     Args:
         algorithm: a name of METHODS, or an object with settings of your own.
         settings: of a name.
-        by_hosts: an object is used with process_group=gossamer.Hierarchical().
+        flat: with process_group=gossamer.Flat(). False: by hosts where the network has several with several ranks.
 
     Raises:
-        ConfigError: an unknown algorithm, or one that the network does not admit.
+        ConfigError: an unknown algorithm.
     """
     name, warm, chosen = repr(algorithm), True, algorithm
     if isinstance(algorithm, str):
         method = method_of(algorithm)
-        name, warm, by_hosts = algorithm, method.warm, method.by_hosts
+        name, warm = algorithm, method.warm
         chosen = method.make(settings or Settings())
     if isinstance(chosen, Stock):
         traffic = stock_traffic(problem, network, chosen)
     else:
         assert not isinstance(chosen, str)
-        traffic = traffic_of(problem, network, chosen, warm=warm, by_hosts=by_hosts)
+        traffic = traffic_of(problem, network, chosen, warm=warm, flat=flat)
     outcome = simulate(problem, traffic)
     return Prediction(
         name,
@@ -89,9 +89,6 @@ def predict(
 def predict_all(
     problem: Problem, network: Network, names: Iterable[str] = METHODS, *, settings: Settings | None = None
 ) -> list[Prediction]:
-    """Of each name that the network admits, the quickest first. A hierarchy needs several hosts of equal size."""
-    equal = network.hosts > 1 and network.per_host > 1 and network.per_host * network.hosts == network.ranks
-    fitting = [name for name in names if equal or not method_of(name).by_hosts]
-    return sorted(
-        (predict(problem, network, name, settings=settings) for name in fitting), key=lambda each: each.step_s
-    )
+    """Of each name, the quickest first."""
+    found = (predict(problem, network, name, settings=settings) for name in names)
+    return sorted(found, key=lambda each: each.step_s)

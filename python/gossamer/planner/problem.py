@@ -92,10 +92,13 @@ class PlannedBucket:
         return self.numel * self.dtype.itemsize
 
 
-def buckets_of(problem: Problem, algorithm: Algorithm | None, ranks: int) -> list[PlannedBucket]:
+def buckets_of(problem: Problem, algorithm: Algorithm | None = None, chunks: int = 1) -> list[PlannedBucket]:
     """The engine's plan for gradients that arrive from the last parameter to the first, with its padding.
 
     A parameter's share of the backward is its share of the elements. None: torch DDP's plan, which has no padding.
+
+    Args:
+        chunks: of the communicator.
     """
     order = range(len(problem.parameters) - 1, -1, -1)
     plan = plan_buckets(
@@ -111,20 +114,20 @@ def buckets_of(problem: Problem, algorithm: Algorithm | None, ranks: int) -> lis
     for index in order:
         seen += problem.parameters[index].numel()
         until[index] = seen / problem.numel
-    return [_planned(problem, algorithm, ranks, indices, until) for indices in plan]
+    return [_planned(problem, algorithm, chunks, indices, until) for indices in plan]
 
 
 def _planned(
     problem: Problem,
     algorithm: Algorithm | None,
-    ranks: int,
+    chunks: int,
     indices: Sequence[int],
     until: dict[int, float],
 ) -> PlannedBucket:
     params = [problem.parameters[i] for i in indices]
     numel = sum(param.numel() for param in params)
     if algorithm is not None:
-        comm: Any = SimpleNamespace(size=ranks)
+        comm: Any = SimpleNamespace(chunks=chunks)
         names = [problem.names[i] for i in indices]
         native = _C.Bucket(0, list(indices), params, names, algorithm.block(), algorithm.alignment(comm))
         numel = native.numel

@@ -40,15 +40,12 @@ class _Step:
         self.slower = 1 / min(1.0, problem.cores)
 
     def run(self, job: Job, ready: float) -> None:
-        cpu_s = job.cpu_s * self.slower
+        cpu_s, beside_s = job.cpu_s * self.slower, job.beside_s * self.slower
         begin = max(self.free, ready + self.stolen)
-        self.free = begin + cpu_s
-        for cost in (job.cost, job.inside):
-            wire_s = 2 * cost.sent / self.problem.speeds.wire * self.slower  # out and in
-            self.free += max(cost.seconds, wire_s)
-            self.stolen += wire_s * self.taken
+        wire_s = 2 * job.cost.sent / self.problem.speeds.wire * self.slower  # out and in
+        self.free = begin + cpu_s + max(job.cost.seconds, wire_s, beside_s)
         self.busy += self.free - begin
-        self.stolen += cpu_s * self.taken
+        self.stolen += (cpu_s + beside_s + wire_s) * self.taken
 
     @property
     def computed(self) -> float:
@@ -112,5 +109,5 @@ def total(jobs: Sequence[Job]) -> Cost:
     """What all of them send."""
     cost = Cost()
     for job in jobs:
-        cost += job.cost + job.inside
+        cost += job.cost + Cost(sent=job.inside)
     return cost

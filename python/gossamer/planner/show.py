@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from gossamer.comm import goes_by_hosts
 from gossamer.planner.advice import Advice
 from gossamer.planner.methods import METHODS
 from gossamer.planner.network import Network
@@ -29,7 +30,8 @@ def print_lines(
     """A line for the inputs, one for each prediction, one for the advice."""
     inputs = {"model": what, "parameters": problem.numel, "compute_s": problem.compute_s}
     inputs |= {"forward": problem.forward, "bucket_bytes": problem.bucket_bytes}
-    print(json.dumps({"inputs": {**inputs, **asdict(network)}, "speeds": asdict(problem.speeds)}))
+    inputs |= {**asdict(network), "by_hosts": goes_by_hosts(network.host_ranks)}
+    print(json.dumps({"inputs": inputs, "speeds": asdict(problem.speeds)}))
     for prediction in predictions:
         print(json.dumps({**prediction.as_dict(), "kind": METHODS[prediction.algorithm].kind}))
     print(json.dumps({**asdict(advice), "plots": [str(path) for path in paths]}))
@@ -68,7 +70,7 @@ def print_table(
 
 
 def _inputs(what: str, problem: Problem, network: Network) -> list[str]:
-    buckets = buckets_of(problem, None, network.ranks)
+    buckets = buckets_of(problem)
     lines = [
         f"{count_text(problem.numel)} parameters: {what}; {len(buckets)} buckets",
         f"{network.ranks} ranks on {network.hosts} host{'s' * (network.hosts > 1)}, {seconds_text(problem.compute_s)} "
@@ -79,5 +81,9 @@ def _inputs(what: str, problem: Problem, network: Network) -> list[str]:
     if network.per_host > 1:
         lines.append(
             f"inside a host {rate_text(network.local_bandwidth)}, {seconds_text(network.local_latency_s)}"
+        )
+    if goes_by_hosts(network.host_ranks):
+        lines.append(
+            "models go by hosts: exact sums inside each, codecs between them; gs.Flat() for one level"
         )
     return lines

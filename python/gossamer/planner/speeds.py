@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gossamer.codec import Codec, ErrorFeedback
+from gossamer.codec import Codec
 from gossamer.errors import ConfigError
 
 GB = 1e9
@@ -31,15 +31,17 @@ class Speeds:
         memory: bytes of a tensor per second, in one pass that reads or writes it beside another.
         flops: floating-point operations per second of products with thin matrices.
         wire: bytes per second that a processor core takes to or from a link, in the kernel and in the library.
+        device: "cpu", whose ranks share a host's memory; or "cuda", where a sum without a codec is left to NCCL.
     """
 
     codecs: Mapping[str, CodecSpeed] = field(default_factory=dict)
     memory: float = 4 * GB
     flops: float = 10e9
     wire: float = 1.5 * GB
+    device: str = "cpu"
 
     def of(self, codec: Codec) -> CodecSpeed:
-        name = type(codec.codec if isinstance(codec, ErrorFeedback) else codec).__name__
+        name = type(codec.plain).__name__
         return self.codecs.get(name, self.codecs["python"])
 
 
@@ -49,7 +51,7 @@ CPU = Speeds(
         "Identity": CodecSpeed(10 * GB, 10 * GB, 10 * GB),
         "BF16": CodecSpeed(20 * GB, 20 * GB, 20 * GB),
         "FP16": CodecSpeed(20 * GB, 20 * GB, 20 * GB),
-        "Int8": CodecSpeed(25 * GB, 40 * GB, 40 * GB),
+        "Int8": CodecSpeed(20 * GB, 35 * GB, 40 * GB),
         "MinMaxUInt8": CodecSpeed(25 * GB, 40 * GB, 40 * GB),
         "Int4": CodecSpeed(5 * GB, 25 * GB, 35 * GB),
         "OneBit": CodecSpeed(12 * GB, 50 * GB, 50 * GB),
@@ -58,7 +60,11 @@ CPU = Speeds(
 )
 # An assumption, not a measurement: kernels at a third of the memory bandwidth of a data-centre GPU.
 CUDA = Speeds(
-    {"python": CodecSpeed(100 * GB, 300 * GB, 300 * GB)}, memory=300 * GB, flops=5e12, wire=math.inf
+    {"python": CodecSpeed(100 * GB, 300 * GB, 300 * GB)},
+    memory=300 * GB,
+    flops=5e12,
+    wire=math.inf,
+    device="cuda",
 )
 DEFAULTS = {"cpu": CPU, "cuda": CUDA}
 

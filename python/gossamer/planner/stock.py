@@ -6,15 +6,15 @@ import torch
 
 from gossamer.errors import ConfigError
 from gossamer.planner.methods import Stock
-from gossamer.planner.network import Cost, Group, Network, flat
+from gossamer.planner.network import Cost, Group, Network, all_ranks
 from gossamer.planner.problem import PlannedBucket, Problem, buckets_of
 from gossamer.planner.traffic import Job, Traffic, thin_factors
 
 
 def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
     """ConfigError for a hook that is not known."""
-    group, speeds = flat(network), problem.speeds
-    buckets = buckets_of(problem, None, network.ranks)
+    group, speeds = all_ranks(network), problem.speeds
+    buckets = buckets_of(problem)
     if stock.hook is None:
         jobs = [_all_reduce(group, b, b.dtype.itemsize * b.numel, problem) for b in buckets]
     elif stock.hook == "fp16":

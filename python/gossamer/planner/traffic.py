@@ -23,10 +23,11 @@ from gossamer.algorithms import (
 )
 from gossamer.algorithms.local_sgd import deal
 from gossamer.algorithms.qadam import AdamAlgorithm
-from gossamer.codec import Codec, ErrorFeedback, Identity
+from gossamer.codec import Codec, Identity
 from gossamer.errors import ConfigError
-from gossamer.planner.network import Cost, Group, Network, flat, levels
+from gossamer.planner.network import Cost, Network, all_ranks
 from gossamer.planner.problem import PlannedBucket, Problem, buckets_of
+from gossamer.planner.reduction import Reducer
 from gossamer.topology import Topology
 
 _ROUNDS, _RANKS = 64, 256  # of a topology that are looked at; a longer schedule's others are like these
@@ -38,13 +39,16 @@ _COUNTERS = 5  # bytes of an agreement beside one for each parameter
 class Job:
     """One task of the worker: `cpu_s` of its own, then `cost` on the network. `done`: of the backward, before it.
 
-    inside: what moves within the host before and after, while the link between hosts waits.
+    Args:
+        beside_s: of computing while the network is at work, in pieces.
+        inside: bytes that a rank hands to others of its host beside those of `cost`, in `cpu_s` and `beside_s`.
     """
 
     cost: Cost
     cpu_s: float = 0.0
     done: float = 0.0
-    inside: Cost = field(default_factory=Cost)
+    beside_s: float = 0.0
+    inside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,14 +75,14 @@ class Traffic:
 
 
 def traffic_of(
-    problem: Problem, network: Network, algorithm: Algorithm, *, warm: bool = True, by_hosts: bool = False
+    problem: Problem, network: Network, algorithm: Algorithm, *, warm: bool = True, flat: bool = False
 ) -> Traffic:
-    """Args: warm: after the warm-up, if the algorithm has one; by_hosts: through gossamer.Hierarchical.
+    """Args: warm: after the warm-up, if the algorithm has one; flat: through gossamer.Flat, in one level.
 
     Raises:
         ConfigError: an algorithm that is not known here.
     """
-    planner = _Traffic(problem, network, algorithm, by_hosts)
+    planner = _Traffic(problem, network, algorithm, flat)
     for kind, make in _KINDS.items():
         if isinstance(algorithm, kind):
             return make(planner, algorithm) if warm else planner.averaged_gradients()
@@ -86,10 +90,11 @@ def traffic_of(
 
 
 class _Traffic:
-    def __init__(self, problem: Problem, network: Network, algorithm: Algorithm, by_hosts: bool) -> None:
-        self.problem, self.network, self.by_hosts, self.speeds = problem, network, by_hosts, problem.speeds
-        self.group = flat(network)
-        self.buckets = buckets_of(problem, algorithm, network.ranks)
+    def __init__(self, problem: Problem, network: Network, algorithm: Algorithm, flat: bool) -> None:
+        self.problem, self.network, self.speeds = problem, network, problem.speeds
+        self.reducer = Reducer(network, problem.speeds, flat=flat)
+        self.group = all_ranks(network)
+        self.buckets = buckets_of(problem, algorithm, self.reducer.chunks)
         lockstep = (
             getattr(algorithm, "lockstep", True) if not isinstance(algorithm, AsyncModelAverage) else False
         )
@@ -158,40 +163,8 @@ class _Traffic:
     def mean(self, bucket: PlannedBucket, codec: Codec | None, *, done: float = 0.0, passes: int = 0) -> Job:
         """all_reduce of gossamer.collectives; `passes` over the bucket beside it."""
         cpu_s = (1 + passes) * bucket.nbytes / self.speeds.memory  # gathered and scaled
-        if self.by_hosts and self.network.hosts > 1:
-            return self._by_hosts(bucket, codec, cpu_s, done)
-        cost, coding_s = self.two_shot(self.group, bucket.numel, bucket.dtype, codec)
-        return Job(cost, cpu_s + coding_s, done)
-
-    def two_shot(
-        self, group: Group, numel: int, dtype: torch.dtype, codec: Codec | None
-    ) -> tuple[Cost, float]:
-        """csrc/collectives/two_shot.cpp: cost and seconds of computing. None: the group's own all-reduce."""
-        nbytes = numel * dtype.itemsize
-        if group.size == 1:
-            return Cost(), 0.0
-        if codec is None:
-            return group.all_reduce(nbytes), nbytes / self.speeds.memory
-        chunk = math.ceil(math.ceil(numel / group.size) / codec.block) * codec.block
-        row = wire_bytes(codec, chunk, dtype)
-        speed, float_bytes = self.speeds.of(codec), 4 * numel
-        coding_s = float_bytes / speed.encode + float_bytes / speed.decode
-        coding_s += 4 * chunk * (group.size / speed.decode_add + 1 / speed.encode)
-        if isinstance(codec, ErrorFeedback):  # decoded once more; values, errors and results from memory
-            coding_s += float_bytes / speed.decode + 3 * float_bytes / self.speeds.memory
-        # In pieces, all but the first is encoded, summed and decoded while another is on its way.
-        return group.all_to_all(row) + group.all_gather(row), coding_s / group.pieces(row)
-
-    def _by_hosts(self, bucket: PlannedBucket, codec: Codec | None, cpu_s: float, done: float) -> Job:
-        """python/gossamer/comm/hierarchical.py."""
-        intra, inter = levels(self.network)
-        unit = intra.size * (codec.block if codec is not None else 1)
-        padded = -(-bucket.numel // unit) * unit
-        shard = padded // intra.size
-        nbytes = padded * bucket.dtype.itemsize
-        cost, coding_s = self.two_shot(inter, shard, bucket.dtype, codec)
-        inside = intra.reduce_scatter(nbytes) + intra.all_gather(nbytes // intra.size)
-        return Job(cost, cpu_s + coding_s + 3 * nbytes / self.speeds.memory, done, inside)
+        found = self.reducer.all_reduce(bucket.numel, bucket.dtype, codec)
+        return Job(found.cost, cpu_s + found.cpu_s, done, found.beside_s, found.inside)
 
     def _codec_of(self, algorithm: GradientAllReduce, bucket: PlannedBucket) -> Codec | None:
         position = bucket.positions[0]
@@ -209,10 +182,19 @@ class _Traffic:
             bucket, algorithm.rank, lambda whole, thin: whole >= algorithm.min_compression_rate * thin > 0
         )
         left += plain
-        cost = self.group.all_reduce(4 * left) if left else Cost()
-        cost += self.group.all_reduce(4 * right) if right else Cost()
         cpu_s = 4 * 2 * products / self.speeds.flops + 3 * bucket.nbytes / self.speeds.memory
-        return Job(cost, cpu_s, bucket.done)
+        job = Job(Cost(), cpu_s, bucket.done)
+        for count in (left, right):
+            if count:
+                found = self.reducer.all_reduce(count, torch.float32, None)
+                job = Job(
+                    job.cost + found.cost,
+                    job.cpu_s + found.cpu_s,
+                    job.done,
+                    job.beside_s + found.beside_s,
+                    job.inside + found.inside,
+                )
+        return job
 
     def _with_peers(self, bucket: PlannedBucket, topology: Topology) -> Job:
         passes_s = bucket.nbytes / self.speeds.memory
@@ -224,7 +206,7 @@ class _Traffic:
 
     def _differences(self, bucket: PlannedBucket, algorithm: LowPrecisionDecentralized) -> Job:
         messages, crossing = messages_of(algorithm.topology, self.network)
-        wire = wire_bytes(algorithm.codec, bucket.numel, bucket.dtype)
+        wire = algorithm.codec.wire_bytes(bucket.numel, bucket.dtype)
         speed = self.speeds.of(algorithm.codec)
         cpu_s = 4 * bucket.numel * (1 / speed.encode + (1 + messages) / speed.decode)
         cpu_s += (3 + 3 * messages) * bucket.nbytes / self.speeds.memory
@@ -265,18 +247,12 @@ def thin_factors(
     return plain, left, right, products
 
 
-def wire_bytes(codec: Codec, numel: int, dtype: torch.dtype) -> int:
-    """codec.wire_bytes, remembered."""
-    return codec.wire_bytes(numel, dtype)
-
-
 @lru_cache(maxsize=1024)
 def messages_of(topology: Topology, network: Network) -> tuple[float, float]:
     """Means over the rounds: messages that a rank sends, and those that leave the fullest host."""
-    size, per_host = network.ranks, network.per_host
+    size = network.ranks
     rounds = range(min(topology.period(size), _ROUNDS))
-    hosts = [range(start, min(start + per_host, size)) for start in range(0, size, per_host)]
-    looked_at = hosts[: max(1, _RANKS // per_host)]
+    looked_at = network.host_ranks[: max(1, _RANKS // network.per_host)]
     sent, crossing = [], []
     for round_ in rounds:
         outside = []

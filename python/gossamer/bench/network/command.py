@@ -25,7 +25,7 @@ from gossamer.bench.network import plot
 from gossamer.bench.network.loss import FIRST
 from gossamer.bench.network.steps import PER_TURN
 from gossamer.bench.network.tasks import TASKS
-from gossamer.bench.network.variants import LEVELS, OURS, PEERS, VARIANTS
+from gossamer.bench.network.variants import FLAT, OURS, PEERS, VARIANTS
 from gossamer.errors import ConfigError
 from gossamer.netlab import Shape, missing, run_on_hosts
 
@@ -33,19 +33,19 @@ EXAMPLES = """\
 examples:
   gossamer bench network                                    everything, 4 hosts at 100 Mbit/s
   gossamer bench network --rate 1gbit --algorithms ddp,bytegrad,int4
-  gossamer bench network --hosts 2 --ranks-per-host 2       with the hierarchical ones
+  gossamer bench network --hosts 2 --ranks-per-host 2       by hosts, and in one level
   gossamer bench network --to-loss --steps 150 --seeds 3 --algorithms ddp,int4,local_sgd --output results
 """
 STEP_COLUMNS = {
     "algorithm": "algorithm",
     "step_ms": "step ms",
-    "step_spread_ms": "spread",
     "speedup_over_ddp": "times ddp",
-    "bytes_per_step": "bytes per step",
     "payload_by_kernel": "on eth0",
+    "bytes_over_ddp": "of ddp's",
     "byte_limit_ms": "limit ms",
     "step_over_limit": "over limit",
     "compute_ms": "compute ms",
+    "step_over_allowed": "over allowed",
 }
 LOSS_COLUMNS = {
     "algorithm": "algorithm",
@@ -145,7 +145,7 @@ def _job(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"--lr: must be above 0, got {args.lr}")
     Shape(args.rate).burst_bytes  # noqa: B018, an error of the rate now
     several = args.ranks_per_host > 1 and args.hosts > 1
-    known = PEERS | OURS | (LEVELS if several else {})
+    known = PEERS | OURS | (FLAT if several else {})
     names = values.chosen(args.algorithms, list(known), "--algorithms")
     if args.to_loss and FIRST not in names:
         raise ConfigError(

@@ -13,6 +13,7 @@ from gossamer.bench.network.steps import ALONE, COMPARED
 from gossamer.bench.network.variants import VARIANTS
 from gossamer.units import parse_rate
 
+ALLOWED = 1.15  # times the byte limit, beside the compute: what a step is to take at most
 Ranks = Sequence[Mapping[str, list[float]]]
 
 
@@ -26,25 +27,32 @@ def of_steps(found: Sequence[Mapping[str, Ranks]], about: Mapping[str, Any]) -> 
     """
     lines: list[dict[str, Any]] = []
     first: dict[str, list[float]] = {}
+    ddp_bytes: float | None = None
     for group in found:
+        if FIRST in group:
+            ddp_bytes = _mean(group[FIRST], "payload_of_kernel")
         own = {name: _slowest(ranks) for name, ranks in group.items()}
         new = [name for name in own if name not in first and not name.startswith(ALONE)]
-        lines += _of_group({name: group[name] for name in new}, first | own, about)
+        lines += _of_group({name: group[name] for name in new}, first | own, about, ddp_bytes)
         first = own | first
     return lines
 
 
 def _of_group(
-    found: Mapping[str, Ranks], times: Mapping[str, list[float]], about: Mapping[str, Any]
+    found: Mapping[str, Ranks],
+    times: Mapping[str, list[float]],
+    about: Mapping[str, Any],
+    ddp_bytes: float | None,
 ) -> list[dict[str, Any]]:
     lines = []
     for name in found:
         step_ms = 1e3 * statistics.median(times[name])
-        alone = times[ALONE + VARIANTS[name].optimizer]
+        compute_ms = 1e3 * statistics.median(times[ALONE + VARIANTS[name].optimizer])
         extra = {"algorithm": name, **about, "period": VARIANTS[name].period}
         extra |= {"step_ms": short(step_ms), "step_spread_ms": short(1e3 * spread(times[name]))}
-        extra |= {"compute_ms": short(1e3 * statistics.median(alone))}
-        extra |= _bytes(name, found[name], about, step_ms)
+        extra |= {"compute_ms": short(compute_ms)}
+        extra |= _bytes(found[name], about, ddp_bytes)
+        extra |= _limits(extra, step_ms, compute_ms, rests=not VARIANTS[name].by_clock)
         for peer in COMPARED:
             if peer in times and peer != name:
                 extra[f"speedup_over_{peer.removeprefix('ddp_')}"] = short(
@@ -73,34 +81,43 @@ def _slowest(ranks: Ranks) -> list[float]:
     return [max(turn) for turn in zip(*(rank["seconds"] for rank in ranks), strict=True)]
 
 
-def _bytes(name: str, ranks: Ranks, about: Mapping[str, Any], step_ms: float) -> dict[str, Any]:
-    """What a rank sends in a step by Gossamer's count, and a host by the kernel's: means over ranks, and over turns.
-
-    The limit is the time that the link of a host needs for the bytes alone: of Gossamer's count where a rank has the
-    link for itself and Gossamer counts, else of the kernel's.
-    """
-
-    def mean(field: str) -> float | None:
-        values = [each for rank in ranks for each in rank[field]]
-        return statistics.fmean(values) if values else None
-
+def _bytes(ranks: Ranks, about: Mapping[str, Any], ddp_bytes: float | None) -> dict[str, Any]:
+    """What a rank sends in a step by Gossamer's count, and a host by the kernel's: means over ranks, and over turns."""
     counted, kernel, payload = (
-        mean(each) for each in ("bytes_counted", "bytes_of_kernel", "payload_of_kernel")
+        _mean(ranks, each) for each in ("bytes_counted", "bytes_of_kernel", "payload_of_kernel")
     )
     assert kernel is not None
     assert payload is not None
-    comparable = counted is not None and about["ranks_per_host"] == 1
-    of_host = counted if comparable and counted is not None else payload
-    limit_ms = 1e3 * of_host / parse_rate(about["rate"])
-    rests = not VARIANTS[name].by_clock
     return {
         "bytes_per_step": None if counted is None else round(counted),
         "bytes_by_kernel": round(kernel),
         "payload_by_kernel": round(payload),
-        "bytes_difference": short(payload / counted - 1) if comparable and counted else None,
+        "bytes_over_ddp": short(payload / ddp_bytes) if ddp_bytes else None,
+        "bytes_difference": short(payload / counted - 1)
+        if counted and about["ranks_per_host"] == 1
+        else None,
+    }
+
+
+def _limits(line: Mapping[str, Any], step_ms: float, compute_ms: float, *, rests: bool) -> dict[str, Any]:
+    """The time that the link of a host needs for the bytes of a line alone, and the step over it.
+
+    Of Gossamer's count where a rank has the link for itself and Gossamer counts, else of the kernel's. None for what
+    never rests.
+    """
+    counted = line["bytes_per_step"] if line["ranks_per_host"] == 1 else None
+    of_host = line["payload_by_kernel"] if counted is None else counted
+    limit_ms = 1e3 * of_host / parse_rate(line["rate"])
+    return {
         "byte_limit_ms": short(limit_ms) if rests else None,
         "step_over_limit": short(step_ms / limit_ms) if rests else None,
+        "step_over_allowed": short(step_ms / (ALLOWED * limit_ms + compute_ms)) if rests else None,
     }
+
+
+def _mean(ranks: Ranks, field: str) -> float | None:
+    values = [each for rank in ranks for each in rank[field]]
+    return statistics.fmean(values) if values else None
 
 
 def of_losses(curves: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ class Variant:
         period: steps after which the same bytes have gone again; by the clock: some.
         apart: ranks hold different weights when a step ends that is a multiple of the period.
         offset: steps after a multiple of the period at which nothing is under way.
-        levels: only between hosts by the algorithm's codec.
+        flat: in one level, also where ranks share hosts.
         by_clock: it sends by the clock, not by steps, and never rests.
     """
 
@@ -60,7 +60,7 @@ class Variant:
     period: int = 1
     apart: bool = False
     offset: int = 0
-    levels: bool = False
+    flat: bool = False
     by_clock: bool = False
     optimizer: str = "adamw"
     bucket_cap_mb: int | None = None
@@ -130,12 +130,12 @@ OURS = {
         "asynchronous averaging", gs.AsyncModelAverage, apart=True, by_clock=True, period=PERIOD
     ),
 }
-LEVELS = {
-    "hierarchical": Variant("exact, two levels", gs.GradientAllReduce, levels=True),
-    "hierarchical_bytegrad": Variant("ByteGrad between hosts", gs.ByteGrad, levels=True),
-    "hierarchical_int4": Variant("Int4 between hosts", lambda: gs.GradientAllReduce(codec=INT4), levels=True),
+FLAT = {  # of several ranks a host; the others then go by hosts
+    "flat": Variant("exact mean, one level", gs.GradientAllReduce, flat=True),
+    "flat_bytegrad": Variant("ByteGrad, one level", gs.ByteGrad, flat=True),
+    "flat_int4": Variant("Int4, one level", lambda: gs.GradientAllReduce(codec=INT4), flat=True),
 }
-VARIANTS = PEERS | OURS | LEVELS
+VARIANTS = PEERS | OURS | FLAT
 
 
 def optimizer_for(kind: str, params: Any, setting: Setting) -> optim.Optimizer:
@@ -167,7 +167,7 @@ class Training:
             self.optimizer = variant.hook(stock, self.optimizer, setting)
             self.model = stock
         elif variant is not None and variant.ours is not None:
-            group = gs.Hierarchical(setting.group) if variant.levels else setting.group
+            group: Any = gs.Flat(setting.group) if variant.flat else setting.group
             algorithm = variant.ours()
             self.ours = gs.DataParallel(network, self.optimizer, algorithm=algorithm, process_group=group)
             self.model = self.ours

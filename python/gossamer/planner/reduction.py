@@ -1,0 +1,101 @@
+# What a mean over the ranks costs: an all-reduce of the group's own, the two-shot through a codec, or both levels of a
+# group that goes by hosts. The messages of csrc/collectives and csrc/route, priced by planner/network.py and
+# planner/speeds.py. Which bucket it is, and when it goes, is not known here.
+# Callers: planner/traffic.py.
+"""Costs of all-reduces, with a codec and without."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.codec import Codec, Identity
+from gossamer.comm import goes_by_hosts
+from gossamer.planner.network import Cost, Group, Network, all_ranks, between_hosts
+from gossamer.planner.speeds import Speeds
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`cpu_s`: of computing that the link waits for; `beside_s`: of what it does not wait for.
+
+    inside: bytes that a rank hands to others of its host beside those of `cost`.
+    """
+
+    cost: Cost
+    cpu_s: float = 0.0
+    beside_s: float = 0.0
+    inside: float = 0.0
+
+
+class Reducer:
+    """The all-reduces of a model whose ranks lie in a network.
+
+    Args:
+        flat: in one level, whatever the network is.
+    """
+
+    def __init__(self, network: Network, speeds: Speeds, *, flat: bool = False) -> None:
+        self.network, self.speeds, self.flat = network, speeds, flat
+
+    @property
+    def by_hosts(self) -> bool:
+        """Whether the model's communicator is one by hosts."""
+        return goes_by_hosts(self.network.host_ranks) and not self.flat
+
+    @property
+    def chunks(self) -> int:
+        """The parts of a sum that a rank of its own computes each, as of a communicator."""
+        return self.network.carriers * self.network.hosts if self.by_hosts else self.network.ranks
+
+    def takes_hosts(self, codec: Codec | None) -> bool:
+        """Whether a sum goes in two levels; None: an exact one, which is left to NCCL on GPUs."""
+        return self.by_hosts and (codec is not None or self.speeds.device == "cpu")
+
+    def all_reduce(self, numel: int, dtype: torch.dtype, codec: Codec | None) -> Reduction:
+        """None as codec: exactly; in one level, by the group's own all-reduce."""
+        if self.takes_hosts(codec):
+            return self._by_hosts(numel, dtype, codec or Identity())
+        group = all_ranks(self.network)
+        if group.size == 1:
+            return Reduction(Cost())
+        if codec is None:
+            nbytes = numel * dtype.itemsize
+            return Reduction(group.all_reduce(nbytes), nbytes / self.speeds.memory)
+        cost, coding_s, row = self._two_shot(group, numel, dtype, codec)
+        # In pieces, all but the first is encoded, summed and decoded while another is on its way.
+        alone_s = coding_s / group.pieces(row)
+        return Reduction(cost, alone_s, coding_s - alone_s)
+
+    def _two_shot(
+        self, group: Group, numel: int, dtype: torch.dtype, codec: Codec
+    ) -> tuple[Cost, float, int]:
+        """csrc/collectives/two_shot.cpp: cost, seconds of computing, bytes of a row."""
+        chunk = math.ceil(math.ceil(numel / group.size) / codec.block) * codec.block
+        row = codec.wire_bytes(chunk, dtype)
+        speed, float_bytes = self.speeds.of(codec), 4 * numel
+        coding_s = float_bytes / speed.encode + float_bytes / speed.decode
+        coding_s += 4 * chunk * (group.size / speed.decode_add + 1 / speed.encode)
+        if codec.feeds_back:  # decoded once more; values, errors and results from memory
+            coding_s += float_bytes / speed.decode + 3 * float_bytes / self.speeds.memory
+        return group.all_to_all(row) + group.all_gather(row), coding_s, row
+
+    def _by_hosts(self, numel: int, dtype: torch.dtype, codec: Codec) -> Reduction:
+        """csrc/route/hosts.cpp: exact sums of parts inside a host, the two-shot of each between hosts, and back.
+
+        On CPUs a carrier reads and writes the memory of its host, a piece while another is on its way. On GPUs NCCL
+        sums inside the host before all that, and gathers after it.
+        """
+        network, carriers = self.network, self.network.carriers
+        group = between_hosts(network)
+        part = -(-numel // (carriers * codec.block)) * codec.block
+        cost, coding_s, row = self._two_shot(group, part, dtype, codec)
+        part_bytes = part * dtype.itemsize
+        inside = 2 * (network.per_host - 1) * part_bytes
+        if self.speeds.device == "cpu":
+            beside_s, before_s = coding_s + (inside + part_bytes) / self.speeds.memory, 0.0
+        else:
+            beside_s, before_s = coding_s, inside / network.local_bandwidth
+        alone_s = beside_s / group.pieces(row)
+        waiting_s = 2 * network.local_latency_s
+        return Reduction(cost, before_s + alone_s + waiting_s, beside_s - alone_s, inside)
