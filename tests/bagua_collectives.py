@@ -220,6 +220,10 @@ def check_uneven_exchange_with_gaps_and_nothing_for_some() -> None:
             values(rank, 5 * size), send_counts, send_displs, got, recv_counts, recv_displs, comm
         )
         equal(got, want, f"alltoall_v {case}")
+        again = torch.full_like(want, -1.0)
+        ends = [*send_displs, 5 * size], [*recv_displs, 4 * size]  # as Bagua's example gives them
+        bagua.alltoall_v(values(rank, 5 * size), send_counts, ends[0], again, recv_counts, ends[1], comm)
+        equal(again, want, f"alltoall_v with ends {case}")
 
         counts, displs = [(rank + peer) % 3 for peer in range(size)], [3 * peer for peer in range(size)]
         got, want = values(rank, 3 * size), values(rank, 3 * size)

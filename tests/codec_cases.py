@@ -7,7 +7,7 @@ import gossamer as gs
 CODECS = [
     gs.Identity(),
     gs.Int8(),
-    gs.Int8(64),
+    gs.Int8(256),
     gs.Int8(stochastic=True),
     gs.Int4(),
     gs.Int4(64, stochastic=True, seed=7),

@@ -3,7 +3,9 @@
 Arguments: a folder for the journals, the number of steps, a plan in JSON: "kill" and "raise", each {step: ranks that
 do so, once in the run}; "size": {step: number of workers that is waited for there, by commits}; "sleep_s" a step;
 "commit_every" so many steps; "until": a file that ends the run when it is there; "distributed": by
-hvd.DistributedOptimizer. Each worker writes a line of JSON a step to a journal of its own.
+hvd.DistributedOptimizer; "newcomer": [seconds, act]: the first worker that comes while others train takes so long
+between init() and train(), and then goes on, or does this: "kill", "raise", "collective". Each worker writes a line of
+JSON a step to a journal of its own.
 """
 
 import json
@@ -62,11 +64,29 @@ def worst_deviation(folder: Path, steps: int) -> float:
     return max(abs(line["loss"] / expected[line["step"]] - 1) for line in lines)
 
 
+def prepare(folder: Path, seconds: float, act: str) -> None:
+    """What the first newcomer does between init() and train()."""
+    import gossamer.horovod.torch as hvd
+
+    try:
+        (folder / "newcomer").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    time.sleep(seconds)
+    if act == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if act == "raise":
+        raise KeyError("of a newcomer")
+    if act == "collective":
+        hvd.barrier()  # as the others' callback, see main()
+
+
 def main() -> None:
     import gossamer.horovod.torch as hvd
     from gossamer.membership import member
 
     folder, steps, plan = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+    others_train = any("step" in line for lines in journals(folder).values() for line in lines)
     hvd.init()
     journal = open(folder / f"{os.getpid()}.jsonl", "a", buffering=1)  # noqa: SIM115
 
@@ -102,6 +122,13 @@ def main() -> None:
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
     resets: list[int] = []
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+    if plan.get("newcomer", ("", ""))[1] == "collective":
+        state.register_reset_callbacks([hvd.barrier])
+
+    if others_train and "newcomer" in plan:
+        note(told=True)
+        prepare(folder, *plan["newcomer"])
+        note(prepared=True)
 
     @hvd.elastic.run
     def train(state) -> None:

@@ -1,6 +1,8 @@
 # Checks of DistributedOptimizer that run under horovod_job: ranks whose backwards reach different parameters, bring
 # sparse gradients, or end before the others'.
 
+import gc
+
 import torch
 from torch import nn
 
@@ -177,6 +179,24 @@ def check_a_rank_that_is_out_of_data_joins():
                 optimizer.state_dict()["state"][0]["momentum_buffer"], name="momentum"
             )
             assert all(torch.equal(each, every[0]) for each in every)
+
+
+def check_an_optimizer_that_was_dropped_has_no_part_in_a_join():
+    """Also where it is garbage that only one rank's collector has come by."""
+    gc.disable()
+    try:
+        model = seeded(mlp)
+        optimizer = wrapped(model, hvd.global_process_set)
+        loss_of(model, hvd.rank(), 0).backward()
+        optimizer.step()
+        assert optimizer.report()["way"] == "engine"
+        optimizer.itself = optimizer
+        del optimizer
+        if hvd.rank() == 0:
+            gc.collect()
+        hvd.join()
+    finally:
+        gc.enable()
 
 
 def check_a_sparse_gradient():

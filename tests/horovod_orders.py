@@ -5,6 +5,7 @@ from collections import deque
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
 import gossamer.horovod.torch as hvd
@@ -122,9 +123,35 @@ def still_works_in(process_set: Any, size: int) -> None:
     assert hvd.allgather(torch.ones(1), process_set=process_set).tolist() == [1] * size
 
 
-def check_join_refuses_a_device_that_is_not_there() -> None:
-    refused("hvd.join: device", lambda: hvd.join(-2), ValueError)
-    refused("hvd.join: device", lambda: hvd.join(99), ValueError)
+def check_a_join_with_any_device_number_without_gpus_works() -> None:
+    if torch.cuda.device_count() == 0:
+        for device in (hvd.local_rank(), 99, -2):
+            assert hvd.join(device) in range(4)
+
+
+def check_a_join_that_one_rank_must_not_make_fails_on_every_rank() -> None:
+    for process_set, rank, size in mine():
+        join = partial(hvd.join, process_set=process_set)
+        if rank == size - 1:
+            refused("hvd.join: device must be a number, got 'cuda:0'", partial(join, "cuda:0"), ValueError)
+        else:  # until then it adds zeros
+            got = hvd.allreduce(torch.ones(2), name="zeros", op=hvd.Sum, process_set=process_set)
+            assert got.tolist() == [size - 1.0] * 2
+            refused(f"was refused by rank {process_set.ranks[-1]} (horovod_job.py:", join)
+        still_works_in(process_set, size)
+        assert join() in process_set.ranks
+    still_works()
+
+
+def check_a_join_with_a_gpu_that_is_not_there_fails_on_every_rank() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        for device in (1, -2):
+            if hvd.rank() == 0:
+                text = f"hvd.join: device must be -1 or one of 1 GPUs, got {device}"
+                refused(text, partial(hvd.join, device), ValueError)
+            else:
+                refused("was refused by rank 0", hvd.join)
     still_works()
 
 

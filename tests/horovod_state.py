@@ -74,6 +74,47 @@ def check_the_state_of_optimizers():
                     optimizer.step()
 
 
+def check_an_optimizer_that_has_not_stepped_has_zero_gradients_and_no_state():
+    root = hvd.size() - 1
+    for wraps in (False, True):
+        model = seeded(mlp)
+        params = list(model.parameters())
+        params[0].requires_grad_(False)
+        params[1].grad = torch.ones_like(params[1])
+        optimizer = torch.optim.Adam(params, lr=0.1, weight_decay=0.5)
+        optimizer = hvd.DistributedOptimizer(optimizer) if wraps else optimizer
+        weights = [param.detach().clone() for param in params]
+        hvd.broadcast_optimizer_state(optimizer, root)
+        assert params[0].grad is None
+        for param, start in zip(params[1:], weights[1:], strict=True):
+            same(param.grad, torch.zeros_like(param), "no zero gradient")
+            same(param, start, "a parameter moved")
+        assert not optimizer.state
+
+
+def check_zero_gradients_of_sparse_embeddings_are_sparse():
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
+    hvd.broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1), 0, model=model)
+    assert model[0].weight.grad.is_sparse
+    assert not model[1].weight.grad.is_sparse
+    model(torch.tensor([1])).sum().backward()
+    assert model[0].weight.grad.sparse_dim() == 1
+    alone = nn.Embedding(5, 3, sparse=True)
+    hvd.broadcast_optimizer_state(torch.optim.SparseAdam(alone.parameters()), 0)
+    assert alone.weight.grad.is_sparse
+
+
+def check_gradients_of_an_optimizer_that_has_stepped_stay():
+    model = seeded(mlp)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 10)).sum().backward()
+    optimizer.step()
+    before = [param.grad.clone() for param in model.parameters()]
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    for param, gradient in zip(model.parameters(), before, strict=True):
+        same(param.grad, gradient, "a gradient changed")
+
+
 def check_optimizers_whose_state_cannot_be_copied():
     model = seeded(mlp)
     refused(

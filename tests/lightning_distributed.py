@@ -119,6 +119,15 @@ def check_hooks_states_and_wrappers_of_ddp_work_on_cpus() -> None:
     halves = fit(wrapped, steps=5)
     assert not torch.equal(halves, plain)
     torch.testing.assert_close(halves, plain, rtol=1e-2, atol=1e-3)
+    for options in (
+        {"ddp_comm_hook": default_hooks.bf16_compress_hook},  # which torch's DDP refuses on CPUs by its name
+        {"ddp_comm_hook": functools.partial(default_hooks.bf16_compress_hook)},
+        {"ddp_comm_hook": hook, "ddp_comm_wrapper": default_hooks.bf16_compress_wrapper},
+    ):
+        rounded = fit(DDPStrategy(**options), steps=5)
+        assert all_equal(rounded)
+        assert not torch.equal(rounded, plain)
+        torch.testing.assert_close(rounded, plain, rtol=5e-2, atol=5e-3)
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1
     )

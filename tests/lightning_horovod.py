@@ -70,6 +70,27 @@ def check_accumulation_steps_once_a_window_also_in_a_last_one_that_is_short() ->
         assert all_equal(weights(module))
 
 
+def check_it_handles_accumulation_as_in_lightning_1_9_and_lightning_asks_it_in_every_batch() -> None:
+    class Asking(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked, self.stepped = list[int](), list[int]()
+
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+            self.asked.append(batch_idx)
+            super().optimizer_step(epoch, batch_idx, optimizer, closure)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self.stepped.append(len(self.asked) - 1)
+
+    assert HorovodStrategy().handles_gradient_accumulation
+    module, run = Asking(), trainer(HorovodStrategy(), accumulate_grad_batches=3)
+    run.fit(module, loader(8))
+    assert module.asked == list(range(8))
+    assert module.stepped == [2, 5, 7]
+    assert run.strategy.handles_gradient_accumulation
+
+
 class Scheduled(Net):
     def __init__(self, make: Any) -> None:
         super().__init__()
@@ -128,6 +149,11 @@ def check_reductions_and_gathers_are_horovods() -> None:
         with pytest.raises(gs.ConfigError, match=r"unrecognized `reduce_op`|group must be None"):
             call()
     assert strategy.all_gather(torch.tensor(float(rank))).tolist() == [float(each) for each in range(size)]
+    for name in ("result", "tensor"):  # of Lightning 1.9, and of Lightning 2
+        assert len(strategy.all_gather(**{name: given})) == 2 * size
+    for wrong in ({}, {"result": given, "tensor": given}):
+        with pytest.raises(TypeError, match="give result or tensor, got (both|neither)"):
+            strategy.all_gather(**wrong)
     rows = torch.full((rank + 1, 3), float(rank), requires_grad=True)
     gathered = strategy.all_gather(rows)
     assert gathered.shape == (size * (size + 1) // 2, 3)
@@ -190,7 +216,7 @@ def check_mixed_precision() -> None:
 
 def check_wrong_numbers_of_devices_are_refused() -> None:
     for options, text in (
-        ({"devices": 2}, "give devices=1 or devices=3"),
+        ({"devices": 2}, "got devices=2 and 3 processes on this host.* or give devices=1 or devices=3"),
         ({"num_nodes": 2}, "leave it out"),
     ):
         with pytest.raises(gs.ConfigError, match=text):

@@ -26,25 +26,35 @@ def run_adasum(
 ) -> list[torch.Tensor]:
     """Rank r gives inputs[r]; what each has afterwards."""
     return on_ranks(
-        len(inputs), lambda backend, rank: adasum(backend, inputs[rank], lengths, torch_ops=torch_ops)
+        len(inputs),
+        lambda comm, rank: adasum(comm, inputs[rank], lengths, torch_ops=torch_ops),
+        device=inputs[0].device,
     )
 
 
-def on_ranks(size: int, body: Callable, *, timeout_s: float = 30, errors: bool = False) -> list:
+def on_ranks(
+    size: int,
+    body: Callable,
+    *,
+    device: torch.device | str = "cpu",
+    timeout_s: float = 30,
+    errors: bool = False,
+) -> list:
     store = dist.HashStore()
     kept = []  # communicators, which end their backends when all ranks are done, without the GIL
 
     def rank_body(rank: int):
         backend = make_backend(store, rank, size, timeout_s)
-        kept.append(from_backend(backend, store=store, name="adasum"))
-        return body(backend, rank)
+        comm = from_backend(backend, device=device, store=store, name="adasum")
+        kept.append(comm)
+        return body(comm, rank)
 
     return run_threads(size, rank_body, errors=errors)
 
 
-def adasum(backend, x: torch.Tensor, lengths: Sequence[int], *, torch_ops: bool = False) -> torch.Tensor:
+def adasum(comm, x: torch.Tensor, lengths: Sequence[int], *, torch_ops: bool = False) -> torch.Tensor:
     x = x.clone()
-    _C.adasum(backend, x, list(lengths), torch_ops=torch_ops)
+    _C.adasum(comm, x, list(lengths), torch_ops=torch_ops)
     return x
 
 
@@ -165,27 +175,27 @@ def test_long_vectors_agree_with_the_oracle() -> None:
 
 
 def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
-    def body(backend, rank):
+    def body(comm, rank):
         def refused(text: str, x: torch.Tensor, lengths: list[int]) -> None:
             with pytest.raises(gs.ConfigError, match=text):
-                _C.adasum(backend, x, lengths)
+                _C.adasum(comm, x, lengths)
 
         refused("dtype must be float16, bfloat16, float32 or float64, got Int", torch.ones(3).int(), [3])
         refused(r"contiguous, of one dimension.*got shape \[2, 2\] on cpu", torch.ones(2, 2), [4])
         refused("contiguous, of one dimension", torch.ones(8)[::2], [4])
         refused("lengths must add up to the tensor's 4 elements, got 3", torch.ones(4), [3])
         refused("must not be negative, got -1", torch.ones(3), [4, -1])
-        return adasum(backend, torch.ones(4), [4])  # the group is as good as before
+        return adasum(comm, torch.ones(4), [4])  # the group is as good as before
 
     for result in on_ranks(2, body):
         assert torch.equal(result, torch.ones(4))
 
 
 def test_a_rank_that_does_not_come_is_an_error_of_communication() -> None:
-    def body(backend, rank):
+    def body(comm, rank):
         if rank == 0:
             with pytest.raises(gs.CommError):
-                adasum(backend, torch.ones(4), [4])
+                adasum(comm, torch.ones(4), [4])
 
     on_ranks(2, body, timeout_s=1)
 

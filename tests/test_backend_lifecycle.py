@@ -215,6 +215,37 @@ def leave_nothing_in_a_process() -> None:
     print(json.dumps(counts))
 
 
+def end_while_callbacks_run_in_a_process() -> None:
+    """Run in a process of its own, which ends while threads of the backend are inside Python, and destroys no group."""
+    attached, begun = threading.Barrier(3), threading.Barrier(5)
+
+    class EndsSlowly:
+        def __del__(self) -> None:
+            time.sleep(1)
+
+    def callback(_future: torch.futures.Future) -> None:
+        begun.wait()
+        time.sleep(0.5)  # comes back for Python's lock while the interpreter ends
+
+    def body(group):
+        last = group.rank() == 2  # begins late, so that no callback is attached to what is done and runs here
+        if last:
+            attached.wait()
+        sum_ = group.allreduce([torch.ones(2)])
+        if last:
+            for other in (0, 1):
+                group.send([torch.zeros(4)], other, 0)
+            return group
+        for work in (sum_, group.recv([torch.zeros(4)], 2, 0)):
+            work.get_future().then(callback)
+        attached.wait()
+        return group
+
+    backend_jobs.keep_alive([*run_group(3, body), EndsSlowly()])
+    begun.wait()
+    print(json.dumps("ended"))
+
+
 def in_a_process(function: str) -> object:
     code = f"import test_backend_lifecycle; test_backend_lifecycle.{function}()"
     folder = Path(__file__).parent
@@ -228,6 +259,11 @@ def in_a_process(function: str) -> object:
 @pytest.mark.skipif(TESTED == "gloo", reason="Gloo hangs in the child")
 def test_a_backend_refuses_to_work_in_a_forked_child_and_goes_on_in_the_parent():
     assert in_a_process("fork_in_a_process") == {"child": 0, "parent": [[2.0, 2.0]] * 2}
+
+
+@no_gloo
+def test_a_process_may_end_while_threads_of_its_groups_are_inside_python():
+    assert in_a_process("end_while_callbacks_run_in_a_process") == "ended"
 
 
 def test_groups_that_are_gone_leave_no_open_files_threads_or_mappings():

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 
 def says_that_rank_1_failed(message: str) -> bool:
-    gloo = "another rank of this group has failed" in message and "silent: rank 1" in message
-    return gloo or "rank 1 has failed: it gave up after an error of its own" in message
+    return "rank 1 has failed: it gave up after an error of its own" in message
 
 
 class SparseOnDemand(nn.Module):
@@ -256,4 +255,4 @@ def test_closing_in_the_middle_of_a_backward_ends_it_and_the_others():
     waiting, closing = run_ranks(2, body, errors=True)
     assert closing is None
     assert isinstance(waiting, gs.CommError)
-    assert says_that_rank_1_failed(str(waiting))
+    assert "rank 1 has closed or deleted its model in the middle of a step" in str(waiting)

@@ -1,5 +1,6 @@
 """gossamer.bagua: with_bagua() and Bagua's own algorithms, on the native engine. Ranks are threads."""
 
+import itertools
 import threading
 import time
 
@@ -136,6 +137,24 @@ def test_gradient_accumulation_by_hand():
     first, second = run_ranks(2, body)
     assert not torch.equal(first[0], second[0])
     assert torch.equal(first[1], second[1])
+
+
+@pytest.mark.parametrize("name", ["decentralized", "low_precision_decentralized"])
+def test_ranks_exchange_in_steps_1_3_and_5_with_an_interval_of_2(name):
+    def body(comm):
+        model = seeded(mlp)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        algorithm = bagua.algorithms.Algorithm.init(name, communication_interval=2)
+        bagua.with_bagua(model, [optimizer], algorithm, process_group=comm)
+        sent = [model.bagua_ddp.engine.bytes_sent]
+        for batch in batches(6):
+            steps(model, optimizer, comm, data=[batch])
+            sent.append(model.bagua_ddp.engine.bytes_sent)
+        model.bagua_ddp.close()
+        return [after - before > 100 for before, after in itertools.pairwise(sent)]  # agreements are 15 bytes
+
+    for exchanged in run_ranks(2, body):
+        assert exchanged == [True, False, True, False, True, False]
 
 
 def test_async_is_aborted_and_resumed_through_the_model():

@@ -2,6 +2,7 @@
 
 import os
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import gossamer.bagua.torch_api as bagua
 from bagua_algorithms import MeanGradients, Of
 from gossamer.bagua.torch_api.algorithms import bytegrad, decentralized
 from gossamer.bagua.torch_api.algorithms.base import AlgorithmImpl
-from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel, functional
+from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel, functional, wrapper
 from models import batches, flat_grads, flat_weights, mlp, relative_error, seeded, shard, square, train
 from ranks import run_job, run_ranks
 
@@ -113,6 +114,26 @@ def test_communication_hook_takes_the_place_of_the_algorithm():
 def test_arguments_that_cannot_be_met_are_refused(options, message):
     with pytest.raises(gs.ConfigError, match=message):
         DistributedDataParallel(mlp(), **options)
+
+
+class OnTheSecondGpu(torch.nn.Module):
+    """What the check of devices asks of a model; no test machine needs to have such a device."""
+
+    def parameters(self, recurse=True):
+        return iter([SimpleNamespace(device=torch.device("cuda", 1))])
+
+
+def test_a_device_without_a_number_is_the_current_one(monkeypatch):
+    def check(device):
+        return wrapper._check(OnTheSecondGpu(), [device], device, dim=0, check_reduction=False)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    for device in ("cuda", torch.device("cuda"), "cuda:1", 1):
+        check(device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for device in ("cuda", 0, "cpu"):
+        with pytest.raises(gs.ConfigError, match="device_ids must be None or the model's own device"):
+            check(device)
 
 
 @pytest.mark.parametrize("divide", [True, False])

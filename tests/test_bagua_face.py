@@ -20,7 +20,7 @@ init_process_group is_initialized new_group from_torch_group BaguaProcessGroup R
 broadcast_coalesced broadcast_object allreduce allreduce_inplace allreduce_coalesced_inplace reduce reduce_inplace
 allgather allgather_inplace gather gather_inplace scatter scatter_inplace reduce_scatter reduce_scatter_inplace
 alltoall alltoall_inplace alltoall_v alltoall_v_inplace barrier get_rank get_world_size get_local_rank
-get_local_size communication env contrib checkpoint
+get_local_size communication env contrib checkpoint BaguaTensor
 """
 
 
@@ -50,6 +50,8 @@ def test_names_are_where_bagua_had_them() -> None:
         "contrib.utils.store:Store ClusterStore",
         "contrib.utils.redis_store:RedisStore",
         "checkpoint:save_checkpoint load_checkpoint",
+        "tensor:BaguaTensor",
+        "algorithms.gradient_allreduce:GradientAllReduceAlgorithm GradientAllReduce",
     ):
         module, _, names = path.partition(":")
         exec(f"from gossamer.bagua.torch_api.{module} import {names.replace(' ', ', ')}")

@@ -29,6 +29,84 @@ def test_a_script_is_started_with_bagua_flags(start, tmp_path):
         assert "no effect, as there is no autotune service: --bagua_service_port" in err
 
 
+# As programs for Bagua are: its documentation's example, and an algorithm of one's own.
+UNCHANGED = """
+import sys
+from typing import List
+
+try:
+    import bagua.service
+except ImportError as error:
+    print("refused:", error)
+import torch
+import bagua.torch_api as bagua
+from bagua.torch_api.algorithms import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduce
+from bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
+from bagua.torch_api.tensor import BaguaTensor
+
+
+class MineImpl(AlgorithmImpl):
+    def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> List[BaguaTensor]:
+        self.tensors = [
+            param.ensure_bagua_tensor(name, bagua_ddp.bagua_module_name, lambda p: p.grad, lambda p, t: None)
+            for name, param in bagua_ddp.bagua_build_params()
+            if param.bagua_ensure_grad() is param
+        ]
+        return self.tensors
+
+    def init_operations(self, bagua_ddp, bucket):
+        bucket.append_centralized_synchronous_op(group=self.process_group)
+
+
+class Mine(Algorithm):
+    def reify(self, process_group):
+        return MineImpl(process_group)
+
+
+def train(algorithm):
+    torch.manual_seed(bagua.get_rank())
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = model.with_bagua([optimizer], algorithm, do_flatten=False)
+    tensors = [isinstance(param, BaguaTensor) for param in model.parameters()]
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+        assert model.bagua_train_step_counter == step + 1
+    weights = torch.cat([param.detach().flatten() for param in model.parameters()])
+    group = bagua.communication._get_default_group().get_global_communicator()
+    mean = weights.clone()
+    bagua.allreduce_inplace(mean, bagua.ReduceOp.AVG, comm=group)
+    return tensors, torch.equal(mean, weights)
+
+
+if __name__ == "__main__":
+    bagua.init_process_group()
+    import gossamer.bagua.torch_api
+
+    assert bagua is gossamer.bagua.torch_api
+    print("trained", train(GradientAllReduce()), train(Mine()), sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "command", ["gossamer.launch.cli run -np 2", "gossamer.bagua.distributed.run --nproc_per_node 2"]
+)
+def test_an_unchanged_bagua_script_runs(command, start, tmp_path):
+    (tmp_path / "train.py").write_text(UNCHANGED)
+    (tmp_path / "bagua.py").write_text("raise RuntimeError('the wrong bagua')")
+    code, out, err = start(["-m", *command.split(), "--as-bagua", "train.py", "--lr", "1"]).finish()
+    assert code == 0, err
+    for rank in (0, 1):
+        assert f"[{rank}] trained ([False, False], True) ([True, True], True) ['--lr', '1']" in out
+        assert (
+            f"[{rank}] refused: bagua.service does not exist under `gossamer run --as-bagua`, which has "
+            f"bagua.torch_api and bagua.distributed"
+        ) in out
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -48,6 +48,16 @@ def test_proxy_and_effective_tensor():
     assert functions.bagua_tensor_name(plain).startswith("bagua_tensor_")
 
 
+def test_registered_tensors_alone_are_instances_of_bagua_tensor():
+    x = torch.ones(2)
+    assert not isinstance(x, functions.BaguaTensor)
+    assert isinstance(functions.ensure_bagua_tensor(x, "x"), functions.BaguaTensor)
+    assert not isinstance(x.clone(), functions.BaguaTensor)
+    assert not isinstance("x", functions.BaguaTensor)
+    with pytest.raises(gs.ConfigError, match="made by ensure_bagua_tensor"):
+        functions.BaguaTensor(x)
+
+
 def test_view_is_registered_and_the_tensor_is_not():
     x = torch.zeros(4, requires_grad=True)
     view = functions.to_bagua_tensor(x, "x")

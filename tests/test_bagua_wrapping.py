@@ -48,6 +48,38 @@ def test_buffers_and_optimizer_state_come_from_rank_0():
             assert all(torch.equal(values[key], state["state"][index][key]) for key in values)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: torch.optim.SGD(params, lr=0.2),
+        lambda params: torch.optim.SGD(params, lr=0.2, momentum=0.9, weight_decay=0.1),
+        lambda params: torch.optim.Adam(params, lr=0.2, weight_decay=0.1),
+        lambda params: torch.optim.Rprop(params, lr=0.2),
+    ],
+    ids=["SGD", "momentum", "Adam", "Rprop"],
+)
+def test_ranks_that_have_trained_alone_get_the_weights_and_optimizer_state_of_rank_0(make):
+    def body(comm):
+        module = seeded(mlp, seed=comm.rank)
+        optimizer = make(module.parameters())
+        for batch in batches(5):
+            optimizer.zero_grad()
+            square(module(batch + comm.rank)).backward()
+            optimizer.step()
+        own = copy.deepcopy([module.state_dict(), optimizer.state_dict()])
+        algorithm = decentralized.DecentralizedAlgorithm()
+        model = DistributedDataParallel(
+            module, optimizers=[optimizer], algorithm=algorithm, process_group=comm
+        )
+        got = copy.deepcopy([module.state_dict(), optimizer.state_dict()])
+        model.inner.close()
+        return own, got
+
+    results = run_ranks(4, body)
+    for _, got in results:
+        torch.testing.assert_close(got, results[0][0], rtol=0, atol=0)
+
+
 def test_optimizer_state_on_one_rank_alone_is_refused_on_all():
     def body(comm):
         model = seeded(mlp)
@@ -98,6 +130,29 @@ def test_ignored_parameters_and_buffers_stay_the_ranks_own():
     first, second = run_ranks(2, body)
     assert not torch.equal(first[0], second[0])
     assert torch.equal(first[1], second[1])
+
+
+@pytest.mark.parametrize(
+    "algorithm", [gradient_allreduce.GradientAllReduceAlgorithm, lambda: Of(MeanGradients)]
+)
+def test_the_model_has_what_baguas_modules_had(algorithm):
+    def body(comm):
+        model = seeded(mlp, seed=comm.rank)
+        model._bagua_params_and_buffers_to_ignore = ["0.weight", "2.bias"]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):  # wrapping again counts anew
+            bagua.with_bagua(model, [optimizer], algorithm(), process_group=comm)
+            assert model.bagua_train_step_counter == 0
+            steps(model, optimizer, comm, 3)
+            model.eval()(torch.randn(2, 10))
+            model.train()
+            assert model.bagua_train_step_counter == model.bagua_ddp.bagua_train_step_counter == 3
+        assert model.parameters_to_ignore == ["0.weight", "2.bias"]
+        left = [name for name, _ in model.named_parameters() if name not in model.parameters_to_ignore]
+        assert [name for name, _ in model.bagua_build_params()] == left
+        model.bagua_ddp.close()
+
+    run_ranks(2, body)
 
 
 def test_ignoring_what_the_model_does_not_have_is_refused():

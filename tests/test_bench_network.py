@@ -18,26 +18,22 @@ unavailable = netlab.missing()
 needs_hosts = pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
 
 
-@pytest.fixture(scope="module")
-def quick_run(tmp_path_factory):
-    """The lines of a tiny run of the command with three variants, and the folder that it wrote."""
-    folder = tmp_path_factory.mktemp("network")
-    flags = ["--hosts", "2", "--rate", "200mbit", "--model", "cnn", "--steps", "2"]
-    flags += ["--algorithms", "ddp,bytegrad,local_sgd"]
-    command = [
-        sys.executable,
-        "-m",
-        "gossamer.launch.cli",
-        "bench",
-        "network",
-        *flags,
-        "--output",
-        str(folder),
-    ]
+def run_command(algorithms: str, *flags: str) -> tuple[list[dict], str]:
+    """The lines of a tiny run of the command between two hosts, and what it shows."""
+    command = [sys.executable, "-m", "gossamer.launch.cli", "bench", "network", "--hosts", "2"]
+    command += ["--rate", "200mbit", "--model", "cnn", "--steps", "2", "--algorithms", algorithms, *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()], folder, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+@pytest.fixture(scope="module")
+def quick_run(tmp_path_factory):
+    """The lines of a run with three variants, the folder that it wrote, and what it showed."""
+    folder = tmp_path_factory.mktemp("network")
+    lines, shown = run_command("ddp,bytegrad,local_sgd", "--output", str(folder))
+    return lines, folder, shown
 
 
 @needs_hosts
@@ -66,16 +62,32 @@ def test_the_command_writes_a_line_a_variant_a_table_and_a_picture(quick_run) ->
         sent = line["bytes_per_step"] or line["payload_by_kernel"]
         assert line["byte_limit_ms"] == pytest.approx(1e3 * sent / 25e6, rel=1e-3)
         assert line["step_over_limit"] == pytest.approx(line["step_ms"] / line["byte_limit_ms"], rel=1e-3)
+        allowed_ms = 1.15 * line["byte_limit_ms"] + line["compute_ms"]
+        assert line["step_over_allowed"] == pytest.approx(line["step_ms"] / allowed_ms, rel=1e-3)
+        share = line["payload_by_kernel"] / lines[0]["payload_by_kernel"]
+        assert line["bytes_over_ddp"] == pytest.approx(share, rel=1e-3)
     assert "over limit" in shown
+    assert "of ddp's" in shown
     assert "bytegrad" in shown
     written = folder / "steps-2x1-200mbit-cnn.jsonl"
     assert [json.loads(line) for line in written.read_text().splitlines()] == lines
     assert written.with_suffix(".png").stat().st_size > 0
 
 
+@needs_hosts
+def test_where_ranks_share_hosts_they_go_by_hosts_unless_the_variant_is_flat() -> None:
+    found, _ = run_command("ddp,bytegrad,flat_bytegrad", "--ranks-per-host", "2")
+    lines = {line["algorithm"]: line for line in found}
+    model = 1.03 * lines["ddp"]["parameters"]  # encoded
+    # Two hosts: half of it twice. In one level Gloo's all-to-all sends all of it, its ring of 4 three quarters.
+    assert lines["bytegrad"]["payload_by_kernel"] == pytest.approx(model, rel=0.1)
+    assert lines["flat_bytegrad"]["payload_by_kernel"] == pytest.approx(1.75 * model, rel=0.1)
+    assert lines["bytegrad"]["bytes_over_ddp"] == pytest.approx(1.03 / 4 / 1.5, rel=0.1)
+
+
 def test_a_variant_is_compared_with_stock_ddp_in_its_own_turns() -> None:
     def turns(*seconds):
-        counted = {"bytes_counted": [1.0], "bytes_of_kernel": [1.0], "payload_of_kernel": [1.0]}
+        counted = {"bytes_counted": [1.0], "bytes_of_kernel": [1.0], "payload_of_kernel": [1.25e6]}
         return [{"seconds": list(seconds), **counted}, {"seconds": [0.0] * len(seconds), **counted}]
 
     about = {"hosts": 2, "ranks_per_host": 1, "rate": "100mbit", "model": "gpt"}
@@ -85,13 +97,15 @@ def test_a_variant_is_compared_with_stock_ddp_in_its_own_turns() -> None:
     assert list(lines) == ["ddp", "bytegrad", "int4", "async"]
     assert (lines["ddp"]["step_ms"], lines["int4"]["compute_ms"]) == (4000, 3000)
     assert [lines[name]["speedup_over_ddp"] for name in ("bytegrad", "int4", "async")] == [2, 3, 3]
+    assert {line["bytes_over_ddp"] for line in lines.values()} == {1}
+    assert lines["async"]["step_over_allowed"] is None
 
 
 def test_help_of_the_command_shows_examples_and_every_variant(start) -> None:
     code, out, err = start(["-m", "gossamer.launch.cli", "bench", "network", "--help"]).finish()
     assert code == 0, err
     assert "examples:" in out
-    for name in ("ddp_fp16_hook", "bytegrad", "local_sgd", "hierarchical_int4"):
+    for name in ("ddp_fp16_hook", "bytegrad", "local_sgd", "flat_int4"):
         assert name in out
 
 
@@ -100,7 +114,7 @@ def test_help_of_the_command_shows_examples_and_every_variant(start) -> None:
     [
         ("--to-loss --algorithms bytegrad", "--to-loss: the others are judged by ddp"),
         ("--hosts 0", "--hosts: must be at least 1, got 0"),
-        ("--algorithms hierarchical", "--algorithms: must be all, or some of"),
+        ("--algorithms flat", "--algorithms: must be all, or some of"),
         ("--rate quick", "rate: must be a number above 0"),
     ],
 )

@@ -55,8 +55,7 @@ def test_casts_round_as_torch_does(codec, cast):
 
 
 @given(
-    # Above it, 127 times the rounded scale may be Inf.
-    st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=1, max_size=300),
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=300),
     st.sampled_from([32, 64, 256]),
 )
 @settings(max_examples=200, deadline=None)
@@ -65,19 +64,31 @@ def test_int8_is_off_by_half_a_scale_at_most(values, block):
     decoded = roundtrip(gs.Int8(block), x).double()
     for begin in range(0, x.size(1), block):
         part = x[0, begin : begin + block].double()
-        scale = part.abs().max() / 127
-        assert ((decoded[0, begin : begin + block] - part).abs() <= scale * 0.5001 + 1e-43).all()
+        # The largest magnitude, rounded to bfloat16, sets the scale; of a denormal, up.
+        error, peak = (decoded[0, begin : begin + block] - part).abs(), part.abs().max()
+        assert (error <= peak / 253 + 2.0**-133 / 254).all()
 
 
-def test_int8_layout_is_scales_then_codes():
+def test_int8_layout_is_peaks_then_codes():
     x = sample(1, 300)
-    wire = gs.Int8().encode(x)[0].numpy()
-    scales = wire[:8].view(np.float32)
-    codes = wire[16 : 16 + 300].view(np.int8)
-    expected = [x[0, :256].abs().max() / np.float32(127), x[0, 256:].abs().max() / np.float32(127)]
-    assert scales.tolist() == [float(e) for e in expected]
-    decoded = codes.astype(np.float32) * np.repeat(scales, [256, 44])
-    assert np.array_equal(decoded, roundtrip(gs.Int8(), x)[0].numpy())
+    wire = gs.Int8().encode(x)[0]
+    peaks = wire[:10].view(torch.bfloat16)
+    codes = wire[16 : 16 + 300].view(torch.int8)
+    assert peaks.tolist() == [part.abs().max().bfloat16().item() for part in x[0].split(64)]
+    scales = (peaks.float() * torch.tensor(1 / 127, dtype=torch.float32)).repeat_interleave(64)[:300]
+    assert torch.equal(codes.float() * scales, roundtrip(gs.Int8(), x)[0])
+    assert torch.equal(codes, (x[0] / scales).round().to(torch.int8))
+
+
+def test_int8_takes_at_most_26_hundredths_of_the_bytes_and_115_hundredths_of_a_percent_on_heavy_tails():
+    torch.manual_seed(0)
+    noise = torch.distributions.StudentT(4.0).sample((8, 64, 1024))
+    gradients = torch.exp(1.5 * torch.randn(64, 1)) * (0.2 * torch.randn(64, 1024) + noise)
+    codec, x = gs.Int8(), gradients.flatten(1)
+    assert codec.wire_bytes(x.size(1)) <= 0.26 * 4 * x.size(1)
+    decoded = roundtrip(codec, roundtrip(codec, x).mean(0, keepdim=True))[0]
+    exact = x.double().mean(0)
+    assert (decoded - exact).norm() / exact.norm() <= 0.0115
 
 
 def bagua_slot(x: np.ndarray) -> bytes:
@@ -152,12 +163,12 @@ def test_the_operations_have_shapes_for_torch_compile():
     wire = gs.Int8().encode(x)
     kind = _ops.KINDS["int8"]
     for operation, arguments in [
-        (torch.ops.gossamer.encode, (x, kind, 256)),
-        (torch.ops.gossamer.decode, (wire, kind, 256, torch.empty_like(x))),
-        (torch.ops.gossamer.decode_add, (wire, kind, 256, torch.float32, torch.zeros(300))),
-        (torch.ops.gossamer.reduce_encode, (wire, kind, 256, torch.float32, 300, 0.5)),
-        (torch.ops.gossamer.encode, (x, kind, 256, -5)),
-        (torch.ops.gossamer.reduce_encode, (wire, kind, 256, torch.float32, 300, 0.5, -5)),
+        (torch.ops.gossamer.encode, (x, kind, 64)),
+        (torch.ops.gossamer.decode, (wire, kind, 64, torch.empty_like(x))),
+        (torch.ops.gossamer.decode_add, (wire, kind, 64, torch.float32, torch.zeros(300))),
+        (torch.ops.gossamer.reduce_encode, (wire, kind, 64, torch.float32, 300, 0.5)),
+        (torch.ops.gossamer.encode, (x, kind, 64, -5)),
+        (torch.ops.gossamer.reduce_encode, (wire, kind, 64, torch.float32, 300, 0.5, -5)),
     ]:
         torch.library.opcheck(operation.default, arguments, test_utils=("test_schema", "test_faketensor"))
 

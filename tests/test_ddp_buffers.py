@@ -44,6 +44,32 @@ def total_at_once(state, buffers):
         future.wait()
 
 
+def of_rank_1(state, buffers):
+    model, calls = state
+    calls.append(sorted(buffers))
+    model._default_broadcast_coalesced(list(buffers.values()), authoritative_rank=1)
+
+
+def test_a_hook_for_buffers_can_copy_them_from_a_rank_as_under_torchs_ddp():
+    def body(comm, group):
+        results = []
+        for kind in (Stock, gs.DistributedDataParallel):
+            model, calls = wrap(kind, seeded(Counting), comm, group, {}), []
+            model.module.step = comm.rank + 1.0
+            model._register_buffer_comm_hook((model, calls), of_rank_1)
+            for batch in batches(3):
+                square(model(shard(batch, comm))).backward()
+            model.module.seen.fill_(comm.rank)
+            model._default_broadcast_coalesced()
+            results.append((model.module.seen.tolist(), flat_weights(model), calls))
+        return results
+
+    for theirs, ours in run_beside(2, body):
+        assert theirs[0] == ours[0] == [0.0] * 3
+        assert torch.equal(theirs[1], ours[1])
+        assert theirs[2] == ours[2] == [["seen"]] * 3
+
+
 @pytest.mark.parametrize("location", list(Location), ids=lambda location: location.name)
 def test_a_hook_for_buffers_does_what_it_does_under_torchs_ddp(location):
     def body(comm, group):

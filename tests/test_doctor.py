@@ -188,6 +188,24 @@ def test_ranks_of_a_host_that_cannot_share_memory_are_named() -> None:
     assert (row.status, "--ipc host" in row.advice) == (WARNING, True)
 
 
+def test_whether_a_model_goes_by_hosts_is_said_with_the_reason() -> None:
+    def told(job: Job) -> tuple[str, str]:
+        row = one(network.levels(job))
+        assert row.status == OK
+        return row.finding, row.advice
+
+    four = [rank(host) for host in "aabb"]
+    by_hosts = "2 hosts x 2 ranks: sums exactly inside a host, codec between hosts"
+    assert told(Job(four)) == (by_hosts, "process_group=gs.Flat() for one level")
+    with_gpus = [each | {"cuda": GPU} for each in four]
+    assert told(Job(with_gpus))[0] == f"{by_hosts}; without a codec NCCL sums in its own way"
+    assert told(Job(four, shared=[[0], [1], [2], [3]])) == ("4 hosts x 1 rank: a model sums in one level", "")
+    assert told(Job(four[:2], shared=[[0, 1]]))[0] == "1 host x 2 ranks: a model sums in one level"
+    assert told(Job(four, shared=[[0, 1, 2], [3]]))[0].startswith(
+        "2 hosts of 1 to 3 ranks, 1 of each carry: sums"
+    )
+
+
 def test_the_slow_pair_and_the_wrong_clock_are_found() -> None:
     def pair(a, b, rate=1e8, clock_s=0.0):
         return Pair((a, b), 1e-4, rate, 1e8, clock_s, 1e-4)

@@ -44,6 +44,8 @@ def test_inside_a_job_rank_0_tells_of_all(start) -> None:
     pair = next(row for row in rows if row["check"] == "pair")
     assert "rank 0 and 1 of" in pair["finding"]
     assert next(row for row in rows if row["check"] == "same host")["status"] == OK
+    levels = next(row for row in rows if row["check"] == "levels")
+    assert levels["finding"] == "1 host x 2 ranks: a model sums in one level"
 
 
 def examine(hosts: netlab.Hosts, *arguments: str, device: str) -> tuple[int, list[dict]]:

@@ -1,6 +1,7 @@
 # The driver of elastic runs, with processes that only sleep: what their workers would say to the board is said by
 # Member objects of this process.
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -8,12 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from gossamer.config import Placement
 from gossamer.errors import CommError
 from gossamer.launch.elastic.board import Board
 from gossamer.launch.elastic.driver import Driver, Limits
 from gossamer.launch.elastic.process import LocalWorker, Program
 from gossamer.launch.elastic.slots import Slot, Slots
-from gossamer.membership import Member, Seat
+from gossamer.membership import WATCH_S, Member, Outlook, Seat
 
 SLEEP = ["sleep", "100"]
 
@@ -39,7 +41,7 @@ class Run:
     def __getitem__(self, number: int) -> Member:
         if number not in self.members:
             host, _, port = self.board.endpoint.rpartition(":")
-            self.members[number] = Member(host, int(port), worker=number)
+            self.members[number] = Member(host, int(port), worker=number, launcher=os.getpid())
         return self.members[number]
 
     def take_seats(self, *numbers: int) -> dict[int, "Future[Seat]"]:
@@ -61,6 +63,13 @@ class Run:
     def kill(self, number: int) -> None:
         self.driver.workers[number].signal(signal.SIGKILL)
         self.step_until(lambda: number not in self.driver.workers)
+
+    def announced(self, number: int) -> Outlook | None:
+        """What a worker learns that has come."""
+        self.step_until(lambda: number in self.driver.workers)
+        answer = self.pool.submit(self[number].announce)
+        self.step_until(answer.done)
+        return answer.result()
 
     def leave(self, reason: str, *numbers: int, skip_sync: bool = False) -> None:
         for number in numbers:
@@ -107,6 +116,27 @@ def test_survivors_keep_their_order_and_rank_0_is_one_of_them(begin) -> None:
     newcomer = waiting[4].result(5)
     assert ranks([newcomer]) == [(3, 4)]
     assert newcomer.placement.local_rank == 0, "the place of the worker that died"
+
+
+def test_a_newcomer_is_told_its_place_at_once_and_taken_in_when_it_is_ready(begin) -> None:
+    run = begin({"a": 1, "b": 1}, Limits(1, 4, 2))
+    first = [run.pool.submit(run[number].announce) for number in (0, 1)]
+    waiting = run.take_seats(0, 1)
+    run.step_until(lambda: all(each.done() for each in [*first, *waiting.values()]))
+    assert [each.result() for each in first] == [None, None], "a first group keeps nobody waiting"
+    run.hosts = {"a": 2, "b": 1}
+    outlook = run.announced(2)
+    assert outlook.placement == Placement("elastic", 2, 3, 1, 2)
+    assert outlook.locals == [(0, 2), (0, 1), (1, 2)]
+    for _ in range(5):
+        run.driver.step()
+        time.sleep(WATCH_S)
+    assert not run[0].update, "it is not ready"
+    newcomer = run.take_seats(2)[2]
+    run.step_until(lambda: run[0].update == "added")
+    run.leave("update", 0, 1)
+    assert ranks(run.seated(0, 1)) == [(0, 3), (1, 3)]
+    assert newcomer.result(5).placement == outlook.placement
 
 
 def test_the_death_of_a_member_is_told_to_those_that_do_not_communicate(begin) -> None:
@@ -200,6 +230,17 @@ def test_workers_that_do_not_come_back_are_named(begin) -> None:
         run.step_until(lambda: False)
 
 
+def test_newcomers_that_a_group_needs_and_that_do_not_get_ready_are_named(begin) -> None:
+    run = begin({"localhost": 2}, Limits(2, 2, 2), cooldown_s=(0, 0))
+    run.seated(0, 1)
+    run.kill(1)
+    assert run.announced(2) is not None
+    run.driver.limits = Limits(2, 2, 2, timeout_s=1)
+    run.leave("error", 0)
+    with pytest.raises(CommError, match=r"workers \[2\] have come while others trained, and are not ready"):
+        run.step_until(lambda: False)
+
+
 def test_the_reset_limit_ends_the_run(begin) -> None:
     run = begin({"localhost": 3}, Limits(1, 3, 3, resets=1))
     run.seated(0, 1, 2)
@@ -235,7 +276,7 @@ def test_an_exit_code_of_the_script_ends_the_run(begin) -> None:
     assert run.driver.workers == {}
 
 
-def test_a_worker_whose_driver_has_ended_says_so(begin) -> None:
+def test_a_worker_whose_driver_has_ended_says_so(begin, capfd) -> None:
     run = begin({"localhost": 1}, Limits(1, 1, 1))
     (seat,) = run.seated(0)
     del seat
@@ -243,21 +284,7 @@ def test_a_worker_whose_driver_has_ended_says_so(begin) -> None:
     until = time.monotonic() + 10
     while not run[0].broken and time.monotonic() < until:
         time.sleep(0.05)
-    assert "worker 0 has lost the driver of this run" in run[0].broken
+    assert "worker 0 (rank 0 of 1) has lost the driver of this run" in run[0].broken
     with pytest.raises(CommError, match="has lost the driver"):
         run[0].leave("error", skip_sync=False)
-
-
-def test_a_worker_may_end_while_it_looks_at_the_board(start) -> None:
-    script = """
-import time
-from gossamer import membership
-from gossamer.launch.elastic.board import Board
-membership.WATCH_S = 0
-board = Board()
-host, _, port = board.endpoint.rpartition(":")
-member = membership.Member(host, int(port), worker=0)
-time.sleep(0.3)
-"""
-    code, _, err = start(["-c", script]).finish()
-    assert code == 0, err
+    assert capfd.readouterr().err.count(run[0].broken) == 1, "once, as both have the same stderr"

@@ -8,8 +8,7 @@ import pytest
 from gossamer.errors import ConfigError
 from gossamer.launch import run
 from gossamer.launch.elastic import command
-from gossamer.launch.elastic.driver import seats
-from gossamer.launch.elastic.slots import Discovery, Slot, Slots, parse_hosts
+from gossamer.launch.elastic.slots import Discovery, Slot, Slots, parse_hosts, seats
 
 
 def test_local_ranks_follow_the_slots_where_they_can() -> None:

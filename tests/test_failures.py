@@ -4,11 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
+
+import gossamer as gs
+from ranks import run_ranks
 
 WORKER = """
 import os, signal, sys, time
@@ -18,8 +23,9 @@ from torch import nn
 import gossamer as gs
 
 rank, size, victim, algorithm = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-dist.init_process_group("gloo", init_method=None, store=dist.TCPStore("127.0.0.1", int(sys.argv[5]), is_master=False),
-                        rank=rank, world_size=size)
+port, host = int(sys.argv[5]), int(sys.argv[6])
+store = dist.TCPStore("127.0.0.1", port, is_master=rank == host, wait_for_workers=False)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
 class Die(torch.autograd.Function):
     @staticmethod
@@ -45,8 +51,12 @@ class Model(nn.Module):
                 x = Die.apply(x, step)
         return x
 
+algorithm, _, levels = algorithm.partition(" ")
+group = gs.Hierarchical(hosts=[[0, 1], [2, 3]]) if levels else None
 algorithm = gs.GradientAllReduce(deterministic=True) if algorithm == "deterministic" else algorithm
-model = gs.DataParallel(Model(), algorithm=algorithm, bucket_bytes=20000, first_bucket_bytes=20000)
+model = gs.DataParallel(
+    Model(), algorithm=algorithm, process_group=group, bucket_bytes=20000, first_bucket_bytes=20000
+)
 try:
     for step in range(4):
         model(torch.randn(8, 64), step).sum().backward()
@@ -55,6 +65,9 @@ except gs.CommError as error:
     print(f"CommError: {error}", flush=True)
     os._exit(3)
 """
+
+
+LAUNCHER = -1  # hosts the store, instead of a rank
 
 
 def serve_store() -> dist.TCPStore:
@@ -75,12 +88,18 @@ def start_worker(script, *arguments) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "deterministic"])
-@pytest.mark.parametrize(("size", "victim"), [(2, 1), (4, 2)])
-def test_survivors_of_a_killed_worker_raise_soon_and_name_it(algorithm, size, victim, tmp_path):
+@pytest.mark.parametrize(
+    ("size", "victim", "host"), [(2, 1, LAUNCHER), (4, 2, LAUNCHER), (4, 0, 0)], ids=["2", "4", "store too"]
+)
+def test_survivors_of_a_killed_worker_raise_soon_and_name_it(
+    algorithm, size, victim, host, tmp_path, free_port
+):
+    """Also where the store dies with rank 0, which hosts it."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    store = serve_store()
-    workers = [start_worker(script, rank, size, victim, algorithm, store.port) for rank in range(size)]
+    store = serve_store() if host == LAUNCHER else None
+    port = store.port if store else free_port
+    workers = [start_worker(script, rank, size, victim, algorithm, port, host) for rank in range(size)]
     try:
         workers[victim].wait(timeout=120)
         died = time.monotonic()
@@ -94,8 +113,34 @@ def test_survivors_of_a_killed_worker_raise_soon_and_name_it(algorithm, size, vi
         if rank != victim:
             assert workers[rank].returncode == 3, output
             assert f"rank {rank}/{size} step 2 bucket" in output
-            assert f"silent: rank {victim}" in output, output
+            assert f"lost its connection to rank {victim}" in output, output
     assert took_s < 60  # the group's timeout is 30 minutes
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce by hosts", "bytegrad by hosts"])
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_killed_worker_is_named_on_both_levels(algorithm, victim, tmp_path):
+    """Also by the rank that neither shares a host with it nor carries the same part."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    store = serve_store()
+    workers = [start_worker(script, rank, 4, victim, algorithm, store.port, LAUNCHER) for rank in range(4)]
+    try:
+        workers[victim].wait(timeout=120)
+        died = time.monotonic()
+        outputs = {rank: worker.communicate(timeout=120)[0] for rank, worker in enumerate(workers)}
+        took_s = time.monotonic() - died
+    finally:
+        for worker in workers:
+            worker.kill()
+    for rank, output in outputs.items():
+        if rank != victim:
+            assert workers[rank].returncode == 3, output
+            assert f"rank {rank}/4 step 2 bucket" in output
+            assert (
+                f"lost its connection to rank {victim}" in output or f"rank {victim} has ended" in output
+            ), output
+    assert took_s < 10
 
 
 WAITING = """
@@ -136,3 +181,21 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path):
     finally:
         for worker in workers:
             worker.kill()
+
+
+def test_a_rank_that_is_late_over_gloo_is_named_by_those_who_time_out():
+    """Their own connections, which Gloo closes then, are not to blame."""
+    ended = threading.Barrier(3)
+
+    def body(comm):
+        try:
+            if comm.rank < 2:
+                comm.all_reduce(torch.ones(3)).wait()
+        finally:
+            ended.wait(60)
+
+    first, second, late = run_ranks(3, body, errors=True, timeout_s=2)
+    for error in (first, second):
+        assert isinstance(error, gs.CommError)
+        assert "silent: rank 2" in str(error), error
+    assert late is None

@@ -117,7 +117,7 @@ def train(algorithm, group):
         optimizer.zero_grad()
         model(sample(step, 64).view(4, 16).to(device)).square().mean().backward()
         optimizer.step()
-    direct = [model.engine._comm.sum_in_place(bucket.flat("grad"), 1.0) for bucket in model.engine.buckets]
+    direct = [_C.sum_in_place(model.engine._comm, bucket.flat("grad"), 1.0) for bucket in model.engine.buckets]
     torch.cuda.synchronize()
     model.close()
     return weights(network), all(direct)

@@ -1,4 +1,4 @@
-"""Sums by hosts: exact inside, through a codec between them. Hosts are made up of threads, or found by trying."""
+"""Sums by hosts: exact inside, through a codec between them. Hosts are made up of threads, or found out."""
 
 import pytest
 import torch

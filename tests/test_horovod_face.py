@@ -1,7 +1,11 @@
 # The Horovod face in one process: its names and signatures, the queries, and operations of a single rank.
 
+import gc
 import inspect
+import json
 import os
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +15,7 @@ import torch.distributed as dist
 import gossamer as gs
 import gossamer.horovod.torch as hvd
 from gossamer.horovod.common import exceptions
+from gossamer.horovod.common.timeline import Timeline
 from gossamer.horovod.torch import mpi_ops
 
 # As Horovod 0.28.1 has them: the order of arguments is part of the interface.
@@ -164,3 +169,49 @@ def test_a_forked_child_has_no_part_in_it() -> None:
         os._exit(0 if refused and not hvd.is_initialized() else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert hvd.allreduce(torch.ones(2)).tolist() == [1, 1]
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_join_collects_garbage_only_where_an_optimizer_rides_on_the_engine(monkeypatch) -> None:
+    collected = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append("all"))
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        hvd.join()
+    assert optimizer.report()["way"] == "undecided"
+    assert collected == []
+
+
+def test_the_timeline_is_in_the_file_though_nothing_more_happens(tmp_path) -> None:
+    file, timeline = tmp_path / "timeline.json", Timeline()
+
+    def comes(text: str) -> bool:
+        end = time.monotonic() + 10
+        while time.monotonic() < end and text not in file.read_text():
+            time.sleep(0.01)
+        return text in file.read_text()
+
+    timeline.start(str(file), mark_cycles=True)
+    try:
+        assert comes("start_time_since_epoch_in_micros")
+        for phase in ("rank_ready", "agreed", "executing", "done"):
+            timeline.listener(0)(phase, "allreduce.x", 0, time.monotonic())
+        assert comes("CYCLE_START")
+        timeline.listener(0)("rank_ready", "allreduce.hangs", 0, time.monotonic())
+        assert comes("allreduce.hangs")
+    finally:
+        timeline.stop()
+    assert json.loads(file.read_text())[-1]["name"] == "0"
+
+
+def test_a_timeline_that_ended_leaves_no_thread(tmp_path) -> None:
+    timeline = Timeline()
+    before = threading.active_count()
+    for turn in range(3):
+        timeline.start(str(tmp_path / f"{turn}.json"), mark_cycles=False)
+    timeline.stop()
+    end = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threading.active_count() == before

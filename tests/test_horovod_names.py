@@ -5,14 +5,17 @@
 
 import importlib
 import inspect
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 import gossamer.horovod.torch as hvd
 from gossamer import horovod
-from gossamer.horovod.common import environment
+from gossamer.horovod.common import environment, util
 from gossamer.horovod.common.exceptions import HorovodInternalError
+from gossamer.horovod.runner.util.threads import in_thread
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migrating-from-horovod.md").read_text()
 NO_DEFAULT = inspect.Parameter.empty
@@ -92,7 +95,10 @@ MODULES = {
     "torch.elastic": "TorchState ElasticSampler run",
     "torch.elastic.state": "TorchState get_handler_registry set_handler_registry",
     "torch.elastic.sampler": "ElasticSampler",
+    "common.util": "EXTENSIONS extension_available check_extension gpu_available mpi_built gloo_built nccl_built "
+    "ddl_built ccl_built env split_list num_rank_is_power_2 is_iterable",
     "runner": "run",
+    "runner.util.threads": "in_thread",
 }
 RUN = "func args=() kwargs=None num_proc=1 min_num_proc=None max_num_proc=None"
 RUN_KEYWORDS = (
@@ -146,6 +152,52 @@ def test_reductions_have_horovods_numbers_and_no_public_name_is_missing() -> Non
 def test_modules_that_scripts_import_from_have_their_names(module) -> None:
     found = importlib.import_module(f"gossamer.horovod.{module}")
     assert [name for name in MODULES[module].split() if not hasattr(found, name)] == []
+
+
+def test_the_version_is_that_of_the_names() -> None:
+    assert horovod.__version__ == "0.28.1"
+
+
+def test_the_helpers_answer_as_the_queries_do(capsys) -> None:
+    for what in ("mpi", "gloo", "nccl", "ddl", "ccl"):
+        assert getattr(util, f"{what}_built")() == getattr(hvd, f"{what}_built")()
+    assert capsys.readouterr().out == ""
+    assert [util.extension_available(name, verbose=True) for name in util.EXTENSIONS] == [False, True, False]
+    assert "Extension torch was built." in capsys.readouterr().out
+    util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+    with pytest.raises(ImportError, match=r"horovod.tensorflow is not there"):
+        util.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__, "mpi_lib")
+    assert not util.gpu_available("mxnet")
+    assert util.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
+    assert [count for count in range(9) if util.num_rank_is_power_2(count)] == [1, 2, 4, 8]
+    assert util.is_iterable([])
+    assert not util.is_iterable(1)
+
+
+def test_env_sets_variables_for_a_while(monkeypatch) -> None:
+    monkeypatch.setenv("HVD_TEST_THERE", "old")
+    with util.env(HVD_TEST_THERE="new", HVD_TEST_NEW="1", HVD_TEST_NOT=None):
+        found = [os.environ.get(f"HVD_TEST_{name}") for name in ("THERE", "NEW", "NOT")]
+    assert found == ["new", "1", None]
+    assert [os.environ.get(f"HVD_TEST_{name}") for name in ("THERE", "NEW")] == ["old", None]
+
+
+def test_in_thread_calls_a_function_in_a_thread_of_its_own() -> None:
+    got = []
+    in_thread(lambda *args: got.append((threading.current_thread().name, args)), (1, 2), name="mine").join()
+    assert got == [("mine", (1, 2))]
+    assert in_thread(list).daemon
+    with pytest.raises(ValueError, match=r"args must be a tuple, got 3"):
+        in_thread(print, 3)
+
+
+def test_in_thread_drops_an_error_only_if_it_is_asked_to(monkeypatch) -> None:
+    told = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_type))
+    in_thread(lambda: 1 / 0, silent=True).join()
+    assert told == []
+    in_thread(lambda: 1 / 0).join()
+    assert told == [ZeroDivisionError]
 
 
 def test_the_page_names_everything_public() -> None:

@@ -149,6 +149,34 @@ def test_max_restarts_starts_the_workers_again(start, script) -> None:
     assert "attempt 1" in out
 
 
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL)"),
+        ("sys.exit(3)", "failed with exit code 3"),
+    ],
+)
+def test_a_failure_prints_lines_of_gossamer_run_alone(start, script, act, said) -> None:
+    train = script(f"""
+        if rank == 1:
+            {act}
+        time.sleep(60)
+    """)
+    _, out, err = start([*RUN, "-np", "2", "--max-restarts", "1", train]).finish()
+    assert out == ""
+    assert err.splitlines() == [
+        f"gossamer run: local rank 1 {said}; all workers start again (1 of 1 times)",
+        f"gossamer run: rank 1 {said} (then rank 0 ended too)",
+    ]
+
+
+def test_torchs_own_lines_about_a_failure_are_printed_with_its_log_level_set(start, script) -> None:
+    train = script("sys.exit(3)")
+    _, _, err = start([*RUN, "-np", "1", train], env={"LOGLEVEL": "WARNING"}).finish()
+    assert "failed (exitcode: 3) local_rank: 0" in err
+    assert err.splitlines()[-1] == "gossamer run: rank 0 failed with exit code 3"
+
+
 def test_threads_per_worker_share_the_cores_unless_the_user_chose(start, script) -> None:
     train = script("print(os.environ['OMP_NUM_THREADS'])")
     code, out, err = start([*RUN, "-np", "1", train]).finish()

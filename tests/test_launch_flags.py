@@ -74,6 +74,7 @@ def test_flags_of_horovodrun_set_the_variables_of_the_workers(capsys) -> None:
         ),
         ("--config-file nowhere.yaml", "--config-file nowhere.yaml: .*No such file"),
         ("--as-horovod --no-python", "--as-horovod needs a Python script or -m MODULE"),
+        ("--as-bagua --no-python", "--as-bagua needs a Python script or -m MODULE"),
     ],
 )
 def test_flags_that_cannot_be_met_are_refused(flags, message) -> None:

@@ -1,13 +1,17 @@
-# gossamer.lightning as far as one process without a group shows it: what is refused, names, pickling.
+# gossamer.lightning as far as one process without a group shows it: names, pickling, groups. What is refused:
+# test_lightning_refusals.py.
 
 import datetime
 import os
 import pickle
+from unittest import mock
 
 import pytest
 import torch
+from torch.testing._internal.distributed import fake_pg
 
 import gossamer as gs
+import gossamer.horovod.torch as hvd
 
 pl = pytest.importorskip("lightning.pytorch")
 lightning = pytest.importorskip("gossamer.lightning")
@@ -53,25 +57,6 @@ def test_fabric_has_the_same_names() -> None:
     registered = pytest.importorskip("lightning.fabric.strategies").STRATEGY_REGISTRY
     strategy = registered.get("gossamer_bytegrad_spawn")
     assert type(strategy).__module__ == "gossamer.lightning.fabric"
-
-
-def test_wrong_arguments_are_refused_before_any_process_starts() -> None:
-    with pytest.raises(gs.ConfigError, match="must be an Algorithm object or one of"):
-        lightning.GossamerStrategy("nonsense")
-    with pytest.raises(gs.ConfigError, match="arguments of an algorithm need its name"):
-        lightning.GossamerStrategy(gs.ByteGrad(), average=False)
-    with pytest.raises(TypeError, match="unexpected"):
-        lightning.GossamerStrategy("bytegrad", unexpected=1)
-    with pytest.raises(gs.ConfigError, match="algorithm must be one of gradient_allreduce, bytegrad"):
-        lightning.BaguaStrategy("powersgd")
-    with pytest.raises(TypeError, match="unexpected"):
-        lightning.BaguaStrategy("bytegrad", unexpected=1)
-    with pytest.raises(TypeError, match="unexpected"):
-        lightning.DDPStrategy(unexpected=1)
-    with pytest.raises(gs.ConfigError, match="ddp_comm_state and ddp_comm_wrapper needs a ddp_comm_hook"):
-        lightning.DDPStrategy(ddp_comm_state=object(), ddp_comm_wrapper=print)
-    with pytest.raises(gs.ConfigError, match="need each other, got 4 and None"):
-        lightning.DDPStrategy(model_averaging_period=4)
 
 
 def test_arguments_reach_lightning_as_those_of_its_own_strategy() -> None:
@@ -134,6 +119,45 @@ def alone():
     os.environ.update(before)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+STOCK = "its own"  # of Lightning, beside which ours are run
+
+
+@pytest.mark.parametrize("kind", [STOCK, "DDPStrategy", "GossamerStrategy"])
+@pytest.mark.parametrize("made", ["init_process_group", "is_initialized"])
+@pytest.mark.usefixtures("alone")
+def test_a_group_that_is_a_mock_is_not_asked_for_its_size_or_backend(kind, made) -> None:
+    timeout = datetime.timedelta(seconds=30)
+    strategy = (pl.strategies.DDPStrategy if kind == STOCK else getattr(lightning, kind))(timeout=timeout)
+    trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=strategy)
+    with mock.patch(f"torch.distributed.{made}", return_value=True) as mocked:
+        trainer.strategy.setup_environment()
+    assert mocked.called
+    if made == "init_process_group":
+        backend = strategy._get_process_group_backend()
+        mocked.assert_called_with(backend, rank=0, world_size=1, timeout=timeout, device_id=None)
+
+
+@pytest.mark.parametrize("kind", [STOCK, "DDPStrategy"])
+@pytest.mark.parametrize("asked", ["fake", None])
+@pytest.mark.usefixtures("alone")
+def test_a_group_that_exists_already_is_taken(kind, asked) -> None:
+    torch.distributed.init_process_group("fake", rank=0, world_size=1, store=fake_pg.FakeStore())
+    kind = pl.strategies.DDPStrategy if kind == STOCK else getattr(lightning, kind)
+    trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=kind(process_group_backend=asked))
+    trainer.strategy.setup_environment()
+    assert torch.distributed.get_backend() == "fake"
+
+
+@pytest.mark.usefixtures("alone")
+def test_devices_without_a_launcher_are_told_what_starts_their_processes() -> None:
+    text = r"got devices=4 and 1 process on .*`gossamer run --nproc-per-node 4`, or give devices=1$"
+    try:
+        with pytest.raises(gs.ConfigError, match=text):
+            pl.Trainer(strategy="horovod", accelerator="cpu", devices=4)
+    finally:
+        hvd.shutdown()
 
 
 @pytest.mark.parametrize("module", ["pytorch", "pytorch_lightning"])

@@ -179,6 +179,22 @@ def test_a_mismatch_is_an_error_on_all_ranks_and_the_next_operation_works(data, 
     run_named(2, body, data=data, control=control)
 
 
+def test_a_name_is_refused_until_this_rank_has_waited_however_fast_the_first_was() -> None:
+    def body(named):
+        first = named.submit("allreduce", [torch.ones(2)], names=["x"], call_site="a.py:1")[0]
+        named.submit("allreduce", [torch.ones(2)], names=["y"])
+        time.sleep(0.3)  # both are complete long since
+        with pytest.raises(
+            gs.ConfigError, match=r"twice without a wait in between, got b.py:2 and before that a.py:1"
+        ):
+            named.submit("allreduce", [torch.ones(2)], names=["x"], call_site="b.py:2")
+        assert first.done()
+        for name in ("x", "y"):
+            assert result(named, "allreduce", torch.ones(2), name).tolist() == [2.0, 2.0]
+
+    run_named(2, body)
+
+
 def test_what_one_rank_alone_gets_wrong_fails_on_the_others_too() -> None:
     def body(named):
         bad = torch.ones(2).to(torch.float8_e4m3fn) if named.rank == 1 else torch.ones(2)
@@ -212,6 +228,22 @@ def test_a_rank_that_has_joined_takes_part_with_zeros() -> None:
         return last.value
 
     assert run_named(3, body) == [1, 1, 1]
+
+
+@every_place
+def test_a_refused_join_fails_on_every_rank_and_leaves_nobody_joined(data, control) -> None:
+    def body(named):
+        if named.rank == 1:
+            refused = named.refuse_join("no such place", "train.py:3")
+        else:
+            assert result(named, "allreduce", torch.ones(3), "sum").tolist() == [2.0] * 3
+            refused = named.join()
+        with pytest.raises(gs.ConfigError, match=r"was refused by rank 1 \(train.py:3\): no such place"):
+            refused.wait()
+        assert result(named, "allgather", torch.ones(1), "all").tolist() == [1.0] * 3
+        named.join().wait()
+
+    run_named(3, body, data=data, control=control)
 
 
 @every_place

@@ -13,7 +13,7 @@ import gossamer as gs
 from ranks import run_ranks
 
 INPUTS, OUTPUTS, BATCH, STEPS, LR = 40, 17, 8, 20, 0.05
-BLOCK = 256
+BLOCK = 64
 SIZES = [2, 3, 4]
 
 
@@ -39,10 +39,10 @@ def int8(x):
     out = np.zeros_like(flat)
     for begin in range(0, flat.size, BLOCK):
         part = flat[begin : begin + BLOCK]
-        largest = np.abs(part).max()
-        if largest > 0:
-            codes = np.rint(part * (np.float32(127) / largest))
-            out[begin : begin + BLOCK] = codes * (largest / np.float32(127))
+        peak = np.float32(torch.tensor(np.abs(part).max()).bfloat16().item())
+        if peak > 0:
+            codes = np.rint(part * (np.float32(127) / peak))
+            out[begin : begin + BLOCK] = codes * (peak * np.float32(1 / 127))
     return out.astype(np.float64).reshape(x.shape)
 
 
@@ -181,6 +181,8 @@ def test_qadam_is_adam_then_averages_quantised_momentum(size, decay):
             m = [int8(part) for part in mean([[int8(part) for part in parts] for parts in momenta])]
         first, second = 1 - beta1 ** (step + 1), 1 - beta2 ** min(step + 1, warmup)
         update = [a / first / (np.sqrt(b / second) + eps) for a, b in zip(m, v, strict=True)]
+        if step >= warmup:
+            update = [np.clip(part, -2, 2) for part in update]  # (1 - beta1) / sqrt(1 - beta2)
         x = plus(x, update, -lr)
 
     def optimizer(params):
@@ -208,17 +210,20 @@ def test_zero_one_adam_sends_quantised_sums_of_momenta_at_steps_of_its_schedules
             gradients = [mean(gradients)] * size
             v = [beta2 * old + (1 - beta2) * g**2 for old, g in zip(v, gradients[0], strict=True)]
             updates += 1
-        rate = lr / (1 - beta1 ** (step + 1))
+        first = 1 - beta1 ** (step + 1)
+        rate = lr / first
+        limit = 2 * first  # (1 - beta1) / sqrt(1 - beta2)
         divisor = [np.sqrt(part / (1 - beta2**updates)) + eps for part in v]
         ms = [plus([beta1 * part for part in m], g, 1 - beta1) for m, g in zip(ms, gradients, strict=True)]
         us, rates = [plus(u, m, rate) for u, m in zip(us, ms, strict=True)], rates + rate
         xs = [
-            plus(x, [a / b for a, b in zip(m, divisor, strict=True)], -rate)
+            plus(x, [np.clip(a / b, -limit, limit) for a, b in zip(m, divisor, strict=True)], -rate)
             for x, m in zip(xs, ms, strict=True)
         ]
         if step in synchronised:
             update = [int8(part) for part in mean([[int8(part) for part in u] for u in us])]
-            xs = [plus(anchor, [a / b for a, b in zip(update, divisor, strict=True)], -1)] * size
+            moves = [a / b for a, b in zip(update, divisor, strict=True)]
+            xs = [plus(anchor, [np.clip(move, -limit * rates, limit * rates) for move in moves], -1)] * size
             ms = [[part / rates for part in update]] * size
         if step in exact | synchronised:
             anchor, us, rates = xs[0], [[0.0, 0.0]] * size, 0

@@ -64,12 +64,14 @@ def test_the_readmes_command_shows_every_algorithm_and_says_what_to_use(capsys) 
     out = plan(capsys, README)
     assert [name for name in METHODS if name not in out] == []
     assert "Use " in out
+    assert "models go by hosts" in out
     assert "docs/which-one.md" in out
 
 
 def test_json_has_a_line_for_the_inputs_each_algorithm_and_the_advice(capsys) -> None:
     lines = [json.loads(line) for line in plan(capsys, f"{README} --json").splitlines()]
     assert lines[0]["inputs"]["ranks"] == 64
+    assert lines[0]["inputs"]["by_hosts"] is True
     assert {line["algorithm"] for line in lines[1:-1]} == set(METHODS)
     steps = [line["step_s"] for line in lines[1:-1]]
     assert steps == sorted(steps)
@@ -107,7 +109,6 @@ def test_help_has_examples(capsys) -> None:
         ("--params 1e6 --ranks 4 --compute-ms 4 --bandwidth 10", "got '10'"),
         ("--params 1e6 --ranks 4 --compute-ms -4", "compute_s must not be negative"),
         ("--params 1e6 --ranks 4 --compute-ms 4 --algorithms fast", "got 'fast'"),
-        ("--params 1e6 --ranks 4 --compute-ms 4 --algorithms hierarchical", "need several hosts"),
         ("--model nowhere:make --ranks 4 --compute-ms 4", "got 'nowhere:make'"),
         ("--model json:dumps --ranks 4 --compute-ms 4", "must be MODULE:FACTORY"),
         ("--measure --ranks 4", "--measure finds out --ranks"),
@@ -134,7 +135,7 @@ def test_measuring_gives_what_a_prediction_needs(monkeypatch) -> None:
         assert 1e6 < value < 1e13
     assert {"Int8", "Int4", "OneBit"} <= set(found[0].speeds.codecs)
     problem, _ = planner.transformer(3_000_000, 0.1, speeds=found[0].speeds)
-    assert predict(problem, network, "hierarchical_int4").step_s > 0.1
+    assert predict(problem, network, "int4").step_s > 0.1
 
 
 def test_compute_is_the_slowest_ranks_step() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 import gossamer as gs
 from gossamer import planner
-from gossamer.errors import ConfigError
 from gossamer.planner import METHODS, Network, predict, predict_all
 from gossamer.planner.advice import APART_GAIN, SLACK, advise
 from gossamer.planner.problem import buckets_of
@@ -91,28 +90,60 @@ def test_with_half_a_core_a_rank_the_work_of_sending_takes_from_the_compute() ->
 
 
 def test_ranks_of_a_host_share_its_link() -> None:
-    spread, crowded = (predict(gpt(), Network(8, hosts, 100 * MBIT), "bytegrad") for hosts in (8, 2))
+    spread, crowded = (
+        predict(gpt(), Network(8, hosts, 100 * MBIT), gs.ByteGrad(), flat=True) for hosts in (8, 2)
+    )
     assert crowded.bytes_per_rank == spread.bytes_per_rank
     assert crowded.bytes_across == pytest.approx(
         4 * 4 / 7 / 2 * spread.bytes_across + 0.5 * spread.bytes_across, rel=0.01
     )
 
 
-def test_a_hierarchy_halves_what_leaves_a_host() -> None:
-    network = Network(4, 2, 100 * MBIT)
-    flat, by_hosts = (predict(gpt(), network, name) for name in ("bytegrad", "hierarchical_bytegrad"))
-    assert by_hosts.bytes_across == pytest.approx(flat.bytes_across * 2 / 3.5, rel=0.01)
+@pytest.mark.parametrize("hosts", [2, 4, 8])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        gs.GradientAllReduce(),
+        gs.GradientAllReduce(True),
+        gs.ByteGrad(),
+        gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.Int4())),
+    ],
+    ids=["exact", "deterministic", "bytegrad", "int4"],
+)
+def test_by_default_a_host_sends_an_encoded_model_twice_less_its_own_share(algorithm, hosts) -> None:
+    problem, network = gpt(), Network(4 * hosts, hosts, 100 * MBIT)
+    codec = algorithm.codec or gs.Identity()
+    numel = sum(bucket.numel for bucket in buckets_of(problem, algorithm, network.ranks))
+    by_hosts, flat = (predict(problem, network, algorithm, flat=flat) for flat in (False, True))
+    whole = 2 * (hosts - 1) / hosts * codec.wire_bytes(numel, problem.parameters[0].dtype)
+    assert by_hosts.bytes_across == pytest.approx(whole, rel=0.01)  # the rest is the agreement's
     assert by_hosts.step_s < flat.step_s
 
 
-def test_what_moves_inside_a_host_takes_time_beside_that_of_the_link() -> None:
-    speeds = [dataclasses.replace(planner.speeds.CPU, wire=wire) for wire in (math.inf, 1e8)]
-    quick, slow = (
-        predict(gpt(compute_s=0.0, speeds=each), Network(4, 2, 100 * MBIT), "hierarchical_bytegrad")
-        for each in speeds
-    )
-    inside = 4 * 3e6  # half of the gradients twice
-    assert slow.step_s - quick.step_s == pytest.approx(2 * inside / 1e8, rel=0.05)
+def test_an_exact_mean_on_gpus_is_left_to_nccl_and_a_codecs_is_not() -> None:
+    problem, network = gpt(speeds=planner.speeds.CUDA), Network(8, 2)
+    for algorithm, differs in ((gs.GradientAllReduce(), False), (gs.ByteGrad(), True)):
+        found, flat = (predict(problem, network, algorithm, flat=flat) for flat in (False, True))
+        assert (found.bytes_across != flat.bytes_across) == differs
+
+
+@pytest.mark.parametrize("name", ["decentralized", "low_precision_decentralized"])
+def test_what_does_not_average_by_all_reduce_stays_in_one_level(name) -> None:
+    algorithm = METHODS[name].make(planner.Settings())
+    found, flat = (predict(gpt(), Network(8, 2), algorithm, flat=flat) for flat in (False, True))
+    assert found == flat
+
+
+def test_what_moves_inside_a_host_goes_on_beside_the_link() -> None:
+    problem, network = gpt(compute_s=0.0, bucket_bytes=1 << 30), Network(4, 2, 100 * MBIT)
+    speeds = [dataclasses.replace(planner.speeds.CPU, memory=memory) for memory in (1e30, 1e9)]
+    quick, slow = (predict(dataclasses.replace(problem, speeds=each), network, "bytegrad") for each in speeds)
+    gathered_s = 4 * 3e6 / 1e9
+    inside_s = (
+        1.5 * gathered_s
+    )  # a carrier reads its half of two ranks' gradients, and writes it to the other
+    assert gathered_s < slow.step_s - quick.step_s < gathered_s + inside_s / 5
+    assert slow.bytes_per_rank == quick.bytes_per_rank
 
 
 @pytest.mark.parametrize("count", [1, 1000, 49_999, 2_600_000, 1_200_000_000, 175_000_000_000])
@@ -159,10 +190,14 @@ def test_what_is_advised_is_within_its_kinds_share_of_the_quickest() -> None:
             assert min(synchronous) <= APART_GAIN * min(apart)
 
 
-def test_ranks_that_hosts_cannot_share_equally_are_warned_of_and_have_no_hierarchy() -> None:
+def test_ranks_that_hosts_cannot_share_equally_go_by_hosts_with_a_warning() -> None:
     problem, network = gpt(), Network(9, 4)
-    found = predict_all(problem, network)
-    assert not any(p.algorithm.startswith("hierarchical") for p in found)
-    assert "9 ranks are not divisible by 4 hosts" in advise(problem, network, found).warnings[0]
-    with pytest.raises(ConfigError, match="equally many ranks on each host, got 9 on 4"):
-        predict(problem, network, "hierarchical")
+    assert [list(host) for host in network.host_ranks] == [[0, 1, 2], [3, 4], [5, 6], [7, 8]]
+    assert (network.per_host, network.carriers) == (3, 2)
+    found = predict(problem, network, "bytegrad")
+    assert found.bytes_across == pytest.approx(
+        predict(problem, Network(8, 4), "bytegrad").bytes_across, rel=0.01
+    )
+    warning = advise(problem, network, predict_all(problem, network)).warnings[0]
+    assert warning.startswith("9 ranks are not divisible by 4 hosts: the fullest host has 3")
+    assert warning.endswith("2 of each carry what goes between hosts")

@@ -31,13 +31,13 @@ def test_the_text_holds_the_figures_of_the_reports_and_counts_on() -> None:
     def body(*comms):
         algorithms = {"plain": "gradient_allreduce", "coded": "bytegrad"}
         models = {
-            name: gs.DataParallel(nn.Linear(8, 8), algorithm=algorithm, process_group=comm)
+            name: gs.DataParallel(nn.Linear(32, 32), algorithm=algorithm, process_group=comm, broadcast=False)
             for (name, algorithm), comm in zip(algorithms.items(), comms, strict=True)
         }
         exporter = Exporter(models, registry=prometheus_client.CollectorRegistry(), labels={"job": "test"})
         for _ in range(3):
             for model in models.values():
-                model(torch.ones(2, 8)).sum().backward()
+                model(torch.ones(2, 32)).sum().backward()
         text, reports = exporter.text(), {name: model.report() for name, model in models.items()}
         models["plain"].report(reset=True)
         models["plain"].close()

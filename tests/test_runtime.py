@@ -3,7 +3,9 @@
 
 import importlib.util
 import json
+import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,27 @@ def test_missing_peer_is_an_error_naming_rank_and_address(monkeypatch, free_port
         monkeypatch.setenv(name, str(value))
     with pytest.raises(gs.CommError, match=rf"rank 0/2 \(torchrun\) .*localhost:{free_port}.* in 2 s"):
         gs.init(timeout_s=2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wait_for_a_worker_that_never_joins_is_told_meanwhile(rank, monkeypatch, free_port, caplog) -> None:
+    variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port}
+    for name, value in (variables | {"GOSSAMER_STALL_WARNING_S": 0.3}).items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(gs.CommError):
+        gs.init(timeout_s=2)
+    told = [record.message for record in caplog.records]
+    assert len(told) >= 2
+    assert re.fullmatch(
+        rf"gossamer: rank {rank}/2 has waited \d s for the other workers to join at localhost:{free_port}; see whether "
+        rf"all 2 have started and none has ended; it gives up after 2 s",
+        told[0],
+    )
+    monkeypatch.setenv("GOSSAMER_STALL_WARNING_S", "0")
+    with pytest.raises(gs.CommError):
+        gs.init(timeout_s=1)
+    assert len(caplog.records) == len(told)
+    assert "gossamer-joining" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])

@@ -12,6 +12,7 @@ import torch
 import gossamer as gs
 import ranks
 from codec_cases import CODECS, DTYPES
+from gossamer import _C
 from gossamer import comm as comms
 from models import batches, mlp, seeded, shard
 
@@ -119,7 +120,7 @@ def test_a_part_of_allocated_memory_is_summed_and_the_rest_left_alone():
         memory = own.allocate(4000).view(torch.float32)
         memory.copy_(sample(comm.rank, 1000))
         before = memory.clone()
-        assert own.sum_in_place(memory[101:777], 0.5)
+        assert _C.sum_in_place(own, memory[101:777], 0.5)
         outside = torch.ones(1000, dtype=torch.bool)
         outside[101:777] = False
         return same_bits(memory[outside], before[outside]), memory[101:777].clone()
@@ -136,7 +137,7 @@ def test_memory_that_is_not_shared_goes_through_the_transport():
         own = comms.symmetric(comm, comm)
         plain, integers = sample(comm.rank, 100), torch.arange(10) * (comm.rank + 1)
         shared_integers = own.allocate(80).view(torch.int64).copy_(integers)
-        direct = [own.sum_in_place(x, 1.0) for x in (plain, integers, shared_integers)]
+        direct = [_C.sum_in_place(own, x, 1.0) for x in (plain, integers, shared_integers)]
         for x in (plain, integers, shared_integers):
             own.all_reduce(x).wait()
         return direct, plain, integers, shared_integers.clone()
@@ -180,7 +181,7 @@ def test_freed_memory_is_unmapped_at_the_next_allocation():
             own.allocate(100_000)
         gc.collect()
         grown = mapped() - before
-        return grown, own.sum_in_place(kept.view(torch.float32), 1.0)
+        return grown, _C.sum_in_place(own, kept.view(torch.float32), 1.0)
 
     for grown, found in ranks.run_ranks(2, body):
         assert grown < 20
@@ -206,7 +207,7 @@ def trained(group, comm, algorithm):
         wrapped(shard(batch, comm)).square().mean().backward()
         optimizer.step()
     direct = [
-        wrapped.engine._comm.sum_in_place(bucket.flat("grad"), 1.0) for bucket in wrapped.engine.buckets
+        _C.sum_in_place(wrapped.engine._comm, bucket.flat("grad"), 1.0) for bucket in wrapped.engine.buckets
     ]
     wrapped.close()
     return torch.cat([param.detach().flatten() for param in model.parameters()]), direct
@@ -263,7 +264,7 @@ def test_a_rank_that_dies_ends_the_others_waits_with_its_name():
         if comm.rank == 1:
             comm.announce_failure()
             return None
-        return own.sum_in_place(x, 1.0)
+        return _C.sum_in_place(own, x, 1.0)
 
     first, second, third = ranks.run_ranks(3, body, errors=True)
     assert second is None

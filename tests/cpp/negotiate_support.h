@@ -122,7 +122,7 @@ class Meeting {
 
 using Batches = std::vector<std::vector<std::string>>;  // names
 
-inline Request request_of(Kind kind, std::string name, std::vector<int64_t> shape = {4}) {
+inline Request request_of(Collective kind, std::string name, std::vector<int64_t> shape = {4}) {
   Request request;
   request.kind = kind;
   request.name = std::move(name);
@@ -155,12 +155,14 @@ class Fleet {
   }
 
   Pending submit(int rank, Request request) {
+    ranks[rank]->waited();  // names are free as soon as they are complete
     auto [operation, pending] = operation_of(std::move(request));
     ranks[rank]->submit(std::move(operation));
     return std::move(pending);
   }
   std::vector<Pending> submit_group(int rank, const std::vector<Request>& requests,
                                     const std::string& group) {
+    ranks[rank]->waited();
     std::vector<Operation> operations;
     std::vector<Pending> pending;
     for (const Request& request : requests) {

@@ -25,7 +25,7 @@ std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
 
 // Of the ranks that wait together, one is the first to run out of time; the others say the same, or what it has said.
 void expect_silent(const std::string& ranks, const std::string& time, const std::string& text) {
-  const bool own = text.find("timed out after " + time + "; silent: " + ranks) != std::string::npos;
+  const bool own = text.find("Timed out after " + time + "; silent: " + ranks) != std::string::npos;
   const bool told = text.find(ranks + " did not come within " + time) != std::string::npos;
   EXPECT_TRUE(own || told) << text;
 }
@@ -48,7 +48,7 @@ TEST(Ends, TimeoutsNameTheSilentRankAndBreakTheGroup) {
         expect_in("barrier on " + rank_name(group.rank()) + ": ", text);
         expect_silent(rank_name(silent), "0.25 s", text);
         EXPECT_LT(shm::Clock::now() - start, std::chrono::milliseconds(250) + kSoon);
-        if (text.find("timed out") != std::string::npos) {
+        if (text.find("Timed out") != std::string::npos) {
           EXPECT_GE(shm::Clock::now() - start, std::chrono::milliseconds(250));
         }
         thrown.fetch_add(1);
@@ -74,7 +74,7 @@ TEST(Ends, ADeadlineThatHasPassedIsATimeoutAtOnce) {
   run_threads({2, false}, [&](Group& group) {
     if (group.rank() == 1) return wait_for([&] { return thrown.load(); });
     const auto start = shm::Clock::now();
-    expect_in("timed out", comm_error_of(group, -1));
+    expect_in("Timed out", comm_error_of(group, -1));
     EXPECT_LT(shm::Clock::now() - start, kSoon);
     thrown.store(true);
   });
@@ -154,7 +154,7 @@ TEST(Ends, ARankThatHasLeftIsNamed) {
 TEST(Ends, ARankThatGaveUpAloneDoesNotHangTheOthers) {
   run_threads({3, true}, [](Group& group) {
     if (group.rank() == 1) {
-      expect_in("timed out", comm_error_of(group, 0.1));
+      expect_in("Timed out", comm_error_of(group, 0.1));
       return;
     }
     usleep(300000);

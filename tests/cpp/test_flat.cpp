@@ -123,7 +123,11 @@ TEST(Flat, SummedRowsHaveTheBitsOfTheIdentityCodec) {
           expected.resize(n * element_size(dtype));
           std::vector<void*> addresses;
           for (Bytes& row : rows) addresses.push_back(row.data());
-          flat::sum_rows(dtype, addresses.data(), count, n, 1.0 / 3);
+          Bytes apart(n * element_size(dtype));
+          void* outs[] = {apart.data()};
+          flat::sum_rows(dtype, {addresses.data(), count, outs, 1, n}, 1.0 / 3);
+          ASSERT_EQ(apart, expected) << "numel " << n << " rows " << count;
+          flat::sum_rows(dtype, {addresses.data(), count, addresses.data(), count, n}, 1.0 / 3);
           for (const Bytes& row : rows) ASSERT_EQ(row, expected) << "numel " << n << " rows " << count;
         }
 }
@@ -131,8 +135,8 @@ TEST(Flat, SummedRowsHaveTheBitsOfTheIdentityCodec) {
 TEST(Flat, NoRowsAndEmptyRowsAreNothingToSum) {
   float x = 5;
   void* rows[] = {&x, &x};
-  flat::sum_rows(Dtype::f32, rows, 2, 0, 0.5);
-  flat::sum_rows(Dtype::f32, nullptr, 0, 7, 0.5);
+  flat::sum_rows(Dtype::f32, {rows, 2, rows, 2, 0}, 0.5);
+  flat::sum_rows(Dtype::f32, {nullptr, 0, nullptr, 0, 7}, 0.5);
   EXPECT_EQ(x, 5);
 }
 

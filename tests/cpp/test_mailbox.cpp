@@ -236,7 +236,7 @@ TEST(Mailbox, TimeoutsNameTheOperationAndTheNextOneGoesThrough) {
       Mailbox mail(group);
       if (group.rank() == 0) {
         auto lost = send(mail, 1, 7, Bytes(bytes), 0.15);
-        expect_in("send of " + std::to_string(bytes) + " bytes to rank 1 (tag 7) timed out after 0.15 s",
+        expect_in("send of " + std::to_string(bytes) + " bytes to rank 1 (tag 7): Timed out after 0.15 s",
                   error_of(ErrorKind::comm, lost));
         sync(mail, 1);
         send(mail, 1, 7, content(bytes, 1)).get();
@@ -247,7 +247,7 @@ TEST(Mailbox, TimeoutsNameTheOperationAndTheNextOneGoesThrough) {
         EXPECT_TRUE(in.data == content(bytes, 1));
         auto lost = receive(mail, -1, 9, bytes, 0.15);
         const auto start = shm::Clock::now();
-        expect_in("receive of " + std::to_string(bytes) + " bytes from any rank (tag 9) timed out",
+        expect_in("receive of " + std::to_string(bytes) + " bytes from any rank (tag 9): Timed out",
                   error_of(ErrorKind::comm, lost));
         EXPECT_LT(shm::Clock::now() - start, std::chrono::milliseconds(1000));
       }
@@ -267,7 +267,7 @@ TEST(Mailbox, APeerMayMakeItsMailboxLate) {
       Mailbox mail(group);
       std::vector<Flight> lost;
       for (int i = 0; i < 20000; ++i) lost.push_back(send(mail, 1, 1, Bytes(16), 0.05));
-      for (auto& flight : lost) expect_in("timed out", error_of(ErrorKind::comm, flight));
+      for (auto& flight : lost) expect_in("Timed out", error_of(ErrorKind::comm, flight));
       auto small = send(mail, 1, 2, content(100, 4)), big = send(mail, 1, 2, content(kBig, 5));
       round();
       small.get();

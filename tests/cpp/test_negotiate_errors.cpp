@@ -18,49 +18,49 @@ void expect_part(const std::string& part, const std::string& text) {
 }
 
 struct Difference {
-  Kind kind;
+  Collective kind;
   std::function<void(Request&)> change;  // rank 1's
   const char* expected;
 };
 
 const Difference kDifferences[] = {
-    {Kind::allreduce, [](Request& r) { r.kind = Kind::broadcast; },
+    {Collective::allreduce, [](Request& r) { r.kind = Collective::broadcast; },
      "kind on all ranks, got allreduce on ranks 0, 2 (a.py:1) and broadcast on rank 1 (b.py:2)"},
-    {Kind::allreduce, [](Request& r) { r.dtype = "float64"; },
+    {Collective::allreduce, [](Request& r) { r.dtype = "float64"; },
      "dtype on all ranks, got float32 on ranks 0, 2 (a.py:1) and float64 on rank 1 (b.py:2)"},
-    {Kind::allreduce, [](Request& r) { r.device = "cuda"; },
+    {Collective::allreduce, [](Request& r) { r.device = "cuda"; },
      "device on all ranks, got cpu on ranks 0, 2 (a.py:1) and cuda on rank 1 (b.py:2)"},
-    {Kind::allreduce, [](Request& r) { r.shape = {2, 2}; },
+    {Collective::allreduce, [](Request& r) { r.shape = {2, 2}; },
      "shape on all ranks, got [4] on ranks 0, 2 (a.py:1) and [2, 2] on rank 1 (b.py:2)"},
-    {Kind::allreduce, [](Request& r) { r.op = Reduction::max; },
+    {Collective::allreduce, [](Request& r) { r.op = Aggregate::max; },
      "reduction on all ranks, got sum on ranks 0, 2 (a.py:1) and max on rank 1 (b.py:2)"},
-    {Kind::allreduce, [](Request& r) { r.prescale = 0.5; },
+    {Collective::allreduce, [](Request& r) { r.prescale = 0.5; },
      "prescale factor on all ranks, got 1 on ranks 0, 2 (a.py:1) and 0.5 on rank 1 (b.py:2)"},
-    {Kind::allreduce, [](Request& r) { r.postscale = 2; },
+    {Collective::allreduce, [](Request& r) { r.postscale = 2; },
      "postscale factor on all ranks, got 1 on ranks 0, 2 (a.py:1) and 2 on rank 1 (b.py:2)"},
-    {Kind::broadcast, [](Request& r) { r.root = 2; },
+    {Collective::broadcast, [](Request& r) { r.root = 2; },
      "root rank on all ranks, got 0 on ranks 0, 2 (a.py:1) and 2 on rank 1 (b.py:2)"},
-    {Kind::broadcast, [](Request& r) { r.shape = {5}; },
+    {Collective::broadcast, [](Request& r) { r.shape = {5}; },
      "shape on all ranks, got [4] on ranks 0, 2 (a.py:1) and [5] on rank 1 (b.py:2)"},
-    {Kind::reducescatter, [](Request& r) { r.op = Reduction::average; },
+    {Collective::reducescatter, [](Request& r) { r.op = Aggregate::average; },
      "reduction on all ranks, got sum on ranks 0, 2 (a.py:1) and average on rank 1 (b.py:2)"},
-    {Kind::reducescatter, [](Request& r) { r.shape = {5}; },
+    {Collective::reducescatter, [](Request& r) { r.shape = {5}; },
      "shape on all ranks, got [4] on ranks 0, 2 (a.py:1) and [5] on rank 1 (b.py:2)"},
-    {Kind::allgather, [](Request& r) { r.shape = {4, 1}; },
+    {Collective::allgather, [](Request& r) { r.shape = {4, 1}; },
      "shape on all ranks, got [4] on ranks 0, 2 (a.py:1) and [4, 1] on rank 1 (b.py:2)"},
-    {Kind::allgather, [](Request& r) { r.dtype = "int8"; },
+    {Collective::allgather, [](Request& r) { r.dtype = "int8"; },
      "dtype on all ranks, got float32 on ranks 0, 2 (a.py:1) and int8 on rank 1 (b.py:2)"},
-    {Kind::alltoall, [](Request& r) { r.shape = {4, 7}; },
+    {Collective::alltoall, [](Request& r) { r.shape = {4, 7}; },
      "shape on all ranks, got [4] on ranks 0, 2 (a.py:1) and [4, 7] on rank 1 (b.py:2)"},
-    {Kind::allreduce,
+    {Collective::allreduce,
      [](Request& r) {
        r.group = "g";
        r.group_size = 1;
      },
      "group on all ranks, got none on ranks 0, 2 (a.py:1) and 'g' of 1 on rank 1 (b.py:2)"},
-    {Kind::add_process_set, [](Request& r) { r.numbers = {0, 2}; },
+    {Collective::add_process_set, [](Request& r) { r.numbers = {0, 2}; },
      "process set on all ranks, got [0, 1] on ranks 0, 2 (a.py:1) and [0, 2] on rank 1 (b.py:2)"},
-    {Kind::remove_process_set, [](Request& r) { r.numbers = {7}; },
+    {Collective::remove_process_set, [](Request& r) { r.numbers = {7}; },
      "process set on all ranks, got [0, 1] on ranks 0, 2 (a.py:1) and [7] on rank 1 (b.py:2)"},
 };
 
@@ -70,7 +70,7 @@ TEST(NegotiateErrors, a_difference_fails_that_operation_on_all_ranks_with_both_s
     for (const Difference& difference : kDifferences) {
       Request right = request_of(difference.kind, "x");
       right.call_site = "a.py:1";
-      if (right.kind == Kind::alltoall) right.numbers = {1, 1, 2};
+      if (right.kind == Collective::alltoall) right.numbers = {1, 1, 2};
       if (!moves_data(right.kind)) right.numbers = {0, 1};
       Request wrong = right;
       wrong.call_site = "b.py:2";
@@ -78,7 +78,7 @@ TEST(NegotiateErrors, a_difference_fails_that_operation_on_all_ranks_with_both_s
       if (cached) {
         for (Pending& one : fleet.everywhere(right)) ASSERT_EQ(answer(one).error, "");
       }
-      auto beside = fleet.everywhere(request_of(Kind::allreduce, "beside"));
+      auto beside = fleet.everywhere(request_of(Collective::allreduce, "beside"));
       std::vector<Pending> pending;
       for (int rank = 0; rank < 3; ++rank) pending.push_back(fleet.submit(rank, rank == 1 ? wrong : right));
       for (Pending& one : pending) {
@@ -94,8 +94,8 @@ TEST(NegotiateErrors, a_difference_fails_that_operation_on_all_ranks_with_both_s
 
 TEST(NegotiateErrors, messages_name_ranks_of_the_whole_job) {
   Fleet fleet(2, [](int, Options& options) { options.ranks = {3, 7}; });
-  auto mine = fleet.submit(0, request_of(Kind::allreduce, "x", {1}));
-  auto theirs = fleet.submit(1, request_of(Kind::allreduce, "x", {2}));
+  auto mine = fleet.submit(0, request_of(Collective::allreduce, "x", {1}));
+  auto theirs = fleet.submit(1, request_of(Collective::allreduce, "x", {2}));
   expect_part("got [1] on rank 3 and [2] on rank 7", answer(mine).error);
   expect_part("got [1] on rank 3 and [2] on rank 7", answer(theirs).error);
 }
@@ -107,7 +107,7 @@ TEST(NegotiateErrors, a_request_that_cannot_work_throws_at_once_and_fails_on_the
     right.root = 0;
     right.shape = {4};
     right.element_bytes = 4;
-    if (right.kind == Kind::alltoall) right.numbers = {2, 2};
+    if (right.kind == Collective::alltoall) right.numbers = {2, 2};
     auto other = fleet.submit(0, right);
     try {
       fleet.submit(1, wrong);
@@ -119,12 +119,12 @@ TEST(NegotiateErrors, a_request_that_cannot_work_throws_at_once_and_fails_on_the
     expect_part(expected, answer(other).error);
     for (Pending& one : fleet.everywhere(right)) EXPECT_EQ(answer(one).error, "");
   };
-  Request broadcast = request_of(Kind::broadcast, "broadcast");
+  Request broadcast = request_of(Collective::broadcast, "broadcast");
   broadcast.root = 2;
   expect_refused(broadcast, "the root must be a rank below 2, got 2");
-  expect_refused(request_of(Kind::allgather, "gather", {}), "the tensor must have a dimension 0");
-  expect_refused(request_of(Kind::allreduce, "reduce", {-1}), "no negative extent, got [-1]");
-  Request swap = request_of(Kind::alltoall, "swap");
+  expect_refused(request_of(Collective::allgather, "gather", {}), "the tensor must have a dimension 0");
+  expect_refused(request_of(Collective::allreduce, "reduce", {-1}), "no negative extent, got [-1]");
+  Request swap = request_of(Collective::alltoall, "swap");
   for (const std::vector<int64_t>& splits : {std::vector<int64_t>{4}, {1, 2}, {5, -1}, {}}) {
     swap.numbers = splits;
     expect_refused(swap, "the splits must be 2 numbers of 0 or more with the sum 4, got ");
@@ -133,7 +133,7 @@ TEST(NegotiateErrors, a_request_that_cannot_work_throws_at_once_and_fails_on_the
 
 TEST(NegotiateErrors, a_name_in_flight_is_refused_and_the_first_of_it_completes) {
   Fleet fleet(2);
-  Request request = request_of(Kind::allreduce, "x");
+  Request request = request_of(Collective::allreduce, "x");
   request.call_site = "a.py:1";
   auto first = fleet.submit(0, request);
   Request again = request;
@@ -151,10 +151,27 @@ TEST(NegotiateErrors, a_name_in_flight_is_refused_and_the_first_of_it_completes)
   EXPECT_EQ(answer(other).error, "");
 }
 
+TEST(NegotiateErrors, a_name_is_refused_until_the_rank_has_waited_also_if_it_is_complete) {
+  Fleet fleet(2);
+  Request request = request_of(Collective::allreduce, "x");
+  request.call_site = "a.py:1";
+  for (Pending& one : fleet.everywhere(request)) EXPECT_EQ(answer(one).error, "");
+  try {
+    fleet.ranks[1]->submit({request, nullptr, nullptr, -1});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind, ErrorKind::config);
+    expect_part(
+        "'x' must not be submitted twice without a wait in between, got a.py:1 and before that a.py:1",
+        error.what());
+  }
+  for (Pending& one : fleet.everywhere(request)) EXPECT_EQ(answer(one).error, "");
+}
+
 TEST(NegotiateErrors, a_group_fails_as_a_whole_and_groups_of_other_members_do_too) {
   Fleet fleet(2);
   const auto member = [](const char* name, int64_t count) {
-    return request_of(Kind::allreduce, name, {count});
+    return request_of(Collective::allreduce, name, {count});
   };
   for (int round = 0; round < 2; ++round) {
     auto mine = fleet.submit_group(0, {member("a", 1), member("b", 2)}, "g");
@@ -186,25 +203,26 @@ TEST(NegotiateErrors, a_failure_of_the_executor_alike_on_all_ranks_fails_its_bat
     if (name == "alike") raise(ErrorKind::config, "no kernel for this");
     if (name == "alone" && rank == 2) throw std::runtime_error("disk on fire");
   };
-  for (Pending& one : fleet.everywhere(request_of(Kind::allreduce, "alike"))) {
+  for (Pending& one : fleet.everywhere(request_of(Collective::allreduce, "alike"))) {
     EXPECT_EQ(answer(one).error, "no kernel for this");
   }
-  for (Pending& one : fleet.everywhere(request_of(Kind::allreduce, "good"))) EXPECT_EQ(answer(one).error, "");
-  auto waits = fleet.submit(0, request_of(Kind::allreduce, "waits"));
-  auto alone = fleet.everywhere(request_of(Kind::allreduce, "alone"));
+  for (Pending& one : fleet.everywhere(request_of(Collective::allreduce, "good")))
+    EXPECT_EQ(answer(one).error, "");
+  auto waits = fleet.submit(0, request_of(Collective::allreduce, "waits"));
+  auto alone = fleet.everywhere(request_of(Collective::allreduce, "alone"));
   EXPECT_EQ(answer(alone[0]).error, "");
   EXPECT_EQ(answer(alone[2]).error, "disk on fire");
   const Result result = answer(waits);
   EXPECT_EQ(result.kind, ErrorKind::comm);
   expect_part("rank 2 failed: disk on fire", result.error);
-  EXPECT_THROW(fleet.submit(0, request_of(Kind::allreduce, "later")), Error);
+  EXPECT_THROW(fleet.submit(0, request_of(Collective::allreduce, "later")), Error);
 }
 
 TEST(NegotiateErrors, an_exception_of_a_callback_ends_the_negotiation_and_not_the_process) {
   Fleet fleet(2);
-  auto waits = fleet.submit(0, request_of(Kind::allreduce, "waits"));
+  auto waits = fleet.submit(0, request_of(Collective::allreduce, "waits"));
   for (int rank = 0; rank < 2; ++rank) {
-    fleet.ranks[rank]->submit({request_of(Kind::allreduce, "x"), nullptr,
+    fleet.ranks[rank]->submit({request_of(Collective::allreduce, "x"), nullptr,
                                [rank](const Result&) {
                                  if (rank == 1) throw 7;
                                },
@@ -216,11 +234,11 @@ TEST(NegotiateErrors, an_exception_of_a_callback_ends_the_negotiation_and_not_th
 TEST(NegotiateErrors, a_lost_rank_fails_everything_pending_on_every_rank_with_the_reason) {
   for (const int victim : {0, 1, 2}) {
     Fleet fleet(3);
-    for (Pending& one : fleet.everywhere(request_of(Kind::allreduce, "before")))
+    for (Pending& one : fleet.everywhere(request_of(Collective::allreduce, "before")))
       ASSERT_EQ(answer(one).error, "");
     std::vector<Pending> pending;
     for (int rank = 0; rank < 3; ++rank) {
-      if (rank != victim) pending.push_back(fleet.submit(rank, request_of(Kind::allreduce, "waits")));
+      if (rank != victim) pending.push_back(fleet.submit(rank, request_of(Collective::allreduce, "waits")));
     }
     fleet.network->kill(victim);
     for (Pending& one : pending) {
@@ -230,7 +248,7 @@ TEST(NegotiateErrors, a_lost_rank_fails_everything_pending_on_every_rank_with_th
     }
     for (int rank = 0; rank < 3; ++rank) {
       if (rank == victim) continue;
-      EXPECT_THROW(fleet.submit(rank, request_of(Kind::allreduce, "after")), Error);
+      EXPECT_THROW(fleet.submit(rank, request_of(Collective::allreduce, "after")), Error);
     }
   }
 }
@@ -244,7 +262,7 @@ TEST(NegotiateErrors, a_rank_lost_amid_traffic_hangs_nobody) {
       threads.emplace_back([&, rank] {
         for (int i = 0; i < 100000; ++i) {
           try {
-            auto pending = fleet.submit(rank, request_of(Kind::allreduce, "x" + std::to_string(i % 5)));
+            auto pending = fleet.submit(rank, request_of(Collective::allreduce, "x" + std::to_string(i % 5)));
             if (rank == round % 3 && i == 20) fleet.network->kill(rank);
             if (!answer(pending).error.empty()) break;
           } catch (const Error&) {
@@ -263,14 +281,14 @@ TEST(NegotiateEnds, shutdown_of_one_rank_fails_what_waits_on_the_others_and_name
   for (const int leaver : {0, 1}) {
     Fleet fleet(2);
     const int other = 1 - leaver;
-    auto waits = fleet.submit(other, request_of(Kind::allreduce, "waits"));
-    auto own = fleet.submit(leaver, request_of(Kind::allreduce, "own"));
+    auto waits = fleet.submit(other, request_of(Collective::allreduce, "waits"));
+    auto own = fleet.submit(leaver, request_of(Collective::allreduce, "own"));
     fleet.ranks[leaver]->shutdown();
     for (Pending* one : {&waits, &own}) {
       expect_part("rank " + std::to_string(leaver) + " has shut down", answer(*one).error);
     }
-    EXPECT_THROW(fleet.submit(other, request_of(Kind::allreduce, "later")), Error);
-    EXPECT_THROW(fleet.submit(leaver, request_of(Kind::allreduce, "later")), Error);
+    EXPECT_THROW(fleet.submit(other, request_of(Collective::allreduce, "later")), Error);
+    EXPECT_THROW(fleet.submit(leaver, request_of(Collective::allreduce, "later")), Error);
     fleet.ranks[leaver]->shutdown();
   }
 }
@@ -279,7 +297,8 @@ TEST(NegotiateEnds, init_and_shutdown_200_times) {
   for (int round = 0; round < 200; ++round) {
     Fleet fleet(1 + round % 3);
     if (round % 2 == 0) {
-      for (Pending& one : fleet.everywhere(request_of(Kind::allreduce, ""))) ASSERT_EQ(answer(one).error, "");
+      for (Pending& one : fleet.everywhere(request_of(Collective::allreduce, "")))
+        ASSERT_EQ(answer(one).error, "");
     }
   }
 }
@@ -295,14 +314,14 @@ TEST(NegotiateStall, it_tells_what_waits_for_whom_and_ends_all_ranks_if_asked) {
       reports.insert(reports.end(), stalled.begin(), stalled.end());
     };
   });
-  Request request = request_of(Kind::allgather, "lonely");
+  Request request = request_of(Collective::allgather, "lonely");
   request.call_site = "train.py:12";
   for (Pending& one : fleet.everywhere(request))
     ASSERT_EQ(answer(one).error, "");  // its bits are watched too
   auto waits = fleet.submit(1, request);
-  auto beside = fleet.everywhere(request_of(Kind::allreduce, "fine"));
+  auto beside = fleet.everywhere(request_of(Collective::allreduce, "fine"));
   for (Pending& one : beside) EXPECT_EQ(answer(one).error, "");
-  auto other = fleet.submit(0, request_of(Kind::barrier, ""));
+  auto other = fleet.submit(0, request_of(Collective::barrier, ""));
   expect_part("allgather 'lonely' waits for ranks 0, 2", answer(waits).error);
   expect_part("rank 1 has submitted it (train.py:12); every rank must submit it within 0.3 s",
               answer(other).error);
@@ -325,7 +344,8 @@ TEST(NegotiateTrace, phases_of_an_operation_come_in_order) {
         if (event.phase != Phase::rank_ready) phases[rank].push_back(event.phase);
       };
     });
-    for (Pending& one : fleet.everywhere(request_of(Kind::allreduce, "x"))) EXPECT_EQ(answer(one).error, "");
+    for (Pending& one : fleet.everywhere(request_of(Collective::allreduce, "x")))
+      EXPECT_EQ(answer(one).error, "");
   }
   const std::vector<Phase> expected{Phase::submitted, Phase::agreed, Phase::executing, Phase::done};
   EXPECT_EQ(phases[0], expected);

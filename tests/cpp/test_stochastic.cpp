@@ -34,7 +34,8 @@ std::vector<double> reference_int8(const std::vector<float>& x, int64_t block, i
   std::vector<double> levels;
   for (size_t i = 0; i < x.size(); ++i) {
     const float absmax = absmax_of(x, i / block * block, (i / block + 1) * block);
-    const float v = x[i] * (127.0f / absmax);
+    const float peak = from_bits((to_bits(absmax) + 0xffff) >> 16 << 16);  // bfloat16, away from zero
+    const float v = x[i] * (127.0f / peak);
     const float sum = v + static_cast<float>(fraction(kKey, row, static_cast<int64_t>(i)));
     levels.push_back(std::min(127.0f, std::max(-127.0f, std::floor(sum))));
   }
@@ -46,7 +47,7 @@ std::vector<double> levels_on_the_wire(const Spec& spec, const uint8_t* row, int
   std::vector<double> levels;
   for (int64_t i = 0; i < numel; ++i) {
     if (spec.kind == Kind::int8) {
-      levels.push_back(static_cast<int8_t>(row[(4 * blocks + 15) / 16 * 16 + i]));
+      levels.push_back(static_cast<int8_t>(row[(2 * blocks + 15) / 16 * 16 + i]));
     } else {
       const int k = (row[(2 * blocks + 15) / 16 * 16 + i / 2] >> i % 2 * 4 & 15) - 8;
       levels.push_back(k * (6 + std::abs(k)));

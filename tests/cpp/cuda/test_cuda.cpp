@@ -182,8 +182,8 @@ TEST_F(Cuda, SummedRowsHaveTheBitsOfTheCpuAtAnyAlignment) {
             there.push_back(device.back()->data() + at);
           }
           for (Bytes& row : host) here.push_back(row.data() + at);
-          flat::sum_rows(dtype, here.data(), 3, numel, 1.0 / 3);
-          flat::cuda::sum_rows(dtype, there.data(), 3, numel, 1.0 / 3, nullptr);
+          flat::sum_rows(dtype, {here.data(), 3, here.data(), 3, numel}, 1.0 / 3);
+          flat::cuda::sum_rows(dtype, {there.data(), 3, there.data(), 3, numel}, 1.0 / 3, nullptr);
           for (int r = 0; r < 3; ++r) ASSERT_EQ(device[r]->get(), host[r]) << "numel " << numel;
         }
 }
