@@ -24,7 +24,7 @@ RANKS, PERIOD, BUCKET_BYTES = 4, 8, 1 << 19
 WIDTHS, QUICK_WIDTHS = (512, 1024, 1024, 512), (256, 512, 256)
 RING = 2 * (RANKS - 1) / RANKS  # times a tensor's bytes; also what the two-shot sends
 INT4 = gs.ErrorFeedback(gs.Int4())
-BITS = {gs.Int8(): 8 + 32 / 256, gs.Int4(): 4 + 16 / 32, gs.OneBit(): 1 + 16 / 128, gs.TopK(0.01): 64 * 0.01}
+BITS = {gs.Int8(): 8 + 16 / 64, gs.Int4(): 4 + 16 / 32, gs.OneBit(): 1 + 16 / 128, gs.TopK(0.01): 64 * 0.01}
 BITS |= {gs.MinMaxUInt8(): 8, gs.BF16(): 16, gs.FP16(): 16}
 
 

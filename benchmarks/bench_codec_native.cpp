@@ -75,8 +75,9 @@ int main(int argc, char** argv) {
   for (const char* isa : {"scalar", "avx2", "avx512"}) {
     const Kernels* kernels = kernels_by_name(isa);
     if (kernels == nullptr) continue;
-    bench(*kernels, "int8", Kind::int8, 256, numel);
-    bench(*kernels, "int8_stochastic", Kind::int8, 256, numel, 1);
+    bench(*kernels, "int8", Kind::int8, 64, numel);
+    bench(*kernels, "int8_256", Kind::int8, 256, numel);
+    bench(*kernels, "int8_stochastic", Kind::int8, 64, numel, 1);
     bench(*kernels, "int4", Kind::int4, 32, numel);
     bench(*kernels, "int4_64", Kind::int4, 64, numel);
     bench(*kernels, "int4_stochastic", Kind::int4, 32, numel, 1);

@@ -48,7 +48,7 @@ void bench(int size, int burst, int rounds) {
         const auto start = Clock::now();
         countdown.start(burst);
         for (int i = 0; i < burst; ++i) {
-          ranks[rank]->submit({request_of(Kind::allreduce, "gradient" + std::to_string(i)), nullptr,
+          ranks[rank]->submit({request_of(Collective::allreduce, "gradient" + std::to_string(i)), nullptr,
                                [&](const Result&) { countdown.one_less(); }, -1});
         }
         countdown.wait();

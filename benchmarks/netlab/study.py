@@ -30,7 +30,7 @@ RATE = "100mbit"  # that of the targets
 SYNCHRONOUS = ("bytegrad", "int4", "onebit", "powersgd", "qadam", "onebit_adam")
 LOCAL = ("local_sgd", "diloco", "streaming_diloco")
 TRAINED = ("ddp", "ddp_fp16_hook", "bytegrad", "int4", "onebit", "powersgd", *LOCAL)
-LEVELS = "ddp,gradient_allreduce,bytegrad,int4,hierarchical,hierarchical_bytegrad,hierarchical_int4"
+LEVELS = "ddp,gradient_allreduce,bytegrad,int4,flat,flat_bytegrad,flat_int4"
 
 # Part -> arguments of the command. A part of losses runs a seed at a time; its steps end with a validation, so that who
 # learns as stock DDP does is there after as many. More of them, and the noise of small batches decides less.
@@ -99,10 +99,10 @@ def targets(folder: Path) -> list[dict[str, Any]]:
         where = f"gpt, {hosts} hosts, {RATE}"
         judge_hosts(judge, where, by_algorithm(folder, steps), by_algorithm(folder, losses))
     for name in ("bytegrad", "int4"):
-        if name in levels:
-            flat, level = levels[name], levels[f"hierarchical_{name}"]
+        if f"flat_{name}" in levels:
+            flat, level = levels[f"flat_{name}"], levels[name]
             share = level["payload_by_kernel"] / flat["payload_by_kernel"]
-            judge(f"bytes on eth0 of the hierarchy over flat, 2 x 2, {name}", share, "x", at_most=0.5)
+            judge(f"bytes on eth0 by hosts over flat, 2 x 2, {name}", share, "x", at_most=0.5)
     for part in PARTS:
         found = [line for line in read(folder / f"{part}.jsonl") if line.get("bytes_difference") is not None]
         if found:

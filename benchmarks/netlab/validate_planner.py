@@ -114,7 +114,7 @@ def _compared(folder: Path, line: dict[str, Any], cores: float) -> dict[str, Any
     variant = VARIANTS[line["algorithm"]]
     problem = _problem(line, variant, cores / network.ranks, speeds)
     if variant.ours is not None:
-        found = predict(problem, network, variant.ours(), by_hosts=variant.levels)
+        found = predict(problem, network, variant.ours(), flat=variant.flat)
     else:
         found = predict(problem, network, Stock(HOOKS[line["algorithm"]], period=variant.period))
     fields = (
