@@ -4,6 +4,7 @@
 #include <torch/extension.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <array>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -14,7 +15,7 @@
 #include "comm/by_hosts.h"
 #include "comm/c10d.h"
 #include "comm/symmetric.h"
-#include "engine/bindings.h"
+#include "hook/bindings.h"
 #include "engine/engine.h"
 #include "errors.h"
 #include "named/bindings.h"
@@ -210,10 +211,30 @@ c10d::GradBucket grad_bucket(const Bucket& bucket, at::Tensor buffer, size_t cou
 
 void bind_engine(py::module_& module) {
   py::class_<Bucket, std::shared_ptr<Bucket>>(module, "Bucket")
-      .def(py::init<int64_t, std::vector<int64_t>, std::vector<at::Tensor>, std::vector<std::string>, int64_t,
-                    int64_t>(),
+      .def(py::init([](int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params,
+                       std::vector<std::string> names, int64_t block, int64_t alignment,
+                       std::optional<at::ScalarType> dtype) {
+             auto placement = Placement::in_turn(params, block, alignment);
+             return std::make_shared<Bucket>(index, std::move(indices), std::move(params), std::move(names),
+                                             std::move(placement), dtype);
+           }),
            py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("names"), py::arg("block"),
-           py::arg("alignment"))
+           py::arg("alignment"), py::arg("dtype") = py::none())
+      .def(py::init([](int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params,
+                       std::vector<std::string> names, const std::vector<std::vector<std::array<int64_t, 3>>>& pieces,
+                       int64_t numel, std::optional<at::ScalarType> dtype) {
+             Placement placement;
+             placement.numel = numel;
+             for (const auto& own : pieces) {
+               placement.pieces.emplace_back();
+               for (const auto& [begin, length, offset] : own)
+                 placement.pieces.back().push_back({begin, length, offset});
+             }
+             return std::make_shared<Bucket>(index, std::move(indices), std::move(params), std::move(names),
+                                             std::move(placement), dtype);
+           }),
+           py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("names"), py::arg("pieces"),
+           py::arg("numel"), py::arg("dtype") = py::none())
       .def(
           "add_field",
           [](Bucket& bucket, const std::string& field, Communicator* comm,
@@ -222,6 +243,8 @@ void bind_engine(py::module_& module) {
       .def("clear_padding", &Bucket::clear_padding, py::arg("field"), Release())
       .def("adopt_weights", &Bucket::adopt_weights, Release())
       .def("set_aside", &Bucket::set_aside, py::arg("field"), Release())
+      .def("value", &Bucket::value, py::arg("field"), py::arg("position"), Release())
+      .def("set_value", &Bucket::set_value, py::arg("field"), py::arg("position"), py::arg("value"), Release())
       .def_property_readonly("index", &Bucket::index)
       .def_property_readonly("numel", &Bucket::numel)
       .def_property_readonly("bytes", &Bucket::bytes)

@@ -2,10 +2,12 @@
 #include "engine/bucket.h"
 
 #include <ATen/DeviceGuard.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <numeric>
 #include <sstream>
 #include <utility>
@@ -36,28 +38,51 @@ bool fits(const at::Tensor& grad, const at::Tensor& flat) {
          grad.device() == flat.device() && !grad.requires_grad();
 }
 
+// What lies in no piece.
+std::vector<flat::Segment> gaps(const Placement& placement) {
+  std::vector<Placement::Piece> all;
+  for (const auto& pieces : placement.pieces) all.insert(all.end(), pieces.begin(), pieces.end());
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  all.push_back({0, 0, placement.numel});
+  std::vector<flat::Segment> segments;
+  int64_t end = 0;
+  for (const auto& piece : all) {
+    if (end < piece.offset) segments.push_back({nullptr, end, piece.offset - end});
+    end = std::max(end, piece.offset + piece.numel);
+  }
+  return segments;
+}
+
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
 }  // namespace
 
+Placement Placement::in_turn(const std::vector<at::Tensor>& params, int64_t block, int64_t alignment) {
+  const int64_t step = std::lcm(kViewAlignmentBytes / static_cast<int64_t>(params.at(0).element_size()), block);
+  Placement placement;
+  for (const auto& param : params) {
+    placement.pieces.push_back({{0, param.numel(), placement.numel}});
+    placement.numel += round_up(param.numel(), step);
+  }
+  placement.numel = round_up(std::max<int64_t>(placement.numel, 1), std::lcm(alignment, step));
+  return placement;
+}
+
 Bucket::Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params,
-               std::vector<std::string> names, int64_t block, int64_t alignment)
+               std::vector<std::string> names, Placement placement, std::optional<at::ScalarType> dtype)
     : index_(index),
       indices_(std::move(indices)),
       params_(std::move(params)),
       names_(std::move(names)),
+      placement_(std::move(placement)),
+      padding_(gaps(placement_)),
       device_(params_.at(0).device()),
-      dtype_(params_[0].scalar_type()) {
-  const int64_t step = std::lcm(kViewAlignmentBytes / static_cast<int64_t>(params_[0].element_size()), block);
-  for (const auto& param : params_) {
-    numels_.push_back(param.numel());
-    offsets_.push_back(numel_);
-    numel_ += round_up(param.numel(), step);
-  }
-  numel_ = round_up(std::max<int64_t>(numel_, 1), std::lcm(alignment, step));
-  taken_.assign(params_.size(), false);
+      dtype_(dtype.value_or(params_[0].scalar_type())),
+      taken_(params_.size(), false),
+      unused_(params_.size(), false) {
+  for (const auto& param : params_) numels_.push_back(param.numel());
 }
 
 at::Tensor Bucket::add_field(const std::string& name, Communicator* comm,
@@ -66,12 +91,14 @@ at::Tensor Bucket::add_field(const std::string& name, Communicator* comm,
   const auto type = dtype.value_or(dtype_);
   Field field;
   if (comm != nullptr) {
-    field.flat = comm->allocate(numel_ * static_cast<int64_t>(c10::elementSize(type))).view(type);
+    field.flat = comm->allocate(numel() * static_cast<int64_t>(c10::elementSize(type))).view(type);
   } else {
-    field.flat = at::zeros({numel_}, at::TensorOptions().dtype(type).device(device_));
+    field.flat = at::zeros({numel()}, at::TensorOptions().dtype(type).device(device_));
   }
-  for (size_t i = 0; i < params_.size(); ++i) {
-    field.views.push_back(view_like(field.flat, offsets_[i], params_[i]));
+  const auto whole = [](const auto& pieces) { return pieces.size() == 1; };
+  if (std::all_of(placement_.pieces.begin(), placement_.pieces.end(), whole)) {
+    for (size_t i = 0; i < params_.size(); ++i)
+      field.views.push_back(view_like(field.flat, placement_.pieces[i][0].offset, params_[i]));
   }
   return fields_.emplace(name, std::move(field)).first->second.flat;
 }
@@ -95,7 +122,30 @@ const Bucket::Field& Bucket::field(const std::string& name) const {
 
 at::Tensor Bucket::flat(const std::string& name) const { return field(name).flat; }
 
-const std::vector<at::Tensor>& Bucket::views(const std::string& name) const { return field(name).views; }
+const std::vector<at::Tensor>& Bucket::views(const std::string& name) const {
+  const auto& views = field(name).views;
+  if (views.empty())
+    throw PythonError(ErrorKind::config, "Bucket: the parameters of " + describe() + " lie in pieces, without views");
+  return views;
+}
+
+at::Tensor Bucket::piece_of(const std::string& name, const Placement::Piece& piece) const {
+  return flat(name).narrow(0, piece.offset, piece.numel);
+}
+
+at::Tensor Bucket::value(const std::string& name, size_t position) const {
+  const at::Tensor own = at::empty({numels_.at(position)}, flat(name).options());
+  for (const auto& piece : placement_.pieces[position])
+    own.narrow(0, piece.begin, piece.numel).copy_(piece_of(name, piece));
+  return view_like(own, 0, params_[position]);
+}
+
+void Bucket::set_value(const std::string& name, size_t position, const at::Tensor& value) {
+  const at::Tensor own = at::empty({numels_.at(position)}, flat(name).options());
+  view_like(own, 0, params_[position]).copy_(value);
+  for (const auto& piece : placement_.pieces[position])
+    piece_of(name, piece).copy_(own.narrow(0, piece.begin, piece.numel));
+}
 
 void Bucket::take(size_t position, double scale) {
   if (!has("grad")) return;
@@ -111,37 +161,56 @@ void Bucket::gather(double scale) {
   for (size_t position = 0; position < params_.size(); ++position) {
     if (!taken_[position]) left.push_back(position);
   }
-  copy_in(left, scale, padding());
+  copy_in(left, scale, padding_);
   taken_.assign(params_.size(), false);
+  for (size_t i = 0; i < params_.size(); ++i) unused_[i] = !params_[i].grad().defined();
 }
 
-std::vector<flat::Segment> Bucket::padding() const {
+std::vector<flat::Segment> Bucket::segments_of(const std::vector<uint8_t*>& gradients) const {
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype_));
   std::vector<flat::Segment> segments;
   for (size_t i = 0; i < params_.size(); ++i) {
-    const int64_t begin = offsets_[i] + numels_[i];
-    const int64_t end = i + 1 < params_.size() ? offsets_[i + 1] : numel_;
-    if (begin < end) segments.push_back({nullptr, begin, end - begin});
+    for (const auto& piece : placement_.pieces[i])
+      segments.push_back({gradients.at(i) + piece.begin * element, piece.offset, piece.numel});
   }
   return segments;
 }
 
-void Bucket::clear_padding(const std::string& name) {
+void Bucket::load(const std::vector<uint8_t*>& gradients, std::vector<bool> unused, double scale) {
+  auto segments = segments_of(gradients);
+  segments.insert(segments.end(), padding_.begin(), padding_.end());
+  unused_ = std::move(unused);
+  fill("grad", segments, scale);
+}
+
+void Bucket::store(const std::vector<uint8_t*>& gradients) const {
+  const c10::OptionalDeviceGuard guard(device_);
+  const auto segments = segments_of(gradients);
+  device_kernels(device_.type())
+      .scatter(to_dtype(dtype_, "Bucket.store"), segments.data(), static_cast<int64_t>(segments.size()),
+               flat("grad").data_ptr(), 1.0);
+}
+
+void Bucket::fill(const std::string& name, const std::vector<flat::Segment>& segments, double scale) {
   const c10::OptionalDeviceGuard guard(device_);
   const at::Tensor memory = flat(name);
-  const auto segments = padding();
   device_kernels(device_.type())
-      .gather(to_dtype(memory.scalar_type(), "Bucket.clear_padding"), segments.data(),
-              static_cast<int64_t>(segments.size()), memory.data_ptr(), 1.0);
+      .gather(to_dtype(memory.scalar_type(), "Bucket"), segments.data(), static_cast<int64_t>(segments.size()),
+              memory.data_ptr(), scale);
 }
+
+void Bucket::clear_padding(const std::string& name) { fill(name, padding_, 1.0); }
 
 std::vector<std::pair<at::Tensor, at::Tensor>> Bucket::set_aside(const std::string& name) {
   const c10::OptionalDeviceGuard guard(device_);
   std::vector<std::pair<at::Tensor, at::Tensor>> aside;
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (params_[i].grad().defined()) continue;
-    const at::Tensor& view = views(name)[i];
-    aside.emplace_back(view, view.clone());
-    view.zero_();
+    if (!unused_[i]) continue;
+    for (const auto& piece : placement_.pieces[i]) {
+      const at::Tensor part = piece_of(name, piece);
+      aside.emplace_back(part, part.clone());
+      part.zero_();
+    }
   }
   return aside;
 }
@@ -156,9 +225,9 @@ void Bucket::copy_in(const std::vector<size_t>& positions, double scale,
   std::vector<at::Tensor> keep_alive;
   for (const size_t i : positions) {
     const at::Tensor& grad = params_[i].grad();
-    const int64_t numel = grad_views[i].numel();
+    const auto& [begin, numel, offset] = placement_.pieces[i][0];
     if (!grad.defined() || !fits(grad, flat_grad)) {
-      segments.push_back({nullptr, offsets_[i], numel});
+      segments.push_back({nullptr, offset, numel});
       continue;
     }
     const bool fresh = is_fresh(grad, i);
@@ -168,18 +237,16 @@ void Bucket::copy_in(const std::vector<size_t>& positions, double scale,
     }
     if (fresh && !same_layout(grad, grad_views[i])) {
       grad_views[i].copy_(grad);
-      segments.push_back({grad_views[i].data_ptr(), offsets_[i], numel});
+      segments.push_back({grad_views[i].data_ptr(), offset, numel});
     } else {
-      segments.push_back({grad.data_ptr(), offsets_[i], numel});
+      segments.push_back({grad.data_ptr(), offset, numel});
     }
     if (fresh) {
       keep_alive.push_back(grad);  // until the copy below has read it
       params_[i].mutable_grad() = grad_views[i];
     }
   }
-  const auto dtype = to_dtype(dtype_, "Bucket.gather");
-  device_kernels(device_.type())
-      .gather(dtype, segments.data(), static_cast<int64_t>(segments.size()), flat_grad.data_ptr(), scale);
+  fill("grad", segments, scale);
 }
 
 void Bucket::adopt_gradients() {

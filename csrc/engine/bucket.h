@@ -15,19 +15,34 @@
 
 namespace gossamer {
 
+// Where the elements of a bucket's parameters lie in its flat memory.
+struct Placement {
+  struct Piece {
+    int64_t begin;  // in the parameter, in the order of its memory
+    int64_t numel;
+    int64_t offset;  // in the flat memory
+  };
+  std::vector<std::vector<Piece>> pieces;  // one list a parameter
+  int64_t numel = 0;                       // of the flat memory
+
+  // One behind the other. Each starts at a multiple of 64 bytes and of `block` elements, so that no codec block holds
+  // two parameters; `numel` is a multiple of `alignment` elements too.
+  static Placement in_turn(const std::vector<at::Tensor>& params, int64_t block, int64_t alignment);
+};
+
 class Bucket {
  public:
-  // `indices` and `names` are those of the parameters in the engine's list. Views start at multiples of 64 bytes and
-  // of `block` elements, so that no codec block holds two parameters; the total is a multiple of `alignment`
-  // elements too. Padding is zero.
+  // `indices` and `names` are those of the parameters in the engine's list. Padding is zero. `dtype` is that of the
+  // gradients, and defaults to the parameters'.
   Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params,
-         std::vector<std::string> names, int64_t block, int64_t alignment);
+         std::vector<std::string> names, Placement placement,
+         std::optional<at::ScalarType> dtype = std::nullopt);
 
   int64_t index() const { return index_; }
-  int64_t numel() const { return numel_; }
+  int64_t numel() const { return placement_.numel; }
   int64_t step() const { return step_; }  // synchronised backwards before the one it is in
   void set_step(int64_t step) { step_ = step; }
-  int64_t bytes() const { return numel_ * static_cast<int64_t>(params_[0].element_size()); }
+  int64_t bytes() const { return numel() * static_cast<int64_t>(c10::elementSize(dtype_)); }
   const std::vector<int64_t>& indices() const { return indices_; }
   const std::vector<at::Tensor>& params() const { return params_; }
   const std::vector<std::string>& names() const { return names_; }
@@ -37,12 +52,16 @@ class Bucket {
 
   // Zeros [numel] that last as long as the bucket; a field that exists is returned as it is. With a communicator,
   // which all ranks then give at the same time, it is memory that its wire can reach. `dtype` defaults to the
-  // parameters'.
+  // gradients'.
   at::Tensor add_field(const std::string& field, Communicator* comm, std::optional<at::ScalarType> dtype);
   bool has(const std::string& field) const { return fields_.count(field) != 0; }
   std::vector<std::string> fields() const;
   at::Tensor flat(const std::string& field) const;                       // [numel]
-  const std::vector<at::Tensor>& views(const std::string& field) const;  // one a parameter, in its shape
+  const std::vector<at::Tensor>& views(const std::string& field) const;  // one a parameter, in its shape and one piece
+
+  // What a field holds of a parameter, in its shape: a copy. set_value() replaces it.
+  at::Tensor value(const std::string& field, size_t position) const;
+  void set_value(const std::string& field, size_t position, const at::Tensor& value);
 
   // Brings the parameter's fresh gradient into the flat memory (times scale) and makes it a view of it, at once:
   // while it is in the cache, and so that its own memory is freed. CPU only; one launch per tensor costs too much.
@@ -51,6 +70,11 @@ class Bucket {
   // The same for every gradient that was not taken, in one pass: fresh ones are copied, views are scaled in place.
   // A parameter without a gradient contributes zeros and stays without one. Padding is zero afterwards.
   void gather(double scale);
+
+  // The same from gradients that lie elsewhere, given by their first bytes, in the order of a parameter's memory; and
+  // what came of them back to where they lie. `unused`: this rank has no gradient.
+  void load(const std::vector<uint8_t*>& gradients, std::vector<bool> unused, double scale);
+  void store(const std::vector<uint8_t*>& gradients) const;
 
   // Gradients that exist, and weights that are not there (any more), move into the memory of their field.
   void adopt_gradients();  // if there is a field for them
@@ -75,20 +99,23 @@ class Bucket {
   bool is_fresh(const at::Tensor& grad, size_t position) const;
   // `more`: segments of the field "grad" for the same pass.
   void copy_in(const std::vector<size_t>& positions, double scale, std::vector<flat::Segment> more);
-  std::vector<flat::Segment> padding() const;
+  void fill(const std::string& field, const std::vector<flat::Segment>& segments, double scale);
+  std::vector<flat::Segment> segments_of(const std::vector<uint8_t*>& gradients) const;
+  at::Tensor piece_of(const std::string& field, const Placement::Piece& piece) const;
 
   int64_t index_;
-  int64_t numel_ = 0;
   int64_t step_ = 0;
   std::vector<int64_t> indices_;
   std::vector<at::Tensor> params_;
   std::vector<std::string> names_;
   std::vector<int64_t> numels_;  // as planned: a parameter may be changed afterwards
-  std::vector<int64_t> offsets_;
+  Placement placement_;
+  std::vector<flat::Segment> padding_;
   at::Device device_;
   at::ScalarType dtype_;
   std::map<std::string, Field> fields_;
-  std::vector<bool> taken_;  // already copied and scaled in this backward
+  std::vector<bool> taken_;   // already copied and scaled in this backward
+  std::vector<bool> unused_;  // without a gradient on this rank, in this backward
 };
 
 }  // namespace gossamer

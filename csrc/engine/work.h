@@ -113,10 +113,21 @@ class PythonCallable {
   // Whether it returned True itself.
   template <class... Arguments>
   bool operator()(Arguments&&... arguments) const {
-    pybind11::gil_scoped_acquire gil;
+    const pybind11::gil_scoped_acquire gil;
+    return call(std::forward<Arguments>(arguments)...).ptr() == Py_True;
+  }
+
+  template <class Result, class... Arguments>
+  Result returning(Arguments&&... arguments) const {
+    const pybind11::gil_scoped_acquire gil;
+    return call(std::forward<Arguments>(arguments)...).template cast<Result>();
+  }
+
+ private:
+  template <class... Arguments>
+  pybind11::object call(Arguments&&... arguments) const {
     try {
-      const pybind11::object result = (*callable_)(std::forward<Arguments>(arguments)...);
-      return result.ptr() == Py_True;
+      return (*callable_)(std::forward<Arguments>(arguments)...);
     } catch (pybind11::error_already_set& error) {
       error.restore();
       python_error carried;
@@ -124,8 +135,6 @@ class PythonCallable {
       throw carried;
     }
   }
-
- private:
   std::shared_ptr<pybind11::object> callable_;
 };
 

@@ -57,8 +57,8 @@ def save_fields(buckets: Iterable[Any], fields: Sequence[str]) -> Fields:
     saved: Fields = {}
     for bucket in buckets:
         for field in set(bucket.fields) & set(fields):
-            views = zip(bucket.names, bucket.views(field), strict=True)
-            saved.setdefault(field, {}).update((name, view.clone()) for name, view in views)
+            values = ((name, bucket.value(field, i)) for i, name in enumerate(bucket.names))
+            saved.setdefault(field, {}).update(values)
     return saved
 
 
@@ -74,12 +74,12 @@ def restore_fields(buckets: Iterable[Any], saved: Fields) -> None:
             if not found:
                 continue
             bucket.add_field(field, dtype=values[found[0]].dtype)
-            for name, view in zip(bucket.names, bucket.views(field), strict=True):
+            for position, (name, param) in enumerate(zip(bucket.names, bucket.params, strict=True)):
                 if name not in values:
                     continue
-                if values[name].shape != view.shape:
+                if values[name].shape != param.shape:
                     raise ConfigError(
-                        f"load_state_dict: '{field}' of parameter '{name}' must have the shape {list(view.shape)}, "
+                        f"load_state_dict: '{field}' of parameter '{name}' must have the shape {list(param.shape)}, "
                         f"got {list(values[name].shape)}"
                     )
-                view.copy_(values[name])
+                bucket.set_value(field, position, values[name])

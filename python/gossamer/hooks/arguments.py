@@ -1,10 +1,9 @@
-"""What State is given: parameters by name, and the group; and what it keeps between memory order and shape."""
+"""What State is given: parameters by name, and the group."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -45,16 +44,3 @@ def group_of(model: Any, group: Any) -> Any:
         f"hooks.State: process_group must be the one that the model averages over, where this is rank {wanted[0]} of "
         f"{wanted[1]}, got {got}"
     )
-
-
-def shaped(flat: Tensor, param: Tensor) -> Tensor:
-    """In the parameter's shape, from the order of its memory."""
-    dense = torch.ops.aten.is_non_overlapping_and_dense(param)
-    return flat.as_strided(param.shape, param.stride()) if dense else flat.view(param.shape)
-
-
-def flattened(value: Tensor, param: Tensor) -> Tensor:
-    """In the order of the parameter's memory, from its shape."""
-    flat = torch.empty(param.numel(), dtype=value.dtype, device=param.device)
-    shaped(flat, param).copy_(value)
-    return flat

@@ -1,5 +1,5 @@
 """What a hook of torch's DDP keeps for one model: its connections, its worker, and what codecs have left out, by
-parameter name. The native part is csrc/engine/comm_hook.h; here are arguments, checks and what is saved.
+parameter name. The native part is csrc/hook/comm_hook.h; here are arguments, checks and what is saved.
 """
 
 import atexit
@@ -25,9 +25,9 @@ from gossamer.comm import (
 )
 from gossamer.engine import require_equal
 from gossamer.errors import ConfigError
-from gossamer.hooks.arguments import flattened, group_of, named_parameters, shaped
+from gossamer.hooks.arguments import group_of, named_parameters
+from gossamer.hooks.buckets import Buckets, algorithm_of
 from gossamer.hooks.in_graph import key_for, mean_in_graph
-from gossamer.hooks.methods import Methods, methods_of
 from gossamer.torch_private import at_end_of_backward
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class State:
         self._codec, self._powersgd = codec, powersgd
         self._hook: str | None = None
         self._native: Any = None
-        self._methods: Methods | None = None
+        self._buckets: Buckets | None = None
+        self._settings = ""
         self._loaded: dict[str, Any] | None = None
         self._key = key_for(self)
         #: "flat" or "by hosts", and why; once the first bucket has come.
@@ -116,20 +117,19 @@ class State:
             return self._native
         comm, control = self._connections()
         self.sums = way_of(comm)
-        methods = methods_of(
-            hook, self._names, self._params, comm, codec=self._codec, powersgd=self._powersgd
-        )
+        algorithm, settings = algorithm_of(hook, codec=self._codec, powersgd=self._powersgd)
         shapes = zip(self._names, self._params, strict=True)
         lines = [f"{name} {list(param.shape)} {param.dtype}" for name, param in shapes]
-        require_equal(control, [f"hook {hook}: {methods.settings}", *lines], "hooks: the model of State")
-        self._native = _C.CommHook(comm, self._params, methods.native, methods.method_of, methods.whole)
-        self._hook, self._methods = hook, methods
+        require_equal(control, [f"hook {hook}: {settings}", *lines], "hooks: the model of State")
+        self._buckets = Buckets(algorithm, self._names, self._params, comm)
+        self._native = _C.CommHook(comm, control, self._params, self._buckets.arrange)
+        self._hook, self._settings = hook, settings
         try:
             if self._loaded is not None:
                 self._restore(self._loaded)
         except BaseException:
             self._native.close()
-            self._native = self._hook = self._methods = None
+            self._native = self._hook = self._buckets = None
             raise
         _open.add(self)
         return self._native
@@ -146,16 +146,14 @@ class State:
 
         Call it between steps. A run that loads it goes on bit for bit.
         """
-        if self._methods is None:
+        if self._buckets is None:
             return dict(self._loaded) if self._loaded is not None else {}
         self._native.wait()
-        errors = zip(self._names, self._params, self._native.errors(), strict=True)
         return {
             "hook": self._hook,
-            "settings": self._methods.settings,
+            "settings": self._settings,
             "steps": self._native.steps,
-            "errors": {name: shaped(flat, param) for name, param, flat in errors if flat is not None},
-            "own": self._methods.state_dict(),
+            **self._buckets.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -165,7 +163,7 @@ class State:
             ConfigError: it is not of this model; or of another hook or codec (then by the first bucket, if none was
                 sent yet).
         """
-        if state and set(state) != {"hook", "settings", "steps", "errors", "own"}:
+        if state and set(state) != {"hook", "settings", "steps", "errors", "algorithm"}:
             raise ConfigError(
                 f"hooks.State.load_state_dict: must be what state_dict() returned, got {state!r:.200}"
             )
@@ -176,32 +174,26 @@ class State:
                     f"hooks.State.load_state_dict: the error of '{name}' must have that parameter's shape, got "
                     f"{list(error.shape)} for {list(shapes[name]) if name in shapes else 'no such parameter'}"
                 )
-        if self._methods is not None and not state:
+        if self._buckets is not None and not state:
             raise ConfigError(
                 "hooks.State.load_state_dict: the state is of before the first step, and this State has made "
                 f"{self._native.steps}; make a new State"
             )
         self._loaded = dict(state) if state else None
-        if self._methods is not None:
+        if self._buckets is not None:
             self._native.wait()
             self._restore(state)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        assert self._methods is not None
-        saved, own = (state["hook"], state["settings"]), (self._hook, self._methods.settings)
+        assert self._buckets is not None
+        saved, own = (state["hook"], state["settings"]), (self._hook, self._settings)
         if saved != own:
             raise ConfigError(
                 f"hooks.State.load_state_dict: the state is of the hook {saved[0]} with {saved[1]}, and this one is "
                 f"{own[0]} with {own[1]}"
             )
-        errors = [state["errors"].get(name) for name in self._names]
-        self._native.set_errors(
-            [
-                None if error is None else flattened(error, param)
-                for error, param in zip(errors, self._params, strict=True)
-            ]
-        )
-        self._methods.load_state_dict(state["own"])
+        self._native.forget()
+        self._buckets.load_state_dict(state)
         self._native.steps = state["steps"]
         self._loaded = None
 

@@ -1,12 +1,12 @@
 // Python's view of CommHook: gossamer._C.CommHook. Apart from module.cpp because torch's futures need a large header.
+#include "hook/bindings.h"
+
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <utility>
 
-#include "engine/bindings.h"
-#include "engine/comm_hook.h"
-#include "engine/work.h"
+#include "hook/comm_hook.h"
 
 namespace py = pybind11;
 
@@ -33,37 +33,20 @@ Future started(const at::Tensor& result, Submit&& submit) {
   return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
 }
 
-HookMethod method_of(const std::optional<CodecChoice>& codec, bool feedback, int64_t unit,
-                     const std::optional<py::function>& call) {
-  HookMethod method{codec, feedback, unit, nullptr};
-  if (call) {
-    method.call = [call = PythonCallable(*call)](const at::Tensor& flat,
-                                                 const std::optional<at::Tensor>& error,
-                                                 uint64_t nonce) { call(flat, error, nonce); };
-  }
-  return method;
-}
-
 }  // namespace
 
 void bind_comm_hook(py::module_& module) {
-  py::class_<HookMethod>(module, "HookMethod")
-      .def(py::init(&method_of), py::arg("codec"), py::arg("feedback"), py::arg("unit"), py::arg("call"));
   py::class_<CommHook, std::shared_ptr<CommHook>>(module, "CommHook")
-      .def(py::init([](CommunicatorPtr comm, std::vector<at::Tensor> params, std::vector<HookMethod> methods,
-                       std::vector<int64_t> numbers, const std::optional<py::function>& whole) {
-             CommHook::Whole call;
-             if (whole) {
-               call = [call = PythonCallable(*whole)](int64_t step, int64_t index,
-                                                      const std::vector<int64_t>& of_params,
-                                                      const std::vector<at::Tensor>& gradients) {
-                 call(step, index, of_params, gradients);
-               };
-             }
-             return std::make_shared<CommHook>(std::move(comm), std::move(params), std::move(methods),
-                                               std::move(numbers), std::move(call));
+      .def(py::init([](CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
+                       const py::function& arrange) {
+             return std::make_shared<CommHook>(
+                 std::move(comm), std::move(control), std::move(params),
+                 [call = PythonCallable(arrange)](int64_t index, const std::vector<int64_t>& numbers,
+                                                  at::ScalarType dtype, bool anew) {
+                   return call.returning<CommHook::Parts>(index, numbers, dtype, anew);
+                 });
            }),
-           py::arg("comm"), py::arg("params"), py::arg("methods"), py::arg("method_of"), py::arg("whole"))
+           py::arg("comm"), py::arg("control"), py::arg("params"), py::arg("arrange"))
       .def(
           "reduce_bucket",
           [](CommHook& hook, const c10d::GradBucket& bucket) {
@@ -86,8 +69,7 @@ void bind_comm_hook(py::module_& module) {
           },
           py::arg("reducer"))
       .def("wait", &CommHook::wait, Release())
-      .def("errors", &CommHook::errors, Release())
-      .def("set_errors", &CommHook::set_errors, py::arg("errors"), Release())
+      .def("forget", &CommHook::forget, Release())
       .def_property("steps", &CommHook::steps, &CommHook::set_steps)
       .def("close", &CommHook::close, Release());
 }

@@ -1,4 +1,4 @@
-// Python's view of what the engine's folder has beside the engine itself. Called by module.cpp.
+// Python's view of the hook for stock DDP. Called by module.cpp.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,0 +1,163 @@
+// See comm_hook.h.
+#include "hook/comm_hook.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "collectives/two_shot.h"
+#include "errors.h"
+
+namespace gossamer {
+namespace {
+
+using Storages = std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>;
+
+CommHook::FuturePtr new_future(const at::Device& device) {
+  std::vector<c10::Device> devices;
+  if (!device.is_cpu()) devices.push_back(device);
+  return c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get(), std::move(devices));
+}
+
+[[noreturn]] void refuse(const std::string& text) { throw PythonError(ErrorKind::config, "hooks: " + text); }
+
+}  // namespace
+
+CommHook::CommHook(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params, Arrange arrange)
+    : params_(std::move(params)),
+      arrange_(std::move(arrange)),
+      worker_(std::move(comm), std::move(control)) {
+  for (size_t i = 0; i < params_.size(); ++i)
+    numbers_.emplace(params_[i].unsafeGetTensorImpl(), static_cast<int64_t>(i));
+}
+
+void CommHook::close() {
+  if (std::exchange(closed_, true)) return;
+  worker_.stop(/*in_backward=*/false);
+}
+
+void CommHook::set_steps(int64_t steps) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  step_ = steps - 1;
+  for (size_t i = 0; i < params_.size(); ++i)
+    seen_.insert(static_cast<int64_t>(i));  // the next begins a step
+}
+
+int64_t CommHook::number_of(const at::Tensor& param, int64_t index) const {
+  const auto found = numbers_.find(param.unsafeGetTensorImpl());
+  if (found != numbers_.end()) return found->second;
+  std::ostringstream text;
+  text << "bucket " << index << " holds a parameter " << param.sizes()
+       << " that is not of the model that State was given; make a State for each model";
+  refuse(text.str());
+}
+
+CommHook::FuturePtr CommHook::reduce_bucket(const c10d::GradBucket& bucket, c10::IValue result) {
+  Message message;
+  message.index = static_cast<int64_t>(bucket.getIndex());
+  message.buffer = bucket.getBuffer();
+  if (message.buffer.layout() != at::kStrided) refuse("sparse gradients cannot be sent through a codec");
+  for (const auto& gradient : bucket.getGradients())
+    message.offsets.push_back(gradient.storage_offset() - message.buffer.storage_offset());
+  for (const auto& param : bucket.getParameters()) {
+    message.numbers.push_back(number_of(param, message.index));
+    message.unused.push_back(!param.grad().defined());
+  }
+  return submit(std::move(message), std::move(result));
+}
+
+CommHook::FuturePtr CommHook::reduce_gradient(const at::Tensor& grad, const at::Tensor& param,
+                                              c10::IValue result) {
+  Message message;
+  const int64_t number = number_of(param, -1);
+  if (grad.layout() != at::kStrided || !grad.is_non_overlapping_and_dense())
+    refuse("a gradient must be dense, got one that is sparse or has holes in its memory");
+  message.index = number;
+  message.buffer = grad.detach().as_strided({grad.numel()}, {1});
+  message.offsets = {0};
+  message.numbers = {number};
+  message.unused = {false};
+  return submit(std::move(message), std::move(result));
+}
+
+CommHook::FuturePtr CommHook::submit(Message message, c10::IValue result) {
+  const at::Device device = worker_.comm().device();
+  if (closed_) refuse("this State is closed; make another and register it with the model wrapped again");
+  if (message.buffer.device().type() != device.type()) {
+    std::ostringstream text;
+    text << "gradients must be on " << device << " as the group, got " << message.buffer.device();
+    refuse(text.str());
+  }
+  to_dtype(message.buffer.scalar_type(), "hooks: gradients");  // refused here rather than on the worker
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto again = [this](int64_t number) { return seen_.count(number) != 0; };
+    if (step_ < 0 || std::any_of(message.numbers.begin(), message.numbers.end(), again)) {
+      seen_.clear();
+      ++step_;
+    }
+    seen_.insert(message.numbers.begin(), message.numbers.end());
+    message.step = step_;
+  }
+  auto future = new_future(message.buffer.device());
+  const auto storage = message.buffer.storage().getWeakStorageImpl();
+  if (worker_.comm().size() == 1) {
+    future->markCompleted(std::move(result), Storages{storage});
+    return future;
+  }
+  Executor& executor = worker_.executor();
+  if (const auto side = executor.side_stream()) message.buffer.record_stream(*side);
+  executor.submit_behind_current(
+      [this, future, storage, message = std::move(message), result = std::move(result)]() mutable {
+        try {
+          if (failure_) std::rethrow_exception(failure_);
+          run(message);
+        } catch (...) {
+          failure_ = std::current_exception();
+          future->setError(failure_);
+          return;
+        }
+        future->markCompleted(std::move(result), Storages{storage});
+      });
+  return future;
+}
+
+void CommHook::run(const Message& message) {
+  worker_.set_step(message.step);
+  std::ostringstream what;
+  what << "bucket " << message.index << " of DDP ("
+       << readable_bytes(static_cast<int64_t>(message.buffer.nbytes())) << ")";
+  worker_.run_guarded(what.str(), [&] {
+    for (const auto& [bucket, work] : parts_of(message)) {
+      std::vector<uint8_t*> gradients;
+      std::vector<bool> unused;
+      for (const int64_t number : bucket->indices()) {
+        const auto at = std::find(message.numbers.begin(), message.numbers.end(), number) - message.numbers.begin();
+        const auto position = static_cast<size_t>(at);
+        const auto begin = message.offsets[position] * static_cast<int64_t>(message.buffer.element_size());
+        gradients.push_back(bytes_of(message.buffer) + begin);
+        unused.push_back(message.unused[position]);
+      }
+      bucket->set_step(message.step);
+      bucket->load(gradients, std::move(unused), work->gather_scale(worker_.comm()));
+      work->run(worker_.comm(), bucket);
+      bucket->store(gradients);
+    }
+  });
+}
+
+const CommHook::Parts& CommHook::parts_of(const Message& message) {
+  const auto found = arranged_.find(message.index);
+  const at::ScalarType dtype = message.buffer.scalar_type();
+  if (found != arranged_.end() && found->second.numbers == message.numbers && found->second.dtype == dtype)
+    return found->second.parts;
+  const std::unordered_set<int64_t> wanted(message.numbers.begin(), message.numbers.end());
+  const bool anew = std::any_of(arranged_.begin(), arranged_.end(), [&](const auto& known) {
+    const auto& numbers = known.second.numbers;
+    return std::any_of(numbers.begin(), numbers.end(), [&](int64_t number) { return wanted.count(number) != 0; });
+  });
+  if (anew) arranged_.clear();  // DDP has made its buckets anew
+  Arranged arranged{message.numbers, dtype, arrange_(message.index, message.numbers, dtype, anew)};
+  return arranged_.insert_or_assign(message.index, std::move(arranged)).first->second.parts;
+}
+
+}  // namespace gossamer

@@ -1,0 +1,191 @@
+"""Our buckets for those of torch's DDP, and the work that averages each. Used by state.py.
+
+DDP makes its buckets anew after the first step, and a resumed run begins with the first ones again. So that no bit
+depends on them, a codec's buckets place each parameter by itself: the row of the flat memory that a block lies in, and
+so the rank that sums it, depends on that parameter alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import _C
+from gossamer.algorithms import GradientAllReduce, PowerSGD
+from gossamer.codec import BF16, FP16, Adaptive, Codec, ErrorFeedback, Identity, Int4, Int8, OneBit
+from gossamer.comm import Communicator
+from gossamer.engine.state import restore_fields, save_fields
+from gossamer.engine.worker import with_context
+from gossamer.errors import ConfigError
+
+#: The hooks that bring their codec.
+CODECS: dict[str, Codec] = {
+    "bytegrad": Int8(),
+    "int8": ErrorFeedback(Int8()),
+    "int4": ErrorFeedback(Int4()),
+    "onebit": ErrorFeedback(OneBit()),
+    "deterministic": Identity(),
+    "bf16": BF16(),
+    "fp16": FP16(),
+}
+
+_LEAST_UNIT = 16  # elements: pieces begin at multiples of 32 bytes or more
+
+
+def algorithm_of(
+    hook: str, *, codec: Codec | Adaptive | None, powersgd: PowerSGD | None
+) -> tuple[GradientAllReduce | PowerSGD, str]:
+    """What a hook averages by, and its settings in words, which ranks compare.
+
+    Raises:
+        ConfigError: settings of State that this hook does not take, or needs.
+    """
+    if codec is not None and hook != "compress":
+        raise ConfigError(f"hooks.{hook}: takes no codec, got State(codec={codec!r}); use hooks.compress")
+    if powersgd is not None and hook != "powersgd":
+        raise ConfigError(f"hooks.{hook}: got State(powersgd={powersgd!r}), which is for hooks.powersgd")
+    if hook == "compress" and codec is None:
+        raise ConfigError("hooks.compress: give State the codec: State(model, codec=...)")
+    if hook == "powersgd":
+        powersgd = powersgd or PowerSGD()
+        powersgd.sum_in_rank_order()
+        return powersgd, repr(powersgd)
+    codec = codec or CODECS[hook]
+    return GradientAllReduce(deterministic=True, codec=codec), repr(codec)
+
+
+class Buckets:
+    """Of one DDP.
+
+    Args:
+        names, params: all that its buckets may hold, in an order that all ranks share.
+    """
+
+    def __init__(
+        self,
+        algorithm: GradientAllReduce | PowerSGD,
+        names: Sequence[str],
+        params: Sequence[Tensor],
+        comm: Communicator,
+    ) -> None:
+        self._algorithm, self._names, self._params, self._comm = algorithm, names, params, comm
+        self._codecs = [algorithm.group_of(name, param) for name, param in zip(names, params, strict=True)]
+        self._groups = list(dict.fromkeys(map(repr, self._codecs)))
+        self._first_units = self._count_units()
+        self._progress = _Progress()
+        self._made: dict[int, Any] = {}
+        self._errors: dict[str, dict[str, Tensor]] = {}
+        algorithm.connect(self._progress)  # type: ignore[arg-type]
+
+    def arrange(
+        self, index: int, numbers: list[int], dtype: torch.dtype, anew: bool
+    ) -> list[tuple[Any, Any]]:
+        """The buckets and their works for a bucket of DDP, by the numbers of its parameters. Collective.
+
+        Args:
+            anew: no bucket that was made before is used any more; what they have left out is kept.
+        """
+        if anew:
+            self._put_away()
+        parts = []
+        for group, key in enumerate(self._groups):
+            own = [number for number in numbers if repr(self._codecs[number]) == key]
+            if any(self._params[number].numel() for number in own):
+                parts.append(self._make(index * len(self._groups) + group, index, own, dtype))
+        return parts
+
+    def _make(self, number: int, index: int, numbers: list[int], dtype: torch.dtype) -> tuple[Any, Any]:
+        params = [self._params[each] for each in numbers]
+        names = [self._names[each] for each in numbers]
+        codec = self._codecs[numbers[0]]
+        if codec is None:
+            bucket = _C.Bucket(number, numbers, params, names, 1, 1, dtype=dtype)
+        else:
+            first_units = [self._first_units[each] for each in numbers]
+            placement = _by_parameter(params, first_units, _unit(codec), self._comm.chunks)
+            bucket = _C.Bucket(number, numbers, params, names, *placement, dtype=dtype)
+        bucket.add_field("grad", self._comm if codec is not None else None)
+        self._made[number] = bucket
+        self._algorithm.setup(self._comm, list(self._made.values()))
+        restore_fields([bucket], self._errors)
+        return bucket, self._algorithm.native_work(bucket) or self._python_work(index)
+
+    def _python_work(self, index: int) -> Any:
+        def call(bucket: Any) -> None:
+            self._progress.optimizer_steps = bucket.step
+            what = f"step {bucket.step} bucket {index} of DDP: {self._algorithm!r} raised"
+            with_context(lambda: self._algorithm.bucket_ready(bucket), what, self._comm)()
+
+        return _C.PythonWork(call)
+
+    def _count_units(self) -> list[int]:
+        """For each parameter, the codec's units in those before it that share its codec."""
+        counts, firsts = dict.fromkeys(self._groups, 0), []
+        for codec, param in zip(self._codecs, self._params, strict=True):
+            firsts.append(counts[repr(codec)])
+            counts[repr(codec)] += -(-param.numel() // _unit(codec))
+        return firsts
+
+    def _put_away(self) -> None:
+        for field, values in save_fields(self._made.values(), self._algorithm.state_fields).items():
+            self._errors.setdefault(field, {}).update(values)
+        self._made.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was left out, by parameter name, and what the algorithm keeps beside that. While nothing is queued."""
+        live = save_fields(self._made.values(), self._algorithm.state_fields)
+        errors = self._errors.get("error", {}) | live.get("error", {})
+        return {
+            "errors": {name: errors[name].clone() for name in self._names if name in errors},
+            "algorithm": self._algorithm.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what state_dict() returned. While nothing is queued; buckets are then arranged again."""
+        self._made.clear()
+        self._errors = {"error": dict(state["errors"])}
+        if state["algorithm"]:  # which knows a parameter by its bucket
+            for number, name in enumerate(self._names):
+                if name in state["errors"]:
+                    self._make(-1 - number, -1, [number], self._params[number].dtype)
+        self._algorithm.load_state_dict(state["algorithm"])
+        self._put_away()
+
+
+def _unit(codec: Any) -> int:
+    """Elements that stay together: the codec's blocks."""
+    return max(codec.block, _LEAST_UNIT) if codec is not None else 1
+
+
+def _by_parameter(
+    params: Sequence[Tensor], first_units: Sequence[int], unit: int, rows: int
+) -> tuple[list[list[tuple[int, int, int]]], int]:
+    """Pieces (begin in the parameter, elements, offset) of each parameter, and the elements of the flat memory.
+
+    Row j of the flat memory is summed by rank j. Every parameter has a part in each row: equal shares of its units, the
+    rest dealt out on from where the parameter before it stopped. So rows are about equally long.
+    """
+    filled = [0] * rows
+    pieces: list[list[tuple[int, int, int, int]]] = []
+    for param, first in zip(params, first_units, strict=True):
+        numel, begin = param.numel(), 0
+        units = -(-numel // unit)
+        pieces.append([])
+        for row in range(rows):
+            share = units // rows + ((row - first) % rows < units % rows)
+            if share:
+                valid = min(share * unit, numel - begin)
+                pieces[-1].append((begin, valid, row, filled[row]))
+                filled[row] += share * unit
+                begin += valid
+    chunk = max(filled)
+    placed = [[(begin, valid, row * chunk + at) for begin, valid, row, at in own] for own in pieces]
+    return placed, rows * chunk
+
+
+class _Progress:
+    """What an algorithm asks of an engine's worker."""
+
+    alive = True
+    optimizer_steps = 0
