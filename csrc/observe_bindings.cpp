@@ -51,7 +51,7 @@ void bind_recorder(py::module_& module) {
       .def("clear", &Recorder::clear);
 }
 
-py::tuple as_tuple(const observe::Event& event) {
+py::tuple as_tuple(const observe::TraceEvent& event) {
   return py::make_tuple(std::string(event.name.data()), std::string(event.category), event.thread,
                         event.instant, event.bucket, event.step, event.bytes, event.begin_ns, event.end_ns);
 }
@@ -73,7 +73,7 @@ void bind_observe(py::module_& module) {
   module.def(
       "add_span",
       [](const std::string& name, int64_t begin_ns, int64_t step) {
-        observe::Event event;
+        observe::TraceEvent event;
         event.set_name(name);
         event.category = "python";
         event.step = step;

@@ -10,7 +10,7 @@ namespace {
 
 using shm::at;
 
-shm::Call call_for(shm::Kind kind, int64_t count, int root = -1) {
+shm::Call call_for(shm::CallKind kind, int64_t count, int root = -1) {
   shm::Call call;
   call.kind = kind;
   call.count = count;
@@ -18,7 +18,7 @@ shm::Call call_for(shm::Kind kind, int64_t count, int root = -1) {
   return call;
 }
 
-shm::Call call_for(shm::Kind kind, int64_t count, const shm::Summing& summing, int root = -1) {
+shm::Call call_for(shm::CallKind kind, int64_t count, const shm::Summing& summing, int root = -1) {
   shm::Call call = call_for(kind, count, root);
   call.type = static_cast<int32_t>(summing.reduction.from);
   call.op = static_cast<int32_t>(summing.reduction.op);
@@ -100,7 +100,7 @@ void Hosts::reduce_across(void* data, int64_t count, const shm::Summing& summing
 
   sends.clear();
   receives.clear();
-  shm::Reduction finish = summing.reduction;
+  shm::Fold finish = summing.reduction;
   finish.from = wide;
   if (finish.op == shm::Op::premul_sum) finish.op = shm::Op::sum;  // the factors are in already
   for (size_t i = 0; i < stretches.size(); ++i) {
@@ -132,14 +132,14 @@ void Hosts::reduce_across(void* data, int64_t count, const shm::Summing& summing
 
 void Hosts::all_reduce(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::Kind::all_reduce, count, summing), deadline);
+    agree(call_for(shm::CallKind::all_reduce, count, summing), deadline);
     reduce_across(data, count, summing, deadline);
   });
 }
 
 void Hosts::reduce(void* data, int64_t count, const shm::Summing& summing, int root, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::Kind::reduce, count, summing, root), deadline);
+    agree(call_for(shm::CallKind::reduce, count, summing, root), deadline);
     const int64_t bytes = count * shm::element_size(summing.reduction.from);
     std::vector<uint8_t> copy(static_cast<uint8_t*>(data), static_cast<uint8_t*>(data) + bytes);
     reduce_across(copy.data(), count, summing, deadline);
@@ -150,7 +150,7 @@ void Hosts::reduce(void* data, int64_t count, const shm::Summing& summing, int r
 void Hosts::reduce_scatter(const void* const* ins, void* out, int64_t count, const shm::Summing& summing,
                            shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::Kind::reduce_scatter, count, summing), deadline);
+    agree(call_for(shm::CallKind::reduce_scatter, count, summing), deadline);
     const int64_t bytes = count * shm::element_size(summing.reduction.from);
     std::vector<uint8_t> whole(bytes * size_);
     for (int rank = 0; rank < size_; ++rank) shm::copy(whole.data() + rank * bytes, ins[rank], bytes);
@@ -161,7 +161,7 @@ void Hosts::reduce_scatter(const void* const* ins, void* out, int64_t count, con
 
 void Hosts::broadcast(void* data, int64_t bytes, int root, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::Kind::broadcast, bytes, root), deadline);
+    agree(call_for(shm::CallKind::broadcast, bytes, root), deadline);
     const int home = host_of_[root];
     std::vector<Part> sends;
     std::vector<Part> receives;
@@ -178,7 +178,7 @@ void Hosts::broadcast(void* data, int64_t bytes, int root, shm::Deadline deadlin
 // Every part crosses to each other host once, to one of its ranks, which hands it on there.
 void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::Kind::all_gather, bytes), deadline);
+    agree(call_for(shm::CallKind::all_gather, bytes), deadline);
     std::vector<std::vector<int>> carried(
         local_.size());  // ranks whose parts each local rank hands on, its own first
     std::vector<Part> sends;
@@ -217,7 +217,7 @@ void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::De
 
 void Hosts::gather(const void* in, void* const* outs, int64_t bytes, int root, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::Kind::gather, bytes, root), deadline);
+    agree(call_for(shm::CallKind::gather, bytes, root), deadline);
     std::vector<Part> receives;
     for (int rank = 0; rank_ == root && rank < size_; ++rank) receives.push_back({outs[rank], bytes, rank});
     transfer({{const_cast<void*>(in), bytes, root}}, receives, deadline);
@@ -226,7 +226,7 @@ void Hosts::gather(const void* in, void* const* outs, int64_t bytes, int root, s
 
 void Hosts::scatter(const void* const* ins, void* out, int64_t bytes, int root, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::Kind::scatter, bytes, root), deadline);
+    agree(call_for(shm::CallKind::scatter, bytes, root), deadline);
     std::vector<Part> sends;
     for (int rank = 0; rank_ == root && rank < size_; ++rank) {
       sends.push_back({const_cast<void*>(ins[rank]), bytes, rank});
@@ -238,7 +238,7 @@ void Hosts::scatter(const void* const* ins, void* out, int64_t bytes, int root, 
 void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* const* outs,
                        const int64_t* out_bytes, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::Kind::all_to_all, 0), deadline);
+    agree(call_for(shm::CallKind::all_to_all, 0), deadline);
     std::vector<Part> sends;
     std::vector<Part> receives;
     // Every rank looks at all pairs, so that all throw alike: bytes sent to each rank, then expected of each.
@@ -266,11 +266,11 @@ void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* co
 }
 
 void Hosts::barrier(shm::Deadline deadline) {
-  run([&] { agree(call_for(shm::Kind::barrier, 0), deadline); });
+  run([&] { agree(call_for(shm::CallKind::barrier, 0), deadline); });
 }
 
 void Hosts::agree_on_count(int64_t count, shm::Deadline deadline) {
-  run([&] { agree(call_for(shm::Kind::several, count), deadline); });
+  run([&] { agree(call_for(shm::CallKind::several, count), deadline); });
 }
 
 void Hosts::refuse(const std::string& reason, shm::Deadline deadline) {

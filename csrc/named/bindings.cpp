@@ -81,7 +81,7 @@ std::shared_ptr<NamedCollectives> open(c10::intrusive_ptr<c10d::Backend> control
   options.stall.shutdown_s = stall_shutdown_s;
   options.stall.report = callback<std::vector<negotiate::Stalled>>(
       on_stall, [](const std::vector<negotiate::Stalled>& stalled) { return py::make_tuple(stalled); });
-  options.trace = callback<negotiate::Event>(on_event, [](const negotiate::Event& event) {
+  options.trace = callback<negotiate::Moment>(on_event, [](const negotiate::Moment& event) {
     const auto seconds = std::chrono::duration<double>(event.time.time_since_epoch()).count();
     return py::make_tuple(name(event.phase), event.name, event.rank, seconds);
   });

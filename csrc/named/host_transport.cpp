@@ -68,12 +68,12 @@ bool HostTransport::push(int rank, Peer& peer) {
     const negotiate::Bytes& message = peer.waiting.front();
     const auto left = message.size() - peer.written;
     const auto part = static_cast<uint32_t>(std::min<size_t>(left, kPartBytes));
-    const auto kind = part == left ? shm::Frame::Kind::whole : shm::Frame::Kind::part;
+    const auto kind = part == left ? shm::FrameKind::whole : shm::FrameKind::part;
     const shm::Frame frame{kind, part, 0, 0, static_cast<int64_t>(message.size())};
     if (!peer.out.write(frame, message.data() + peer.written)) break;
     wrote = true;
     peer.written += part;
-    if (kind == shm::Frame::Kind::whole) {
+    if (kind == shm::FrameKind::whole) {
       peer.waiting.pop_front();
       peer.written = 0;
     }
@@ -89,7 +89,7 @@ bool HostTransport::take(int rank, Peer& peer, negotiate::Received& received) {
     peer.partial.resize(before + frame.payload);
     peer.in.copy_payload(frame, peer.partial.data() + before);
     peer.in.pop(frame);
-    if (frame.kind == shm::Frame::Kind::part) continue;
+    if (frame.kind == shm::FrameKind::part) continue;
     received = {rank, std::exchange(peer.partial, {})};
     return true;
   }

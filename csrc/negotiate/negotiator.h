@@ -40,7 +40,7 @@ struct Part {
 using Execute = std::function<void(const std::vector<Part>&)>;
 
 enum class Phase { submitted, rank_ready, agreed, executing, done };
-struct Event {
+struct Moment {
   Phase phase;
   const std::string& name;
   int rank;  // rank_ready, on rank 0: who submitted it. Elsewhere: this rank
@@ -54,7 +54,7 @@ struct Options {
   StallOptions stall;
   std::chrono::microseconds window{50};  // after which a burst is thought to be over, see collect(); 0: none
   double leave_s = 30;                   // how long shutdown() waits for rank 0
-  std::function<void(const Event&)> trace;  // from any thread; null costs nothing
+  std::function<void(const Moment&)> trace;  // from any thread; null costs nothing
 };
 
 struct Statistics {

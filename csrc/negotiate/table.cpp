@@ -27,7 +27,7 @@ void Table::add(int rank, std::shared_ptr<const Request> request, int32_t slot, 
   GOSSAMER_CHECK(!waiting.requests[rank], ErrorKind::comm, "negotiate: rank ", ranks_[rank], " submitted '",
                  request->name, "' twice; do all ranks run the same version?");
   if (request->group_size > 0) {
-    Group& group = groups_[request->group];
+    OperationGroup& group = groups_[request->group];
     group.names.insert(request->name);
     group.ranks.insert(rank);
     group.size = std::max(group.size, request->group_size);
@@ -92,7 +92,7 @@ void Table::take_one(const std::string& name, std::vector<Unit>& units) {
     units.push_back({remove(name)});
     return expire(passed, units);
   }
-  Group& group = groups_[first.group];
+  OperationGroup& group = groups_[first.group];
   group.complete.push_back(name);
   if (static_cast<int32_t>(group.complete.size()) < first.group_size) return;
   const std::vector<std::string> names = std::move(group.complete);
@@ -139,7 +139,7 @@ void Table::fail_unlike_groups(std::vector<Unit>& units) {
   for (const std::string& name : std::exchange(touched_, {})) {
     const auto found = groups_.find(name);
     if (found == groups_.end()) continue;
-    const Group& group = found->second;
+    const OperationGroup& group = found->second;
     if (group.ranks.size() < ranks_.size() || static_cast<int32_t>(group.names.size()) <= group.size)
       continue;
     std::string error;

@@ -50,7 +50,7 @@ class Table {
     bool ready = false;
     Clock::time_point since;
   };
-  struct Group {
+  struct OperationGroup {
     std::set<std::string> names;
     std::set<int> ranks;
     std::vector<std::string> complete;
@@ -68,7 +68,7 @@ class Table {
 
   std::vector<int> ranks_;
   std::unordered_map<std::string, Waiting> waiting_;
-  std::unordered_map<std::string, Group> groups_;
+  std::unordered_map<std::string, OperationGroup> groups_;
   std::vector<std::string> ready_;
   std::set<std::string> touched_;  // groups, since the last take()
   std::vector<bool> joined_;

@@ -55,7 +55,7 @@ Span::~Span() {
   Context& here = context();
   ++here.ticks;
   if (!tracing()) return;
-  Event event;
+  TraceEvent event;
   event.set_name(name_);
   event.category = category_;
   event.thread = here.thread;
@@ -69,7 +69,7 @@ Span::~Span() {
 
 void instant(std::string_view name, int64_t bucket, int64_t step, int64_t bytes) {
   if (!tracing()) return;
-  Event event;
+  TraceEvent event;
   event.set_name(name);
   event.category = "moment";
   event.instant = true;
@@ -153,7 +153,7 @@ void Flight::done() {
 }
 
 void Flight::add(int64_t begin, int64_t end) {
-  Event event;
+  TraceEvent event;
   event.set_name(operation_);
   event.category = "communication";
   event.thread = context().thread;

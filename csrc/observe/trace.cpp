@@ -11,7 +11,7 @@ namespace {
 
 struct Ring {
   std::mutex mutex;
-  std::vector<Event> events;
+  std::vector<TraceEvent> events;
   size_t capacity = 0;
   uint64_t added = 0;
 };
@@ -31,7 +31,7 @@ int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
 
-void Event::set_name(std::string_view text) {
+void TraceEvent::set_name(std::string_view text) {
   const size_t length = std::min(text.size(), name.size() - 1);
   std::copy_n(text.data(), length, name.data());
   name[length] = '\0';
@@ -46,7 +46,7 @@ void start_trace(size_t capacity) {
   trace_is_on = true;
 }
 
-void add_event(const Event& event) {
+void add_event(const TraceEvent& event) {
   const std::lock_guard<std::mutex> lock(ring().mutex);
   if (!tracing() || ring().capacity == 0) return;
   if (ring().events.size() < ring().capacity) {

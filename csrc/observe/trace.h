@@ -13,7 +13,7 @@ namespace gossamer::observe {
 
 int64_t now_ns();  // steady: of this host, since some moment that it keeps
 
-struct Event {
+struct TraceEvent {
   std::array<char, 48> name{};  // cut, and ended by a zero
   const char* category = "";    // a literal
   uint32_t thread = 0;          // 0: the caller's; else the number of the worker's recorder
@@ -31,10 +31,10 @@ inline bool tracing() { return trace_is_on.load(std::memory_order_relaxed); }
 
 // Begins an empty trace. Once `capacity` events are there, each new one replaces the oldest.
 void start_trace(size_t capacity);
-void add_event(const Event& event);  // dropped where no trace is on
+void add_event(const TraceEvent& event);  // dropped where no trace is on
 
 struct Taken {
-  std::vector<Event> events;  // in the order in which they ended
+  std::vector<TraceEvent> events;  // in the order in which they ended
   uint64_t replaced = 0;      // oldest ones that are missing
 };
 Taken stop_trace();

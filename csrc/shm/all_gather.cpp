@@ -32,14 +32,14 @@ void pass_round(Group& group, const Call& call, const void* in, int64_t largest,
 
 void all_gather(Group& group, const void* in, void* const* outs, const int64_t* bytes, Deadline deadline) {
   Call call;
-  call.kind = Kind::all_gather;
+  call.kind = CallKind::all_gather;
   for (int peer = 0; peer < group.size(); ++peer) call.count += bytes[peer];
   pass_round(group, call, in, *std::max_element(bytes, bytes + group.size()), bytes, outs, deadline);
 }
 
 void gather(Group& group, const void* in, void* const* outs, int64_t bytes, int root, Deadline deadline) {
   Call call;
-  call.kind = Kind::gather;
+  call.kind = CallKind::gather;
   call.root = root;
   call.count = bytes;
   int64_t equal[kMaxLocalRanks];

@@ -17,8 +17,8 @@ using Factors = std::array<double, kMaxLocalRanks>;
 constexpr int64_t kOneShotBytes = int64_t{16} << 10;
 constexpr int64_t kOneShotSleepingBytes = int64_t{64} << 10;
 
-Reduction with_factors(const Group& group, const Summing& summing, Factors& factors) {
-  Reduction reduction = summing.reduction;
+Fold with_factors(const Group& group, const Summing& summing, Factors& factors) {
+  Fold reduction = summing.reduction;
   if (reduction.op == Op::premul_sum) {
     for (int peer = 0; peer < group.size(); ++peer) factors[peer] = group.call_of(peer).factor;
     reduction.factors = factors.data();
@@ -41,7 +41,7 @@ bool any_in_window(const Group& group) {
   return false;
 }
 
-void in_place(Group& group, const Window& window, int64_t count, const Reduction& reduction) {
+void in_place(Group& group, const Window& window, int64_t count, const Fold& reduction) {
   const int64_t element = element_size(reduction.from);
   const Range own = slice_of(count, group.size(), group.rank(), element);
   std::array<void*, kMaxLocalRanks> slices;
@@ -50,7 +50,7 @@ void in_place(Group& group, const Window& window, int64_t count, const Reduction
   group.meet();
 }
 
-void fold_whole(Group& group, void* data, int64_t count, const Reduction& reduction) {
+void fold_whole(Group& group, void* data, int64_t count, const Fold& reduction) {
   Pointers sources;
   for (int peer = 0; peer < group.size(); ++peer) {
     sources[peer] = peer == group.rank() ? data : group.theirs(peer);
@@ -82,7 +82,7 @@ class Chunks {
     }
   }
 
-  void fold(int64_t index, const Reduction& reduction) {
+  void fold(int64_t index, const Fold& reduction) {
     if (index < 0 || index >= total_) return;
     const int64_t own_place = group_.rank() * place_;
     const Range slice = slice_bytes(index, group_.rank());
@@ -125,7 +125,7 @@ class Chunks {
 void all_reduce(Group& group, void* data, int64_t count, const Summing& summing, const Window* window,
                 Deadline deadline) {
   Call call;
-  call.kind = Kind::all_reduce;
+  call.kind = CallKind::all_reduce;
   call.type = static_cast<int32_t>(summing.reduction.from);
   call.op = static_cast<int32_t>(summing.reduction.op);
   call.count = count;
@@ -145,7 +145,7 @@ void all_reduce(Group& group, void* data, int64_t count, const Summing& summing,
   group.meet();
   group.compare();
   Factors factors;
-  const Reduction reduction = with_factors(group, summing, factors);
+  const Fold reduction = with_factors(group, summing, factors);
   if (any_in_window(group)) {
     if (all_in_window(group, window)) return in_place(group, *window, count, reduction);
     write_first();  // some tensors lie in symmetric memory, and some do not

@@ -7,7 +7,7 @@ namespace gossamer::shm {
 
 void broadcast(Group& group, void* data, int64_t bytes, int root, Deadline deadline) {
   Call call;
-  call.kind = Kind::broadcast;
+  call.kind = CallKind::broadcast;
   call.root = root;
   call.count = bytes;
   group.begin(call, deadline);
@@ -23,7 +23,7 @@ void broadcast(Group& group, void* data, int64_t bytes, int root, Deadline deadl
 void scatter(Group& group, const void* const* ins, void* out, int64_t bytes, int root, Deadline deadline) {
   const int64_t place = round_down(group.round_bytes() / group.size(), kLine);
   Call call;
-  call.kind = Kind::scatter;
+  call.kind = CallKind::scatter;
   call.root = root;
   call.count = bytes;
   group.begin(call, deadline);
@@ -50,7 +50,7 @@ void barrier(Group& group, Deadline deadline) {
 
 void agree_on_count(Group& group, int64_t count, Deadline deadline) {
   Call call;
-  call.kind = Kind::several;
+  call.kind = CallKind::several;
   call.count = count;
   group.begin(call, deadline);
   group.meet();

@@ -13,7 +13,7 @@ namespace gossamer::shm {
 
 // What is summed, and how; for avg the divisor is set, see reduce.h.
 struct Summing {
-  Reduction reduction;
+  Fold reduction;
   double factor = 1;  // this rank's, of premul_sum
 };
 

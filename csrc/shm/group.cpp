@@ -34,20 +34,20 @@ uint64_t process_space() {
   return stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
 }
 
-const char* name(Kind kind) {
+const char* name(CallKind kind) {
   switch (kind) {
-    case Kind::refused: return "a refused call";
-    case Kind::all_reduce: return "all_reduce";
-    case Kind::broadcast: return "broadcast";
-    case Kind::reduce: return "reduce";
-    case Kind::all_gather: return "all_gather";
-    case Kind::gather: return "gather";
-    case Kind::scatter: return "scatter";
-    case Kind::reduce_scatter: return "reduce_scatter";
-    case Kind::all_to_all: return "all_to_all";
-    case Kind::barrier: return "barrier";
-    case Kind::several: return "several operations";
-    case Kind::share: return "sharing of memory";
+    case CallKind::refused: return "a refused call";
+    case CallKind::all_reduce: return "all_reduce";
+    case CallKind::broadcast: return "broadcast";
+    case CallKind::reduce: return "reduce";
+    case CallKind::all_gather: return "all_gather";
+    case CallKind::gather: return "gather";
+    case CallKind::scatter: return "scatter";
+    case CallKind::reduce_scatter: return "reduce_scatter";
+    case CallKind::all_to_all: return "all_to_all";
+    case CallKind::barrier: return "barrier";
+    case CallKind::several: return "several operations";
+    case CallKind::share: return "sharing of memory";
   }
   return "an unknown call";
 }
@@ -61,8 +61,8 @@ bool alike(const Call& a, const Call& b) {
 std::string describe(const Call& call) {
   std::ostringstream text;
   text << name(call.kind);
-  if (call.kind == Kind::barrier || call.kind == Kind::refused) return text.str();
-  if (call.kind == Kind::several) {
+  if (call.kind == CallKind::barrier || call.kind == CallKind::refused) return text.str();
+  if (call.kind == CallKind::several) {
     text << ", " << call.count << " in all";
     return text.str();
   }
@@ -250,7 +250,7 @@ void Group::break_with(const std::string& reason, const std::string& told) {
 
 void Group::compare() {
   for (int peer = 0; peer < size(); ++peer) {
-    if (call_of(peer).kind != Kind::refused) continue;
+    if (call_of(peer).kind != CallKind::refused) continue;
     raise(ErrorKind::config, describe(call_), ": rank ", global_rank(peer),
           " refused its call: ", slot(peer).refusals[(round_ + 1) & 1]);
   }
@@ -263,7 +263,7 @@ void Group::compare() {
 
 void Group::refuse(const std::string& reason, Deadline deadline) {
   Call call;
-  call.kind = Kind::refused;
+  call.kind = CallKind::refused;
   begin(call, deadline);
   auto& text = slot(rank_).refusals[round_ & 1];
   text[reason.copy(text, kReasonBytes - 1)] = 0;
@@ -272,7 +272,7 @@ void Group::refuse(const std::string& reason, Deadline deadline) {
 
 std::vector<Fd> Group::share(int fd, int64_t bytes, Deadline deadline) {
   Call call;
-  call.kind = Kind::share;
+  call.kind = CallKind::share;
   call.count = bytes;
   begin(call, deadline);
   meet();

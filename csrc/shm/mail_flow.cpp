@@ -33,16 +33,16 @@ bool Mailbox::drain(int index) {
 
 void Mailbox::handle(int source, const Frame& frame, const Ring& ring) {
   switch (frame.kind) {
-    case Frame::Kind::offer:
-    case Frame::Kind::whole: return arrive(source, frame, ring);
-    case Frame::Kind::part: return take_part(peers_[source], frame, ring);
-    case Frame::Kind::cancel: return cancelled(source, frame.id);
-    case Frame::Kind::grant:
+    case FrameKind::offer:
+    case FrameKind::whole: return arrive(source, frame, ring);
+    case FrameKind::part: return take_part(peers_[source], frame, ring);
+    case FrameKind::cancel: return cancelled(source, frame.id);
+    case FrameKind::grant:
       if (peers_[source].sends.count(frame.id)) peers_[source].granted.push_back(frame.id);
       return;
-    case Frame::Kind::taken:
-    case Frame::Kind::refuse:
-    case Frame::Kind::stop: return answered(source, frame);
+    case FrameKind::taken:
+    case FrameKind::refuse:
+    case FrameKind::stop: return answered(source, frame);
   }
   raise(ErrorKind::comm, "rank ", group_.global_rank(source), " has sent a frame of unknown kind ",
         static_cast<uint32_t>(frame.kind));
@@ -81,14 +81,14 @@ template <class Copy>
 void Mailbox::pair(Operation receive, int source, const Frame& offer, const Copy& copy_to) {
   receive.peer = source;
   if (receive.bytes != offer.bytes) {
-    answer(source, Frame::Kind::refuse, offer.id, receive.bytes);
+    answer(source, FrameKind::refuse, offer.id, receive.bytes);
     finish(receive, mismatch(source, group_.rank(), offer.tag, offer.bytes, receive.bytes));
-  } else if (offer.kind == Frame::Kind::whole) {
+  } else if (offer.kind == FrameKind::whole) {
     copy_to(receive.data);
-    answer(source, Frame::Kind::taken, offer.id);
+    answer(source, FrameKind::taken, offer.id);
     finish(receive);
   } else {
-    answer(source, Frame::Kind::grant, offer.id);
+    answer(source, FrameKind::grant, offer.id);
     peers_[source].receiving.emplace(offer.id, std::move(receive));
   }
 }
@@ -123,9 +123,9 @@ void Mailbox::answered(int index, const Frame& frame) {
   if (found == peer.sends.end()) return;
   Operation& send = found->second;
   std::exception_ptr error;
-  if (frame.kind == Frame::Kind::refuse) {
+  if (frame.kind == FrameKind::refuse) {
     error = mismatch(group_.rank(), index, send.tag, send.bytes, frame.bytes);
-  } else if (frame.kind == Frame::Kind::stop) {
+  } else if (frame.kind == FrameKind::stop) {
     std::ostringstream text;
     text << describe(send) << " failed: its receive timed out, after " << send.moved << " bytes";
     error = std::make_exception_ptr(Error(ErrorKind::comm, text.str()));
@@ -146,7 +146,7 @@ std::exception_ptr Mailbox::mismatch(int source, int target, uint64_t tag, int64
 
 // ---- what goes out
 
-void Mailbox::answer(int index, Frame::Kind kind, uint64_t id, int64_t bytes) {
+void Mailbox::answer(int index, FrameKind kind, uint64_t id, int64_t bytes) {
   auto& peer = peers_[index];
   if (peer.gone.empty()) peer.answers.push_back({kind, 0, id, 0, bytes});
 }
@@ -179,7 +179,7 @@ bool Mailbox::write_next(Peer& peer) {
   if (next != peer.sends.end()) {
     Operation& send = next->second;
     const bool whole = send.bytes <= kWholeBytes && peer.whole_messages < kWholeMessages;
-    const Frame frame{whole ? Frame::Kind::whole : Frame::Kind::offer,
+    const Frame frame{whole ? FrameKind::whole : FrameKind::offer,
                       whole ? static_cast<uint32_t>(send.bytes) : 0, next->first, send.tag, send.bytes};
     if (!peer.out.write(frame, send.data)) return false;
     peer.next_offer = next->first + 1;
@@ -191,7 +191,7 @@ bool Mailbox::write_next(Peer& peer) {
   const auto found = peer.sends.find(peer.granted.front());
   Operation& send = found->second;
   const int64_t bytes = std::min(send.bytes - send.moved, ring_bytes(group_.size()) / kPartsInRing);
-  const Frame frame{Frame::Kind::part, static_cast<uint32_t>(bytes), found->first, send.tag, send.bytes};
+  const Frame frame{FrameKind::part, static_cast<uint32_t>(bytes), found->first, send.tag, send.bytes};
   if (!peer.out.write(frame, send.data + send.moved)) return false;
   send.moved += bytes;
   if (send.moved == send.bytes) {

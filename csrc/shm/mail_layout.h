@@ -15,18 +15,19 @@ namespace gossamer::shm {
 
 constexpr int64_t kFrameUnit = 32;  // frames begin at multiples of it, so a header never wraps
 
+enum class FrameKind : uint32_t {
+  offer = 1,  // I have a message of `bytes`
+  whole,      // the same, and here it is
+  part,       // the next bytes of a granted message
+  cancel,     // I have withdrawn my message
+  grant,      // send yours, there is a place for it
+  taken,      // yours was received as a whole
+  refuse,     // yours met a receive of `bytes`, which is another size
+  stop,       // I have given up receiving yours
+};
+
 struct Frame {
-  enum class Kind : uint32_t {
-    offer = 1,  // I have a message of `bytes`
-    whole,      // the same, and here it is
-    part,       // the next bytes of a granted message
-    cancel,     // I have withdrawn my message
-    grant,      // send yours, there is a place for it
-    taken,      // yours was received as a whole
-    refuse,     // yours met a receive of `bytes`, which is another size
-    stop,       // I have given up receiving yours
-  };
-  Kind kind;
+  FrameKind kind;
   uint32_t payload;  // bytes that follow
   uint64_t id;       // of the message; unique for the pair and its direction
   uint64_t tag;

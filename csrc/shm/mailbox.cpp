@@ -219,7 +219,7 @@ void Mailbox::bury(int index, const std::string& why) {
   fail(peer.receiving, why, all);
   peer.granted.clear();
   arrived_.remove_if(
-      [&](const Arrival& item) { return item.source == index && item.frame.kind == Frame::Kind::offer; });
+      [&](const Arrival& item) { return item.source == index && item.frame.kind == FrameKind::offer; });
 
   // One that has left owes nothing to a receive from any source, unless nobody else is there.
   const bool left = static_cast<Presence>(group_.slot(index).presence.load()) == Presence::left;
@@ -251,9 +251,9 @@ void Mailbox::expire(Deadline now) {
     auto& peer = peers_[index];
     expire(peer.sends, now, [&](uint64_t id) {
       forget_send(peer, id);
-      if (id < peer.next_offer) answer(index, Frame::Kind::cancel, id);
+      if (id < peer.next_offer) answer(index, FrameKind::cancel, id);
     });
-    expire(peer.receiving, now, [&](uint64_t id) { answer(index, Frame::Kind::stop, id); });
+    expire(peer.receiving, now, [&](uint64_t id) { answer(index, FrameKind::stop, id); });
     if (peer.gone.empty()) push(index);
   }
   expire(posted_, now, [](uint64_t) {});

@@ -116,7 +116,7 @@ class Mailbox {
   void take_part(Peer& peer, const Frame& frame, const Ring& ring);
   void cancelled(int source, uint64_t id);
   void answered(int index, const Frame& frame);
-  void answer(int index, Frame::Kind kind, uint64_t id, int64_t bytes = 0);
+  void answer(int index, FrameKind kind, uint64_t id, int64_t bytes = 0);
   void forget_send(Peer& peer, uint64_t id);
   bool push(int index);
   bool write_next(Peer& peer);

@@ -68,7 +68,7 @@ KernelTables<Kernels>& tables() {
   return all;
 }
 
-void check(const Reduction& r, int source_count, int out_count, int64_t numel) {
+void check(const Fold& r, int source_count, int out_count, int64_t numel) {
   const bool fits = r.from == r.to || facts(r.from).sums == r.to || facts(r.to).sums == r.from;
   GOSSAMER_CHECK(fits, ErrorKind::config,
                  "reduce: from and to must be one type or it and what it is summed in, ", "got ",
@@ -83,7 +83,7 @@ void check(const Reduction& r, int source_count, int out_count, int64_t numel) {
 }
 
 // An equal reduction that the kernels know; `numel` then counts in elements of the new types.
-Reduction simplified(Reduction r, int64_t& numel) {
+Fold simplified(Fold r, int64_t& numel) {
   const Facts& from = facts(r.from);
   if (r.op != Op::avg) r.divisor = 1;
   if (r.op != Op::premul_sum) r.factors = nullptr;
@@ -135,11 +135,11 @@ const Kernels* kernels_by_name(const char* name) { return tables().find(name); }
 
 bool select_kernels(const char* name) { return tables().select(name); }
 
-void reduce(const Reduction& reduction, const void* const* sources, int source_count, void* const* outs,
+void reduce(const Fold& reduction, const void* const* sources, int source_count, void* const* outs,
             int out_count, int64_t numel) {
   check(reduction, source_count, out_count, numel);
   if (numel == 0) return;
-  const Reduction r = simplified(reduction, numel);
+  const Fold r = simplified(reduction, numel);
   Kernel kernel = kernels().find(r.from, r.to, r.op);
   if (kernel == nullptr) kernel = scalar_kernels.find(r.from, r.to, r.op);
   kernel({sources, source_count, outs, out_count, numel, r.op, r.divisor, r.factors});

@@ -42,7 +42,7 @@ const char* name(Op op);
 // out[i] = finish(s[0][i] op s[1][i] op ... s[n-1][i]), folded from the left in accumulate_type(element) and
 // rounded once. `from` and `to` are each the element type or its accumulate_type, so that a sum may stop at the
 // accumulators on one host and go on from them on another. Booleans stay 0 or 1.
-struct Reduction {
+struct Fold {
   Type from;
   Type to;
   Op op;
@@ -52,7 +52,7 @@ struct Reduction {
 
 // Writes the same result to every outs[0..out_count). An out may be one of the sources, never a part of one.
 // NaN propagates through min and max. Any alignment.
-void reduce(const Reduction& reduction, const void* const* sources, int source_count, void* const* outs,
+void reduce(const Fold& reduction, const void* const* sources, int source_count, void* const* outs,
             int out_count, int64_t numel);
 
 }  // namespace gossamer::shm

@@ -8,7 +8,7 @@
 
 namespace gossamer::shm {
 
-// What is left of a Reduction for a kernel that already knows its types and operation.
+// What is left of a Fold for a kernel that already knows its types and operation.
 struct Job {
   const void* const* sources;
   int source_count;  // at least 1

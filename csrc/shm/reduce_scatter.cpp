@@ -14,7 +14,7 @@ void reduce_scatter(Group& group, const void* const* ins, void* out, const int64
   const int64_t place = round_down(group.round_bytes() / std::max(1, size - 1), kLine);
   const int64_t piece = place / element;
   Call call;
-  call.kind = Kind::reduce_scatter;
+  call.kind = CallKind::reduce_scatter;
   call.type = static_cast<int32_t>(summing.reduction.from);
   call.op = static_cast<int32_t>(summing.reduction.op);
   call.factor = summing.factor;
@@ -23,7 +23,7 @@ void reduce_scatter(Group& group, const void* const* ins, void* out, const int64
 
   const int64_t largest = *std::max_element(counts, counts + size);
   std::array<double, kMaxLocalRanks> factors;
-  Reduction reduction = summing.reduction;
+  Fold reduction = summing.reduction;
   for (int64_t index = 0; index == 0 || index * piece < largest; ++index) {
     for (int peer = 0; peer < size; ++peer) {
       if (peer == own) continue;

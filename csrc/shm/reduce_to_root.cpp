@@ -12,7 +12,7 @@ void reduce(Group& group, const void* in, void* out, int64_t count, const Summin
   const int64_t element = element_size(summing.reduction.from);
   const int64_t piece = group.round_bytes() / element;
   Call call;
-  call.kind = Kind::reduce;
+  call.kind = CallKind::reduce;
   call.type = static_cast<int32_t>(summing.reduction.from);
   call.op = static_cast<int32_t>(summing.reduction.op);
   call.root = root;
@@ -21,7 +21,7 @@ void reduce(Group& group, const void* in, void* out, int64_t count, const Summin
   group.begin(call, deadline);
 
   std::array<double, kMaxLocalRanks> factors;
-  Reduction reduction = summing.reduction;
+  Fold reduction = summing.reduction;
   for (int64_t index = 0; index == 0 || index * piece < count; ++index) {
     const Range range = piece_of(count, piece, index);
     const void* own = at(in, range.begin * element);

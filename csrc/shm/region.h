@@ -16,7 +16,7 @@ constexpr size_t kReasonBytes = 512;
 
 enum class Presence : uint32_t { joining = 0, present, left, failed, dead };
 
-enum class Kind : int32_t {
+enum class CallKind : int32_t {
   refused = 0,
   all_reduce,
   broadcast,
@@ -33,7 +33,7 @@ enum class Kind : int32_t {
 
 // What a rank is about to do; posted in the first round of every operation and compared by all.
 struct Call {
-  Kind kind = Kind::barrier;
+  CallKind kind = CallKind::barrier;
   int32_t type = -1;  // shm::Type, or -1 where only bytes move
   int32_t op = -1;    // shm::Op, or -1
   int32_t root = -1;

@@ -20,7 +20,7 @@
 namespace gossamer::test::reference {
 
 using shm::Op;
-using shm::Reduction;
+using shm::Fold;
 using shm::Type;
 using Bytes = std::vector<uint8_t>;
 
@@ -108,7 +108,7 @@ T combined(Op op, T x, T y) {
 }
 
 template <class T>
-T folded(const Reduction& r, std::vector<T> x) {
+T folded(const Fold& r, std::vector<T> x) {
   if (r.op == Op::premul_sum && r.factors != nullptr)
     for (size_t k = 0; k < x.size(); ++k) x[k] = multiplied(x[k], r.factors[k]);
   T result = x[0];
@@ -164,7 +164,7 @@ inline void put_number(Type type, void* p, int64_t i, double x) {
 }
 
 template <class T>
-void refer_floats(Reduction r, const std::vector<const void*>& sources, void* out, int64_t numel) {
+void refer_floats(Fold r, const std::vector<const void*>& sources, void* out, int64_t numel) {
   const bool product = is_complex(r.from) && r.op == Op::product;
   numel *= is_complex(r.from) ? 2 : 1;
   r.from = parts_of(r.from), r.to = parts_of(r.to);
@@ -187,7 +187,7 @@ void refer_floats(Reduction r, const std::vector<const void*>& sources, void* ou
 }
 
 template <class T>
-void refer_integers(const Reduction& r, const std::vector<const void*>& sources, void* out, int64_t numel) {
+void refer_integers(const Fold& r, const std::vector<const void*>& sources, void* out, int64_t numel) {
   for (int64_t i = 0; i < numel; ++i) {
     std::vector<T> x;
     for (const void* s : sources) x.push_back(at<T>(s, i));
@@ -200,7 +200,7 @@ void refer_integers(const Reduction& r, const std::vector<const void*>& sources,
   }
 }
 
-inline void refer(const Reduction& r, const std::vector<const void*>& sources, void* out, int64_t numel) {
+inline void refer(const Fold& r, const std::vector<const void*>& sources, void* out, int64_t numel) {
   switch (r.from) {
     case Type::boolean:
     case Type::u8: return refer_integers<uint8_t>(r, sources, out, numel);

@@ -146,7 +146,7 @@ inline shm::Summing summing(const Group& group, Type from, Op op, Type to) {
 }
 
 // In rank order, in this process.
-inline Bytes folded(const std::vector<Bytes>& inputs, int64_t count, shm::Reduction reduction) {
+inline Bytes folded(const std::vector<Bytes>& inputs, int64_t count, shm::Fold reduction) {
   std::vector<const void*> sources;
   std::vector<double> factors;
   for (const auto& input : inputs) {

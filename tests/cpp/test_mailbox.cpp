@@ -23,7 +23,7 @@ TEST(Mailbox, ARingHandsFramesOverWhole) {
   std::thread writer([&] {
     for (unsigned i = 0; i < kFrames; ++i) {
       const Bytes payload(i % 5000, static_cast<uint8_t>(i));
-      const shm::Frame frame{shm::Frame::Kind::part, i % 5000, i, 0, 0};
+      const shm::Frame frame{shm::FrameKind::part, i % 5000, i, 0, 0};
       while (!ring.write(frame, payload.data())) std::this_thread::yield();
     }
   });

@@ -339,7 +339,7 @@ TEST(NegotiateTrace, phases_of_an_operation_come_in_order) {
   std::map<int, std::vector<Phase>> phases;
   {
     Fleet fleet(2, [&](int rank, Options& options) {
-      options.trace = [&, rank](const Event& event) {
+      options.trace = [&, rank](const Moment& event) {
         const std::lock_guard<std::mutex> lock(mutex);
         if (event.phase != Phase::rank_ready) phases[rank].push_back(event.phase);
       };

@@ -39,14 +39,14 @@ void for_each_reduction(Body body) {
       const Type type = static_cast<Type>(t), sums = shm::accumulate_type(type);
       const Op op = static_cast<Op>(o);
       if (!shm::supports(type, op)) continue;
-      body(Reduction{type, type, op, 3, kFactors});
+      body(Fold{type, type, op, 3, kFactors});
       if (sums == type) continue;
-      body(Reduction{type, sums, op, 3, kFactors});
-      body(Reduction{sums, type, op, 3, kFactors});
+      body(Fold{type, sums, op, 3, kFactors});
+      body(Fold{sums, type, op, 3, kFactors});
     }
 }
 
-std::string describe(const Reduction& r, int64_t numel, int sources) {
+std::string describe(const Fold& r, int64_t numel, int sources) {
   return std::string(shm::name(r.op)) + " " + shm::name(r.from) + " to " + shm::name(r.to) + ", " +
          std::to_string(sources) + " sources of " + std::to_string(numel) + ", " + shm::kernels().name;
 }
@@ -58,7 +58,7 @@ struct Buffers {
   std::vector<const void*> sources;
   std::vector<void*> outs;
 
-  Buffers(const Reduction& r, int source_count, int out_count, int64_t numel) {
+  Buffers(const Fold& r, int source_count, int out_count, int64_t numel) {
     for (int k = 0; k < source_count; ++k) {
       memory.push_back(random_elements(r.from, numel, 977 * k + numel));
       memory.back().insert(memory.back().begin(), kShift, 0);
@@ -67,7 +67,7 @@ struct Buffers {
     results.assign(out_count, Bytes(kShift + numel * shm::element_size(r.to) + kGuard, 0xab));
     for (Bytes& bytes : results) outs.push_back(bytes.data() + kShift);
   }
-  void run(const Reduction& r, int64_t numel) {
+  void run(const Fold& r, int64_t numel) {
     shm::reduce(r, sources.data(), static_cast<int>(sources.size()), outs.data(),
                 static_cast<int>(outs.size()), numel);
   }
@@ -77,7 +77,7 @@ struct Buffers {
 
 TEST(Reduce, EqualsTheReferenceForEveryTypeOperationAndInstructionSet) {
   const Restore restore;
-  for_each_reduction([](const Reduction& r) {
+  for_each_reduction([](const Fold& r) {
     // A strip is 8 to 256 components: all of them, and one fewer and one more.
     for (int64_t numel : {0, 1, 7, 8, 9, 15, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 521})
       for (int sources = 1; sources <= (numel < 64 ? 3 : 5); ++sources) {
@@ -100,7 +100,7 @@ TEST(Reduce, EqualsTheReferenceForEveryTypeOperationAndInstructionSet) {
 
 TEST(Reduce, AnOutMayBeAnyOfTheSources) {
   const Restore restore;
-  for_each_reduction([](const Reduction& r) {
+  for_each_reduction([](const Fold& r) {
     if (r.from != r.to) return;
     for (const char* name : instruction_sets()) {
       shm::select_kernels(name);
@@ -117,7 +117,7 @@ TEST(Reduce, AnOutMayBeAnyOfTheSources) {
 }
 
 TEST(Reduce, EveryOutMayBeASource) {
-  const Reduction r{Type::f32, Type::f32, Op::sum};
+  const Fold r{Type::f32, Type::f32, Op::sum};
   constexpr int64_t numel = 1021;
   Buffers apart(r, 5, 1, numel), buffers(r, 5, 0, numel);
   apart.run(r, numel);
@@ -128,7 +128,7 @@ TEST(Reduce, EveryOutMayBeASource) {
 
 TEST(Reduce, AnElementsResultDependsOnNeitherTheSplitNorItsNeighbours) {
   const Restore restore;
-  for_each_reduction([](const Reduction& r) {
+  for_each_reduction([](const Fold& r) {
     constexpr int64_t numel = 1021;
     for (const char* name : instruction_sets()) {
       shm::select_kernels(name);
@@ -249,7 +249,7 @@ TEST(Reduce, RefusesWhatHasNoMeaningAndNamesIt) {
   float y = 7;
   const void* source = &x;
   void* out = &y;
-  const auto message = [&](const Reduction& r, int sources = 1) -> std::string {
+  const auto message = [&](const Fold& r, int sources = 1) -> std::string {
     try {
       shm::reduce(r, &source, sources, &out, 1, 1);
     } catch (const Error& error) {

@@ -70,7 +70,7 @@ class _Fleet:
         self, args: argparse.Namespace, hosts: Sequence[Host], streams: Any, *, attempt: int
     ) -> None:
         self.args, self.hosts, self.attempt = args, hosts, attempt
-        self.events: queue.Queue[ssh.Event] = queue.Queue()
+        self.events: queue.Queue[ssh.AgentEvent] = queue.Queue()
         self.agents: list[ssh.Agent] = []
         self.streams = streams
         self.start_timeout = _start_timeout(args)

@@ -32,7 +32,7 @@ BOOTSTRAP = (
 )
 
 
-class Event(NamedTuple):
+class AgentEvent(NamedTuple):
     """Something that a host's agent did: "ready" or "ended", with what it said, or "exit", with its exit code."""
 
     kind: str
@@ -79,7 +79,7 @@ class Agent:
         index: int,
         *,
         options: Sequence[str],
-        events: "queue.Queue[Event]",
+        events: "queue.Queue[AgentEvent]",
         out: TextIO,
         err: TextIO,
     ) -> None:
@@ -124,14 +124,14 @@ class Agent:
                     sink.write(output if self._ready else f"{self.host.name}: {output}")
                     sink.flush()
                 except OSError:  # nobody reads what the workers print
-                    self._events.put(Event("broken", self.index, None))
+                    self._events.put(AgentEvent("broken", self.index, None))
             if mark:
                 message = json.loads(said)
                 self._ready = True
-                self._events.put(Event(message.pop("kind"), self.index, message))
+                self._events.put(AgentEvent(message.pop("kind"), self.index, message))
 
     def _wait(self, readers: Sequence[threading.Thread]) -> None:
         code = self.process.wait()
         for reader in readers:
             reader.join(5)  # a grandchild may hold the pipe
-        self._events.put(Event("exit", self.index, code))
+        self._events.put(AgentEvent("exit", self.index, code))

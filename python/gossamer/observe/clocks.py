@@ -29,7 +29,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Group:
+class TraceGroup:
     """The ranks that write one trace."""
 
     store: Any  # torch.distributed.Store
@@ -56,7 +56,7 @@ def smallest(trips: list[tuple[int, int, int]], *, same_clock: bool) -> Clock:
 
 
 def hand_over(
-    group: Group, key: str, part: dict[str, Any], now_ns: Callable[[], int], timeout_s: float
+    group: TraceGroup, key: str, part: dict[str, Any], now_ns: Callable[[], int], timeout_s: float
 ) -> bool:
     """On every rank but 0: measures the clock and gives rank 0 this rank's part. False if rank 0 does not answer."""
     mine = f"{key}/{group.rank}"
@@ -83,7 +83,7 @@ def hand_over(
     return True
 
 
-def collect(group: Group, key: str, now_ns: Callable[[], int], timeout_s: float) -> dict[int, dict[str, Any]]:
+def collect(group: TraceGroup, key: str, now_ns: Callable[[], int], timeout_s: float) -> dict[int, dict[str, Any]]:
     """On rank 0: the parts of the other ranks, by rank, as far as they come in time; each has its clock."""
     parts: dict[int, dict[str, Any]] = {}
     awaited = set(range(1, group.size))
@@ -127,8 +127,8 @@ def _get(store: Any, key: str, timeout_s: float) -> bytes:
     return value
 
 
-def of_default_group(store: Callable[[], Any]) -> Group | None:
+def of_default_group(store: Callable[[], Any]) -> TraceGroup | None:
     """The ranks of torch's default group; None where there is none."""
     if not dist.is_available() or not dist.is_initialized():
         return None
-    return Group(store(), dist.get_rank(), dist.get_world_size())
+    return TraceGroup(store(), dist.get_rank(), dist.get_world_size())

@@ -111,7 +111,7 @@ def stop_timeline(*, timeout_s: float = TIMEOUT_S) -> Path | None:
     part = running.end()
     _ended += 1
     key = f"gossamer/timeline/{_ended}"
-    group = running.group or clocks.Group(None, 0, 1)
+    group = running.group or clocks.TraceGroup(None, 0, 1)
     if group.rank != 0:
         if clocks.hand_over(group, key, part, _C.now_ns, 2 * timeout_s):
             return None
@@ -148,7 +148,7 @@ def _note_group() -> None:
         _running.group = _group() or _running.group
 
 
-def _group() -> clocks.Group | None:
+def _group() -> clocks.TraceGroup | None:
     return clocks.of_default_group(default_store)
 
 

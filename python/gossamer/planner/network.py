@@ -91,7 +91,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """`size` ranks, `per_host` of them on each of their hosts; `sharing` such groups use the links at once."""
 
     network: Network
@@ -173,11 +173,11 @@ class Group:
         return Cost(seconds + moving_s, messages * count, across)
 
 
-def all_ranks(network: Network) -> Group:
+def all_ranks(network: Network) -> RankGroup:
     """In one level."""
-    return Group(network, network.ranks, network.per_host if network.hosts > 1 else network.ranks)
+    return RankGroup(network, network.ranks, network.per_host if network.hosts > 1 else network.ranks)
 
 
-def between_hosts(network: Network) -> Group:
+def between_hosts(network: Network) -> RankGroup:
     """The ranks that carry one shard, one on each host. As many such groups as there are shards share the links."""
-    return Group(network, network.hosts, 1, sharing=network.carriers)
+    return RankGroup(network, network.hosts, 1, sharing=network.carriers)

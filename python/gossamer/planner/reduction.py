@@ -11,12 +11,12 @@ import torch
 
 from gossamer.codec import Codec, Identity
 from gossamer.comm import goes_by_hosts
-from gossamer.planner.network import Cost, Group, Network, all_ranks, between_hosts
+from gossamer.planner.network import Cost, RankGroup, Network, all_ranks, between_hosts
 from gossamer.planner.speeds import Speeds
 
 
 @dataclass(frozen=True)
-class Reduction:
+class ReductionCost:
     """`cpu_s`: of computing that the link waits for; `beside_s`: of what it does not wait for.
 
     inside: bytes that a rank hands to others of its host beside those of `cost`.
@@ -52,23 +52,23 @@ class Reducer:
         """Whether a sum goes in two levels; None: an exact one, which is left to NCCL on GPUs."""
         return self.by_hosts and (codec is not None or self.speeds.device == "cpu")
 
-    def all_reduce(self, numel: int, dtype: torch.dtype, codec: Codec | None) -> Reduction:
+    def all_reduce(self, numel: int, dtype: torch.dtype, codec: Codec | None) -> ReductionCost:
         """None as codec: exactly; in one level, by the group's own all-reduce."""
         if self.takes_hosts(codec):
             return self._by_hosts(numel, dtype, codec or Identity())
         group = all_ranks(self.network)
         if group.size == 1:
-            return Reduction(Cost())
+            return ReductionCost(Cost())
         if codec is None:
             nbytes = numel * dtype.itemsize
-            return Reduction(group.all_reduce(nbytes), nbytes / self.speeds.memory)
+            return ReductionCost(group.all_reduce(nbytes), nbytes / self.speeds.memory)
         cost, coding_s, row = self._two_shot(group, numel, dtype, codec)
         # In pieces, all but the first is encoded, summed and decoded while another is on its way.
         alone_s = coding_s / group.pieces(row)
-        return Reduction(cost, alone_s, coding_s - alone_s)
+        return ReductionCost(cost, alone_s, coding_s - alone_s)
 
     def _two_shot(
-        self, group: Group, numel: int, dtype: torch.dtype, codec: Codec
+        self, group: RankGroup, numel: int, dtype: torch.dtype, codec: Codec
     ) -> tuple[Cost, float, int]:
         """csrc/collectives/two_shot.cpp: cost, seconds of computing, bytes of a row."""
         chunk = math.ceil(math.ceil(numel / group.size) / codec.block) * codec.block
@@ -80,7 +80,7 @@ class Reducer:
             coding_s += float_bytes / speed.decode + 3 * float_bytes / self.speeds.memory
         return group.all_to_all(row) + group.all_gather(row), coding_s, row
 
-    def _by_hosts(self, numel: int, dtype: torch.dtype, codec: Codec) -> Reduction:
+    def _by_hosts(self, numel: int, dtype: torch.dtype, codec: Codec) -> ReductionCost:
         """csrc/route/hosts.cpp: exact sums of parts inside a host, the two-shot of each between hosts, and back.
 
         On CPUs a carrier reads and writes the memory of its host, a piece while another is on its way. On GPUs NCCL
@@ -98,4 +98,4 @@ class Reducer:
             beside_s, before_s = coding_s, inside / network.local_bandwidth
         alone_s = beside_s / group.pieces(row)
         waiting_s = 2 * network.local_latency_s
-        return Reduction(cost, before_s + alone_s + waiting_s, beside_s - alone_s, inside)
+        return ReductionCost(cost, before_s + alone_s + waiting_s, beside_s - alone_s, inside)

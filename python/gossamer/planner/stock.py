@@ -6,7 +6,7 @@ import torch
 
 from gossamer.errors import ConfigError
 from gossamer.planner.methods import Stock
-from gossamer.planner.network import Cost, Group, Network, all_ranks
+from gossamer.planner.network import Cost, RankGroup, Network, all_ranks
 from gossamer.planner.problem import PlannedBucket, Problem, buckets_of
 from gossamer.planner.traffic import Job, Traffic, thin_factors
 
@@ -23,7 +23,7 @@ def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
         jobs = [_powersgd(group, bucket, stock, problem) for bucket in buckets]
     elif stock.hook == "post_local_sgd":
         # The hook's own group is a host, and the averager takes all parameters at once.
-        host = Group(network, network.per_host, network.per_host)
+        host = RankGroup(network, network.per_host, network.per_host)
         local = [_all_reduce(host, b, b.nbytes, problem) for b in buckets]
         nbytes = sum(bucket.nbytes for bucket in buckets)
         after = Job(group.all_reduce(nbytes), 4 * nbytes / speeds.memory)
@@ -35,14 +35,14 @@ def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
     return Traffic(in_backward=jobs)
 
 
-def _all_reduce(group: Group, bucket: PlannedBucket, nbytes: int, problem: Problem) -> Job:
+def _all_reduce(group: RankGroup, bucket: PlannedBucket, nbytes: int, problem: Problem) -> Job:
     passes = 2 if group.size > 1 else 1  # copied and divided; summed
     if nbytes != bucket.nbytes:
         passes += 2
     return Job(group.all_reduce(nbytes), passes * bucket.nbytes / problem.speeds.memory, bucket.done)
 
 
-def _powersgd(group: Group, bucket: PlannedBucket, stock: Stock, problem: Problem) -> Job:
+def _powersgd(group: RankGroup, bucket: PlannedBucket, stock: Stock, problem: Problem) -> Job:
     """What is not compressed in one all-reduce, then the left factors, then the right ones."""
     plain, left, right, products = thin_factors(bucket, stock.rank, lambda whole, thin: 2 * thin < whole)
     cost = Cost()

@@ -40,7 +40,7 @@ class RemoteWorker:
         exported: Sequence[str],
     ) -> None:
         self.number, self.slot = number, slot
-        self._events: queue.Queue[ssh.Event] = queue.Queue()
+        self._events: queue.Queue[ssh.AgentEvent] = queue.Queue()
         self._said: bool | Failure = False
         self._agent = ssh.Agent(
             Host(slot.host, 1), number, options=options, events=self._events, out=sys.stdout, err=sys.stderr

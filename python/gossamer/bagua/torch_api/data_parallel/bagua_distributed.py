@@ -11,7 +11,7 @@ from torch import nn
 from gossamer.bagua.torch_api import env
 from gossamer.bagua.torch_api.algorithms.base import Algorithm
 from gossamer.bagua.torch_api.algorithms.native import NativeImpl
-from gossamer.bagua.torch_api.data_parallel.connections import Connections
+from gossamer.bagua.torch_api.data_parallel.connections import BaguaConnections
 from gossamer.bagua.torch_api.data_parallel.hook_engine import HookEngine
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
 from gossamer.bagua.torch_api.process_group import default_group, is_initialized
@@ -71,7 +71,7 @@ class BaguaDistributedDataParallel:
                 f"autotune: needs one of the algorithms of gossamer.bagua, got {type(self.bagua_algorithm).__name__}; "
                 f"unset BAGUA_AUTOTUNE, or give autotune=False"
             )
-        self._connections = Connections(process_group, device_of(module))
+        self._connections = BaguaConnections(process_group, device_of(module))
         self._hooks: list[Any] = []
         if isinstance(self.bagua_algorithm, NativeImpl):
             self._engine = self._native_engine(module, self.bagua_algorithm, tuning)

@@ -9,7 +9,7 @@ from gossamer.comm import Communicator, Flat, Hierarchical, hierarchy, is_commun
 from gossamer.errors import ConfigError
 
 
-class Connections:
+class BaguaConnections:
     """Of one model.
 
     Args:

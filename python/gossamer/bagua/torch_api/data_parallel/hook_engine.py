@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from gossamer.bagua.torch_api.asynchronous_operation import AsynchronousModelAverage
 from gossamer.bagua.torch_api.bucket import BaguaBucket
-from gossamer.bagua.torch_api.data_parallel.connections import Connections, private_connections
-from gossamer.bagua.torch_api.data_parallel.rounds import Rounds
+from gossamer.bagua.torch_api.data_parallel.connections import BaguaConnections, private_connections
+from gossamer.bagua.torch_api.data_parallel.rounds import BucketRounds
 from gossamer.bagua.torch_api.tensor import (
     bagua_ensure_grad,
     bagua_getter_closure,
@@ -62,7 +62,7 @@ class HookEngine:
         self,
         ddp: Any,
         module: nn.Module,
-        connections: Connections,
+        connections: BaguaConnections,
         *,
         ignore: Collection[str],
         bucket_bytes: int,
@@ -80,7 +80,7 @@ class HookEngine:
         self._params = [(name, param) for name, param in self._members.parameters() if param.requires_grad]
         self._background = Background(connections.comm)
         self._groups: dict[Any, Communicator] = {}
-        self._rounds = Rounds([], self._submit)
+        self._rounds = BucketRounds([], self._submit)
         self._hooks: list[Any] = []
         self._sync, self._inside, self._left_by_forward = True, False, False
         self._seen: set[int] = set()
@@ -225,7 +225,7 @@ class HookEngine:
         return by_communicator(self._connections.comm, self._connections.control, tensors)
 
     def _watch_tensors(self) -> None:
-        self._rounds = Rounds(self.buckets, self._submit)
+        self._rounds = BucketRounds(self.buckets, self._submit)
         rounds = weakref.ref(self._rounds)
         for number, bucket in enumerate(self.buckets):
             for index, tensor in enumerate(bucket.tensors):
@@ -281,7 +281,7 @@ class HookEngine:
         return private_connections(group, self._connections.device)[0]
 
 
-def _mark(rounds: "weakref.ref[Rounds]", number: int, index: int) -> None:
+def _mark(rounds: "weakref.ref[BucketRounds]", number: int, index: int) -> None:
     alive = rounds()
     if alive is not None:
         alive.mark(number, index)

@@ -11,7 +11,7 @@ from gossamer.errors import ConfigError
 _IN_HOOK = 0  # no thread's number
 
 
-class Rounds:
+class BucketRounds:
     """Buckets that begin one after the other, and then all over again.
 
     Args:
