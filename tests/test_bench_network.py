@@ -101,6 +101,13 @@ def test_a_variant_is_compared_with_stock_ddp_in_its_own_turns() -> None:
     assert lines["async"]["step_over_allowed"] is None
 
 
+def test_a_step_is_over_no_limit_where_nothing_leaves_a_host() -> None:
+    ranks = [{"seconds": [1.0], "bytes_counted": [5.0], "bytes_of_kernel": [0.0], "payload_of_kernel": [0.0]}]
+    about = {"hosts": 1, "ranks_per_host": 4, "rate": "100mbit", "model": "gpt"}
+    _, line = of_steps([{"alone, adamw": ranks, "ddp": ranks, "bytegrad": ranks}], about)
+    assert (line["byte_limit_ms"], line["step_over_limit"], line["bytes_over_ddp"]) == (0, None, None)
+
+
 def test_help_of_the_command_shows_examples_and_every_variant(start) -> None:
     code, out, err = start(["-m", "gossamer.launch.cli", "bench", "network", "--help"]).finish()
     assert code == 0, err

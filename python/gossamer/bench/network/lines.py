@@ -103,14 +103,14 @@ def _limits(line: Mapping[str, Any], step_ms: float, compute_ms: float, *, rests
     """The time that the link of a host needs for the bytes of a line alone, and the step over it.
 
     Of Gossamer's count where a rank has the link for itself and Gossamer counts, else of the kernel's. None for what
-    never rests.
+    never rests; and the step is over no limit where nothing leaves a host.
     """
     counted = line["bytes_per_step"] if line["ranks_per_host"] == 1 else None
     of_host = line["payload_by_kernel"] if counted is None else counted
     limit_ms = 1e3 * of_host / parse_rate(line["rate"])
     return {
         "byte_limit_ms": short(limit_ms) if rests else None,
-        "step_over_limit": short(step_ms / limit_ms) if rests else None,
+        "step_over_limit": short(step_ms / limit_ms) if rests and limit_ms else None,
         "step_over_allowed": short(step_ms / (ALLOWED * limit_ms + compute_ms)) if rests else None,
     }
 
