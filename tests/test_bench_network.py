@@ -160,3 +160,30 @@ def test_the_study_judges_the_figures_of_its_parts(tmp_path, start) -> None:
     ]
     assert "missed" in err
     assert len((tmp_path / "targets.jsonl").read_text().splitlines()) == len(lines)
+
+
+def test_the_study_judges_what_the_defaults_save_where_ranks_share_hosts(tmp_path, start) -> None:
+    found = {
+        "gradient_allreduce": (0.66, 1.5, 800),
+        "flat": (1.0, 1.0, 1200),
+        "bytegrad": (0.19, 5.0, 240),
+        "flat_bytegrad": (0.3, 3.1, 230),
+    }
+    lines = [
+        {"algorithm": name, "bytes_over_ddp": share, "speedup_over_ddp": ddp, "step_ms": ms, "step_over_allowed": 0.9}
+        for name, (share, ddp, ms) in found.items()
+    ]
+    (tmp_path / "hosts-2x2-100mbit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    study = ROOT / "benchmarks" / "netlab" / "study.py"
+    code, out, err = start([str(study), "targets", "--results", str(tmp_path)]).finish()
+    assert code == 0, err
+    judged = {line["what"]: line["met"] for line in map(json.loads, out.splitlines())}
+    assert judged == {
+        "bytes over ddp's, 2x2-100mbit, bytegrad": False,
+        "bytes over ddp's, 2x2-100mbit, gradient_allreduce": True,
+        "times ddp's step, 2x2-100mbit, bytegrad": True,
+        "step over that of one level, 2x2-100mbit, gradient_allreduce": True,
+        "step over limit and computing, 2x2-100mbit, gradient_allreduce": True,
+        "step over that of one level, 2x2-100mbit, bytegrad": False,
+        "step over limit and computing, 2x2-100mbit, bytegrad": True,
+    }

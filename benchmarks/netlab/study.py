@@ -1,4 +1,5 @@
-"""The study of slow links, part by part: steps at three rates, time to a loss, and the hierarchy. Root is needed.
+"""The study of slow links, part by part: steps at three rates, time to a loss, and several ranks a host. Root is
+needed.
 
     python benchmarks/netlab/study.py                 every part that has no results yet, then the targets
     python benchmarks/netlab/study.py steps-100mbit   this part, again
@@ -32,13 +33,28 @@ LOCAL = ("local_sgd", "diloco", "streaming_diloco")
 TRAINED = ("ddp", "ddp_fp16_hook", "bytegrad", "int4", "onebit", "powersgd", *LOCAL)
 LEVELS = "ddp,gradient_allreduce,bytegrad,int4,flat,flat_bytegrad,flat_int4"
 
+# Several ranks a host -> arguments, and what is asked of the defaults: bytes over stock DDP's at most (ByteGrad's, and an
+# exact sum's), steps of stock DDP at least in one of ByteGrad's, and of Int4's.
+LAYOUTS = {
+    f"{hosts}x{per_host}-{rate}": (
+        f"--hosts {hosts} --ranks-per-host {per_host} --rate {rate} --steps 10 --algorithms {LEVELS}",
+        *asked,
+    )
+    for hosts, per_host, rate, *asked in (
+        (2, 2, RATE, 0.18, 0.70, 4.6, 7),
+        (2, 4, RATE, 0.155, 0.60, 4.8, 6.8),
+        (4, 2, RATE, 0.23, None, 3.5, 5.2),
+        (2, 2, "1gbit", 0.18, None, 2.2, None),
+    )
+}
+
 # Part -> arguments of the command. A part of losses runs a seed at a time; its steps end with a validation, so that who
 # learns as stock DDP does is there after as many. More of them, and the noise of small batches decides less.
 PARTS = {
     **{f"steps-{rate}": f"--rate {rate} --steps 10" for rate in ("50mbit", "100mbit", "1gbit")},
     "steps-2-hosts": f"--hosts 2 --rate {RATE} --steps 10",
     "steps-cnn": f"--rate {RATE} --model cnn --steps 10",
-    "hierarchy": f"--hosts 2 --ranks-per-host 2 --rate {RATE} --steps 10 --algorithms {LEVELS}",
+    **{f"hosts-{layout}": flags for layout, (flags, *_) in LAYOUTS.items()},
     "loss-gpt": f"--to-loss --rate {RATE} --steps 192 --algorithms {','.join(TRAINED)}",
     "loss-2-hosts": f"--to-loss --hosts 2 --rate {RATE} --steps 192 --algorithms {','.join(TRAINED)}",
     "loss-cnn": f"--to-loss --rate {RATE} --model cnn --steps 144 --algorithms {','.join(TRAINED)}",
@@ -88,7 +104,6 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def targets(folder: Path) -> list[dict[str, Any]]:
     """A line for each figure that has a target and was measured."""
-    levels = by_algorithm(folder, "hierarchy")
     judged: list[dict[str, Any]] = []
 
     def judge(what: str, value: float, unit: str, **target: Any) -> None:
@@ -98,11 +113,8 @@ def targets(folder: Path) -> list[dict[str, Any]]:
     for hosts, steps, losses in ((4, f"steps-{RATE}", "loss-gpt"), (2, "steps-2-hosts", "loss-2-hosts")):
         where = f"gpt, {hosts} hosts, {RATE}"
         judge_hosts(judge, where, by_algorithm(folder, steps), by_algorithm(folder, losses))
-    for name in ("bytegrad", "int4"):
-        if f"flat_{name}" in levels:
-            flat, level = levels[f"flat_{name}"], levels[name]
-            share = level["payload_by_kernel"] / flat["payload_by_kernel"]
-            judge(f"bytes on eth0 by hosts over flat, 2 x 2, {name}", share, "x", at_most=0.5)
+    for layout, (_, *asked) in LAYOUTS.items():
+        judge_levels(judge, layout, by_algorithm(folder, f"hosts-{layout}"), *asked)
     for part in PARTS:
         found = [line for line in read(folder / f"{part}.jsonl") if line.get("bytes_difference") is not None]
         if found:
@@ -114,6 +126,31 @@ def targets(folder: Path) -> list[dict[str, Any]]:
 
 def by_algorithm(folder: Path, part: str) -> dict[str, dict[str, Any]]:
     return {line["algorithm"]: line for line in read(folder / f"{part}.jsonl")}
+
+
+def judge_levels(
+    judge: Callable[..., None],
+    layout: str,
+    lines: dict[str, dict[str, Any]],
+    bytes_at_most: float,
+    exact_bytes_at_most: float | None,
+    bytegrad_at_least: float,
+    int4_at_least: float | None,
+) -> None:
+    """The defaults, where ranks share hosts."""
+    for name, field, what, target in (
+        ("bytegrad", "bytes_over_ddp", "bytes over ddp's", {"at_most": bytes_at_most}),
+        ("gradient_allreduce", "bytes_over_ddp", "bytes over ddp's", {"at_most": exact_bytes_at_most}),
+        ("bytegrad", "speedup_over_ddp", "times ddp's step", {"at_least": bytegrad_at_least}),
+        ("int4", "speedup_over_ddp", "times ddp's step", {"at_least": int4_at_least}),
+    ):
+        if name in lines and None not in target.values():
+            judge(f"{what}, {layout}, {name}", lines[name][field], "x", **target)
+    for name, flat in (("gradient_allreduce", "flat"), ("bytegrad", "flat_bytegrad"), ("int4", "flat_int4")):
+        if flat in lines:
+            share = lines[name]["step_ms"] / lines[flat]["step_ms"]
+            judge(f"step over that of one level, {layout}, {name}", share, "x", at_most=1.03)
+            judge(f"step over limit and computing, {layout}, {name}", lines[name]["step_over_allowed"], "x", at_most=1)
 
 
 def judge_hosts(
