@@ -170,7 +170,13 @@ def test_the_study_judges_what_the_defaults_save_where_ranks_share_hosts(tmp_pat
         "flat_bytegrad": (0.3, 3.1, 230),
     }
     lines = [
-        {"algorithm": name, "bytes_over_ddp": share, "speedup_over_ddp": ddp, "step_ms": ms, "step_over_allowed": 0.9}
+        {
+            "algorithm": name,
+            "bytes_over_ddp": share,
+            "speedup_over_ddp": ddp,
+            "step_ms": ms,
+            "step_over_allowed": 0.9,
+        }
         for name, (share, ddp, ms) in found.items()
     ]
     (tmp_path / "hosts-2x2-100mbit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -73,7 +73,9 @@ def test_sums_go_by_hosts_and_give_equal_bits_on_all_ranks(size, dtype) -> None:
             tolerance = 8 * torch.finfo(dtype).eps
             torch.testing.assert_close(outs[number].double(), mean, rtol=tolerance, atol=tolerance)
     assert comms[0].bytes_across > 0
-    made = 2 * 8 * (size - 1) + 2 * 4 * (size - 1) // size  # what hierarchy() compares, and that all have connected
+    made = (
+        2 * 8 * (size - 1) + 2 * 4 * (size - 1) // size
+    )  # what hierarchy() compares, and that all have connected
     assert comms[0].world.bytes_sent == made
 
 

@@ -33,8 +33,8 @@ LOCAL = ("local_sgd", "diloco", "streaming_diloco")
 TRAINED = ("ddp", "ddp_fp16_hook", "bytegrad", "int4", "onebit", "powersgd", *LOCAL)
 LEVELS = "ddp,gradient_allreduce,bytegrad,int4,flat,flat_bytegrad,flat_int4"
 
-# Several ranks a host -> arguments, and what is asked of the defaults: bytes over stock DDP's at most (ByteGrad's, and an
-# exact sum's), steps of stock DDP at least in one of ByteGrad's, and of Int4's.
+# Several ranks a host -> arguments, and what is asked of the defaults: bytes over stock DDP's at most, of ByteGrad and of
+# an exact sum; and how many times stock DDP's step at least, ByteGrad and Int4.
 LAYOUTS = {
     f"{hosts}x{per_host}-{rate}": (
         f"--hosts {hosts} --ranks-per-host {per_host} --rate {rate} --steps 10 --algorithms {LEVELS}",
@@ -150,7 +150,12 @@ def judge_levels(
         if flat in lines:
             share = lines[name]["step_ms"] / lines[flat]["step_ms"]
             judge(f"step over that of one level, {layout}, {name}", share, "x", at_most=1.03)
-            judge(f"step over limit and computing, {layout}, {name}", lines[name]["step_over_allowed"], "x", at_most=1)
+            judge(
+                f"step over limit and computing, {layout}, {name}",
+                lines[name]["step_over_allowed"],
+                "x",
+                at_most=1,
+            )
 
 
 def judge_hosts(

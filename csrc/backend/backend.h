@@ -140,7 +140,7 @@ class GossamerBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> gloo();
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::vector<int> names_;  // of the ranks, in errors; empty: their numbers
+  std::vector<int> names_;                     // of the ranks, in errors; empty: their numbers
   c10::intrusive_ptr<c10d::Store> own_store_;  // the part of it that no other group uses, now or later
   c10::intrusive_ptr<Options> options_;
   std::unique_ptr<shm::Group> group_;

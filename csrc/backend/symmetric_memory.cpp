@@ -97,8 +97,8 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
       if (!trouble.empty() || shm::Clock::now() > deadline) {
         throw PythonError(
             ErrorKind::comm,
-            std::string("symmetric memory: ") + what + " with rank " + std::to_string(backend_->name_of(peer)) + ", channel " +
-                std::to_string(channel) + ": " +
+            std::string("symmetric memory: ") + what + " with rank " +
+                std::to_string(backend_->name_of(peer)) + ", channel " + std::to_string(channel) + ": " +
                 (trouble.empty() ? "Timed out after " + std::to_string(timeout_ms) + " ms" : trouble));
       }
       tries < 100 ? std::this_thread::yield() : std::this_thread::sleep_for(std::chrono::microseconds(50));

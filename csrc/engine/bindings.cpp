@@ -1,9 +1,9 @@
 // Python's view of the engine: buckets, works, and the engine with its parts.
 #include "engine/bindings.h"
 
-#include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <array>
 #include <utility>
@@ -44,8 +44,9 @@ void bind_buckets(py::module_& module) {
            py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("names"), py::arg("block"),
            py::arg("alignment"), py::arg("dtype") = py::none())
       .def(py::init([](int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params,
-                       std::vector<std::string> names, const std::vector<std::vector<std::array<int64_t, 3>>>& pieces,
-                       int64_t numel, std::optional<at::ScalarType> dtype) {
+                       std::vector<std::string> names,
+                       const std::vector<std::vector<std::array<int64_t, 3>>>& pieces, int64_t numel,
+                       std::optional<at::ScalarType> dtype) {
              Placement placement;
              placement.numel = numel;
              for (const auto& own : pieces) {
@@ -67,7 +68,8 @@ void bind_buckets(py::module_& module) {
       .def("adopt_weights", &Bucket::adopt_weights, Release())
       .def("set_aside", &Bucket::set_aside, py::arg("field"), Release())
       .def("value", &Bucket::value, py::arg("field"), py::arg("position"), Release())
-      .def("set_value", &Bucket::set_value, py::arg("field"), py::arg("position"), py::arg("value"), Release())
+      .def("set_value", &Bucket::set_value, py::arg("field"), py::arg("position"), py::arg("value"),
+           Release())
       .def_property_readonly("index", &Bucket::index)
       .def_property_readonly("numel", &Bucket::numel)
       .def_property_readonly("bytes", &Bucket::bytes)

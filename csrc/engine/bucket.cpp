@@ -60,7 +60,8 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 Placement Placement::in_turn(const std::vector<at::Tensor>& params, int64_t block, int64_t alignment) {
-  const int64_t step = std::lcm(kViewAlignmentBytes / static_cast<int64_t>(params.at(0).element_size()), block);
+  const int64_t step =
+      std::lcm(kViewAlignmentBytes / static_cast<int64_t>(params.at(0).element_size()), block);
   Placement placement;
   for (const auto& param : params) {
     placement.pieces.push_back({{0, param.numel(), placement.numel}});
@@ -125,7 +126,8 @@ at::Tensor Bucket::flat(const std::string& name) const { return field(name).flat
 const std::vector<at::Tensor>& Bucket::views(const std::string& name) const {
   const auto& views = field(name).views;
   if (views.empty())
-    throw PythonError(ErrorKind::config, "Bucket: the parameters of " + describe() + " lie in pieces, without views");
+    throw PythonError(ErrorKind::config,
+                      "Bucket: the parameters of " + describe() + " lie in pieces, without views");
   return views;
 }
 
@@ -195,8 +197,8 @@ void Bucket::fill(const std::string& name, const std::vector<flat::Segment>& seg
   const c10::OptionalDeviceGuard guard(device_);
   const at::Tensor memory = flat(name);
   device_kernels(device_.type())
-      .gather(to_dtype(memory.scalar_type(), "Bucket"), segments.data(), static_cast<int64_t>(segments.size()),
-              memory.data_ptr(), scale);
+      .gather(to_dtype(memory.scalar_type(), "Bucket"), segments.data(),
+              static_cast<int64_t>(segments.size()), memory.data_ptr(), scale);
 }
 
 void Bucket::clear_padding(const std::string& name) { fill(name, padding_, 1.0); }

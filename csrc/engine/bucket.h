@@ -56,8 +56,9 @@ class Bucket {
   at::Tensor add_field(const std::string& field, Communicator* comm, std::optional<at::ScalarType> dtype);
   bool has(const std::string& field) const { return fields_.count(field) != 0; }
   std::vector<std::string> fields() const;
-  at::Tensor flat(const std::string& field) const;                       // [numel]
-  const std::vector<at::Tensor>& views(const std::string& field) const;  // one a parameter, in its shape and one piece
+  at::Tensor flat(const std::string& field) const;  // [numel]
+  const std::vector<at::Tensor>& views(
+      const std::string& field) const;  // one a parameter, in its shape and one piece
 
   // What a field holds of a parameter, in its shape: a copy. set_value() replaces it.
   at::Tensor value(const std::string& field, size_t position) const;

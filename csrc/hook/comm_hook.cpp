@@ -22,10 +22,9 @@ CommHook::FuturePtr new_future(const at::Device& device) {
 
 }  // namespace
 
-CommHook::CommHook(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params, Arrange arrange)
-    : params_(std::move(params)),
-      arrange_(std::move(arrange)),
-      worker_(std::move(comm), std::move(control)) {
+CommHook::CommHook(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params,
+                   Arrange arrange)
+    : params_(std::move(params)), arrange_(std::move(arrange)), worker_(std::move(comm), std::move(control)) {
   for (size_t i = 0; i < params_.size(); ++i)
     numbers_.emplace(params_[i].unsafeGetTensorImpl(), static_cast<int64_t>(i));
 }
@@ -131,7 +130,8 @@ void CommHook::run(const Message& message) {
       std::vector<uint8_t*> gradients;
       std::vector<bool> unused;
       for (const int64_t number : bucket->indices()) {
-        const auto at = std::find(message.numbers.begin(), message.numbers.end(), number) - message.numbers.begin();
+        const auto at =
+            std::find(message.numbers.begin(), message.numbers.end(), number) - message.numbers.begin();
         const auto position = static_cast<size_t>(at);
         const auto begin = message.offsets[position] * static_cast<int64_t>(message.buffer.element_size());
         gradients.push_back(bytes_of(message.buffer) + begin);
@@ -153,7 +153,8 @@ const CommHook::Parts& CommHook::parts_of(const Message& message) {
   const std::unordered_set<int64_t> wanted(message.numbers.begin(), message.numbers.end());
   const bool anew = std::any_of(arranged_.begin(), arranged_.end(), [&](const auto& known) {
     const auto& numbers = known.second.numbers;
-    return std::any_of(numbers.begin(), numbers.end(), [&](int64_t number) { return wanted.count(number) != 0; });
+    return std::any_of(numbers.begin(), numbers.end(),
+                       [&](int64_t number) { return wanted.count(number) != 0; });
   });
   if (anew) arranged_.clear();  // DDP has made its buckets anew
   Arranged arranged{message.numbers, dtype, arrange_(message.index, message.numbers, dtype, anew)};

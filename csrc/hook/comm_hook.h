@@ -30,8 +30,8 @@ class CommHook {
   using Parts = std::vector<std::pair<std::shared_ptr<Bucket>, std::shared_ptr<BucketWork>>>;
   // Our buckets for the parameters, by number, of a bucket of DDP, whose gradients have that dtype. `anew`: those made
   // before are not used any more. On the worker.
-  using Arrange = std::function<Parts(int64_t index, const std::vector<int64_t>& numbers, at::ScalarType dtype,
-                                      bool anew)>;
+  using Arrange = std::function<Parts(int64_t index, const std::vector<int64_t>& numbers,
+                                      at::ScalarType dtype, bool anew)>;
 
   // `params` are all that a bucket may hold, in an order that all ranks share. `control`: see Worker.
   CommHook(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params, Arrange arrange);

@@ -35,7 +35,7 @@ void add_event(const TraceEvent& event);  // dropped where no trace is on
 
 struct Taken {
   std::vector<TraceEvent> events;  // in the order in which they ended
-  uint64_t replaced = 0;      // oldest ones that are missing
+  uint64_t replaced = 0;           // oldest ones that are missing
 };
 Taken stop_trace();
 

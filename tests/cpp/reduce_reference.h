@@ -19,8 +19,8 @@
 
 namespace gossamer::test::reference {
 
-using shm::Op;
 using shm::Fold;
+using shm::Op;
 using shm::Type;
 using Bytes = std::vector<uint8_t>;
 

@@ -83,7 +83,9 @@ def hand_over(
     return True
 
 
-def collect(group: TraceGroup, key: str, now_ns: Callable[[], int], timeout_s: float) -> dict[int, dict[str, Any]]:
+def collect(
+    group: TraceGroup, key: str, now_ns: Callable[[], int], timeout_s: float
+) -> dict[int, dict[str, Any]]:
     """On rank 0: the parts of the other ranks, by rank, as far as they come in time; each has its clock."""
     parts: dict[int, dict[str, Any]] = {}
     awaited = set(range(1, group.size))

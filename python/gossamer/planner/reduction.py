@@ -11,7 +11,7 @@ import torch
 
 from gossamer.codec import Codec, Identity
 from gossamer.comm import goes_by_hosts
-from gossamer.planner.network import Cost, RankGroup, Network, all_ranks, between_hosts
+from gossamer.planner.network import Cost, Network, RankGroup, all_ranks, between_hosts
 from gossamer.planner.speeds import Speeds
 
 

@@ -6,7 +6,7 @@ import torch
 
 from gossamer.errors import ConfigError
 from gossamer.planner.methods import Stock
-from gossamer.planner.network import Cost, RankGroup, Network, all_ranks
+from gossamer.planner.network import Cost, Network, RankGroup, all_ranks
 from gossamer.planner.problem import PlannedBucket, Problem, buckets_of
 from gossamer.planner.traffic import Job, Traffic, thin_factors
 
