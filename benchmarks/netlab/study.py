@@ -33,8 +33,8 @@ LOCAL = ("local_sgd", "diloco", "streaming_diloco")
 TRAINED = ("ddp", "ddp_fp16_hook", "bytegrad", "int4", "onebit", "powersgd", *LOCAL)
 LEVELS = "ddp,gradient_allreduce,bytegrad,int4,flat,flat_bytegrad,flat_int4"
 
-# Several ranks a host -> arguments, and what is asked of the defaults: bytes over stock DDP's at most, of ByteGrad and of
-# an exact sum; and how many times stock DDP's step at least, ByteGrad and Int4.
+# Several ranks a host -> arguments, and what is asked of the defaults: bytes over stock DDP's at most, of ByteGrad and
+# of an exact sum; and how many times stock DDP's step at least, ByteGrad and Int4.
 LAYOUTS = {
     f"{hosts}x{per_host}-{rate}": (
         f"--hosts {hosts} --ranks-per-host {per_host} --rate {rate} --steps 10 --algorithms {LEVELS}",
