@@ -6,6 +6,7 @@ One torchrun job runs all checks, as in test_backend_programs.py.
 import threading
 import time
 from datetime import timedelta
+from importlib.metadata import entry_points
 
 import pytest
 import torch
@@ -212,3 +213,27 @@ print("done", flush=True)
 def test_a_program_that_ends_without_destroying_its_groups_ends_cleanly(tmp_path):
     out = run_job(NO_CALL.replace("BACKEND", repr(TESTED)), 2, tmp_path)
     assert out.count("done") == 2
+
+
+WITHOUT_THE_IMPORT = """
+import sys, torch, torch.distributed as dist
+assert "gossamer" not in sys.modules
+dist.init_process_group("gossamer")
+x = torch.ones(3)
+dist.all_reduce(x)
+assert x.tolist() == [dist.get_world_size()] * 3, x
+dist.destroy_process_group()
+"""
+
+
+def test_the_installed_package_tells_torch_where_the_backend_is():
+    (entry,) = entry_points(group="torch.distributed.backends", name="gossamer")
+    entry.load()()
+    assert "gossamer" in dist.Backend.backend_list
+
+
+@pytest.mark.skipif(
+    not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch before 2.15 looks for no backends"
+)
+def test_a_program_needs_no_import_of_gossamer_from_torch_215_on(tmp_path):
+    run_job(WITHOUT_THE_IMPORT, 2, tmp_path)

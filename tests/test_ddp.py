@@ -40,6 +40,7 @@ OPTIONS = [
     {"broadcast_buffers": False},
     {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},
     {"batched_grad_copy": True},
+    {"lazy_bucket_allocation": True},
     {"dim": 0, "device_ids": None, "output_device": None},
 ]
 

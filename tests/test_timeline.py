@@ -171,7 +171,7 @@ def test_a_clock_that_is_seconds_off_is_measured_and_a_silent_rank_0_is_given_up
     store = torch.distributed.HashStore()
 
     def body(rank):
-        group = clocks.Group(store, rank, 2)
+        group = clocks.TraceGroup(store, rank, 2)
         if rank == 0:
             return clocks.collect(group, "key", _C.now_ns, 20)
         return clocks.hand_over(group, "key", {"events": events}, lambda: _C.now_ns() + ahead_ns, 20)
@@ -181,13 +181,13 @@ def test_a_clock_that_is_seconds_off_is_measured_and_a_silent_rank_0_is_given_up
     clock = clocks.Clock(**parts[1]["clock"])
     assert abs(clock.offset_ns + ahead_ns) <= clock.uncertainty_ns < 1_000_000_000
     assert parts[1]["events"] == events
-    assert not clocks.hand_over(clocks.Group(store, 1, 2), "other", {}, _C.now_ns, 0.2)
+    assert not clocks.hand_over(clocks.TraceGroup(store, 1, 2), "other", {}, _C.now_ns, 0.2)
 
 
 def test_without_rank_0_a_rank_writes_its_own_part(tmp_path) -> None:
     gs.start_timeline(tmp_path / "trace.json")
     assert timeline._running is not None
-    timeline._running.group = clocks.Group(torch.distributed.HashStore(), 1, 2)
+    timeline._running.group = clocks.TraceGroup(torch.distributed.HashStore(), 1, 2)
     assert gs.stop_timeline(timeout_s=0.1) == tmp_path / "trace.rank1.json"
     assert json.loads((tmp_path / "trace.rank1.json").read_text())["otherData"]["missing_ranks"] == [0]
     assert not _C.tracing()

@@ -24,12 +24,8 @@ constexpr int64_t kViewAlignmentBytes = 64;
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Gradients keep their parameter's strides where the parameter is dense, as autograd lays them out.
-at::Tensor view_like(const at::Tensor& flat, int64_t offset, const at::Tensor& param) {
-  const auto part = flat.narrow(0, offset, param.numel());
-  if (param.is_non_overlapping_and_dense()) {
-    return part.as_strided(param.sizes(), param.strides(), part.storage_offset());
-  }
-  return part.view(param.sizes());
+std::vector<int64_t> strides_of(const at::Tensor& param) {
+  return (param.is_non_overlapping_and_dense() ? param : at::empty(param.sizes(), at::kMeta)).strides().vec();
 }
 
 // The engine reports a gradient that does not fit; here it must only not be touched.
@@ -83,7 +79,15 @@ Bucket::Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tens
       dtype_(dtype.value_or(params_[0].scalar_type())),
       taken_(params_.size(), false),
       unused_(params_.size(), false) {
-  for (const auto& param : params_) numels_.push_back(param.numel());
+  for (const auto& param : params_) {
+    numels_.push_back(param.numel());
+    sizes_.push_back(param.sizes().vec());
+    strides_.push_back(strides_of(param));
+  }
+}
+
+at::Tensor Bucket::shaped(const at::Tensor& flat, int64_t offset, size_t position) const {
+  return flat.as_strided(sizes_.at(position), strides_[position], flat.storage_offset() + offset);
 }
 
 at::Tensor Bucket::add_field(const std::string& name, Communicator* comm,
@@ -99,7 +103,7 @@ at::Tensor Bucket::add_field(const std::string& name, Communicator* comm,
   const auto whole = [](const auto& pieces) { return pieces.size() == 1; };
   if (std::all_of(placement_.pieces.begin(), placement_.pieces.end(), whole)) {
     for (size_t i = 0; i < params_.size(); ++i)
-      field.views.push_back(view_like(field.flat, placement_.pieces[i][0].offset, params_[i]));
+      field.views.push_back(shaped(field.flat, placement_.pieces[i][0].offset, i));
   }
   return fields_.emplace(name, std::move(field)).first->second.flat;
 }
@@ -139,12 +143,12 @@ at::Tensor Bucket::value(const std::string& name, size_t position) const {
   const at::Tensor own = at::empty({numels_.at(position)}, flat(name).options());
   for (const auto& piece : placement_.pieces[position])
     own.narrow(0, piece.begin, piece.numel).copy_(piece_of(name, piece));
-  return view_like(own, 0, params_[position]);
+  return shaped(own, 0, position);
 }
 
 void Bucket::set_value(const std::string& name, size_t position, const at::Tensor& value) {
   const at::Tensor own = at::empty({numels_.at(position)}, flat(name).options());
-  view_like(own, 0, params_[position]).copy_(value);
+  shaped(own, 0, position).copy_(value);
   for (const auto& piece : placement_.pieces[position])
     piece_of(name, piece).copy_(own.narrow(0, piece.begin, piece.numel));
 }

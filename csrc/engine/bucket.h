@@ -72,8 +72,8 @@ class Bucket {
   // A parameter without a gradient contributes zeros and stays without one. Padding is zero afterwards.
   void gather(double scale);
 
-  // The same from gradients that lie elsewhere, given by their first bytes, in the order of a parameter's memory; and
-  // what came of them back to where they lie. `unused`: this rank has no gradient.
+  // For gradients that stay where they are, given by their first bytes, in the order of the parameter's memory: load()
+  // copies them in, times scale, and zeroes the padding; store() copies back. `unused`: this rank has no gradient.
   void load(const std::vector<uint8_t*>& gradients, std::vector<bool> unused, double scale);
   void store(const std::vector<uint8_t*>& gradients) const;
 
@@ -102,6 +102,7 @@ class Bucket {
   void copy_in(const std::vector<size_t>& positions, double scale, std::vector<flat::Segment> more);
   void fill(const std::string& field, const std::vector<flat::Segment>& segments, double scale);
   std::vector<flat::Segment> segments_of(const std::vector<uint8_t*>& gradients) const;
+  at::Tensor shaped(const at::Tensor& flat, int64_t offset, size_t position) const;
   at::Tensor piece_of(const std::string& field, const Placement::Piece& piece) const;
 
   int64_t index_;
@@ -109,7 +110,9 @@ class Bucket {
   std::vector<int64_t> indices_;
   std::vector<at::Tensor> params_;
   std::vector<std::string> names_;
-  std::vector<int64_t> numels_;  // as planned: a parameter may be changed afterwards
+  // As planned: a parameter may be changed afterwards.
+  std::vector<int64_t> numels_;
+  std::vector<std::vector<int64_t>> sizes_, strides_;
   Placement placement_;
   std::vector<flat::Segment> padding_;
   at::Device device_;

@@ -90,11 +90,9 @@ void Worker::give_up(const std::string& why, bool announce) {
   if (announce) announce_failure();
 }
 
-void Worker::stop(bool in_backward) {
+void Worker::stop(bool in_backward, const std::string& what) {
   // An operation that waits for other ranks, and ranks that wait for this one, would go on for the whole timeout.
-  if (in_backward || executor_.busy()) {
-    announce_failure("closed or deleted its model in the middle of a step");
-  }
+  if (in_backward || executor_.busy()) announce_failure(what);
   executor_.stop();
 }
 

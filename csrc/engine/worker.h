@@ -42,11 +42,11 @@ class Worker {
   bool broken() const { return broken_.has_value(); }
 
   // Ends this engine. give_up(): for an error that it has no part in; `announce`: lets the other ranks know, who have
-  // not had it. stop(): it has been closed; `in_backward`: others may wait for this rank.
+  // not had it. stop(): it has been closed; `in_backward`: others may wait for this rank, and are told `what` it did.
   void break_off(const std::string& why) { broken_ = why; }
   void give_up(const std::string& why, bool announce);
   void mark_closed() { closed_ = true; }
-  void stop(bool in_backward);
+  void stop(bool in_backward, const std::string& what = "closed or deleted its model in the middle of a step");
   void announce_failure(const std::string& what = Communicator::kFailed) noexcept;
 
   // From any thread: what is known of a wait that lasts too long, which the error that ends it says too; empty if none

@@ -43,7 +43,7 @@ void bind_comm_hook(py::module_& module) {
                  std::move(comm), std::move(control), std::move(params),
                  [call = PythonCallable(arrange)](int64_t index, const std::vector<int64_t>& numbers,
                                                   at::ScalarType dtype, bool anew) {
-                   return call.returning<CommHook::Parts>(index, numbers, dtype, anew);
+                   return call.returning<CommHook::Works>(index, numbers, dtype, anew);
                  });
            }),
            py::arg("comm"), py::arg("control"), py::arg("params"), py::arg("arrange"))

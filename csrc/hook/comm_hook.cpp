@@ -31,7 +31,7 @@ CommHook::CommHook(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at
 
 void CommHook::close() {
   if (std::exchange(closed_, true)) return;
-  worker_.stop(/*in_backward=*/false);
+  worker_.stop(/*in_backward=*/false, "dropped its communication hook in the middle of a step");
 }
 
 void CommHook::set_steps(int64_t steps) {
@@ -126,13 +126,10 @@ void CommHook::run(const Message& message) {
   what << "bucket " << message.index << " of DDP ("
        << readable_bytes(static_cast<int64_t>(message.buffer.nbytes())) << ")";
   worker_.run_guarded(what.str(), [&] {
-    for (const auto& [bucket, work] : parts_of(message)) {
+    for (const auto& [bucket, work, positions] : parts_of(message)) {
       std::vector<uint8_t*> gradients;
       std::vector<bool> unused;
-      for (const int64_t number : bucket->indices()) {
-        const auto at =
-            std::find(message.numbers.begin(), message.numbers.end(), number) - message.numbers.begin();
-        const auto position = static_cast<size_t>(at);
+      for (const size_t position : positions) {
         const auto begin = message.offsets[position] * static_cast<int64_t>(message.buffer.element_size());
         gradients.push_back(bytes_of(message.buffer) + begin);
         unused.push_back(message.unused[position]);
@@ -145,7 +142,7 @@ void CommHook::run(const Message& message) {
   });
 }
 
-const CommHook::Parts& CommHook::parts_of(const Message& message) {
+const std::vector<CommHook::Part>& CommHook::parts_of(const Message& message) {
   const auto found = arranged_.find(message.index);
   const at::ScalarType dtype = message.buffer.scalar_type();
   if (found != arranged_.end() && found->second.numbers == message.numbers && found->second.dtype == dtype)
@@ -157,7 +154,15 @@ const CommHook::Parts& CommHook::parts_of(const Message& message) {
                        [&](int64_t number) { return wanted.count(number) != 0; });
   });
   if (anew) arranged_.clear();  // DDP has made its buckets anew
-  Arranged arranged{message.numbers, dtype, arrange_(message.index, message.numbers, dtype, anew)};
+  Arranged arranged{message.numbers, dtype, {}};
+  for (auto& [bucket, work] : arrange_(message.index, message.numbers, dtype, anew)) {
+    std::vector<size_t> positions;
+    for (const int64_t number : bucket->indices()) {
+      const auto at = std::find(message.numbers.begin(), message.numbers.end(), number);
+      positions.push_back(static_cast<size_t>(at - message.numbers.begin()));
+    }
+    arranged.parts.push_back({std::move(bucket), std::move(work), std::move(positions)});
+  }
   return arranged_.insert_or_assign(message.index, std::move(arranged)).first->second.parts;
 }
 

@@ -27,10 +27,11 @@ namespace gossamer {
 class CommHook {
  public:
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
-  using Parts = std::vector<std::pair<std::shared_ptr<Bucket>, std::shared_ptr<BucketWork>>>;
-  // Our buckets for the parameters, by number, of a bucket of DDP, whose gradients have that dtype. `anew`: those made
-  // before are not used any more. On the worker.
-  using Arrange = std::function<Parts(int64_t index, const std::vector<int64_t>& numbers,
+  using Works = std::vector<std::pair<std::shared_ptr<Bucket>, std::shared_ptr<BucketWork>>>;
+  // Our buckets, and their works, for a bucket of DDP: `numbers` are its parameters, `dtype` is that of their gradients.
+  // `anew`: DDP has other buckets now, and the hook has dropped all of ours. On the worker.
+  using Arrange =
+      std::function<Works(int64_t index, const std::vector<int64_t>& numbers,
                                       at::ScalarType dtype, bool anew)>;
 
   // `params` are all that a bucket may hold, in an order that all ranks share. `control`: see Worker.
@@ -64,16 +65,21 @@ class CommHook {
     std::vector<int64_t> numbers;
     std::vector<bool> unused;  // this rank has no gradient
   };
+  struct Part {  // of a bucket of DDP
+    std::shared_ptr<Bucket> bucket;
+    std::shared_ptr<BucketWork> work;
+    std::vector<size_t> positions;  // of its parameters in DDP's
+  };
   struct Arranged {
     std::vector<int64_t> numbers;
     at::ScalarType dtype;
-    Parts parts;
+    std::vector<Part> parts;
   };
 
   int64_t number_of(const at::Tensor& param, int64_t index) const;
   FuturePtr submit(Message message, c10::IValue result);
   void run(const Message& message);
-  const Parts& parts_of(const Message& message);
+  const std::vector<Part>& parts_of(const Message& message);
 
   std::vector<at::Tensor> params_;
   std::unordered_map<const c10::TensorImpl*, int64_t> numbers_;

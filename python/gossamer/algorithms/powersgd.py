@@ -55,7 +55,6 @@ class PowerSGD(Algorithm):
 
     def setup(self, comm: Communicator, buckets: list[Any]) -> None:
         self._comm = comm
-        self._groups = {}
         for bucket in buckets:
             groups: dict[tuple[int, int], _Group] = {}
             for position, param in enumerate(bucket.params):

@@ -2,7 +2,8 @@
 
 After ``import gossamer``, ``init_process_group("gossamer")``, ``"cpu:gossamer,cuda:nccl"`` and
 ``new_group(backend="gossamer")`` work as with "gloo": CPU tensors go through shared memory between the ranks
-of a host, and through Gloo between hosts. The backend itself is native (csrc/backend).
+of a host, and through Gloo between hosts. The backend itself is native (csrc/backend). torch 2.15 finds it without the
+import, by the entry point "torch.distributed.backends" in pyproject.toml.
 """
 
 from datetime import timedelta
@@ -16,7 +17,7 @@ NAME = "gossamer"
 
 
 def register() -> None:
-    """Makes the name known to torch.distributed; once, when gossamer is imported."""
+    """Makes the name known to torch.distributed; once, when gossamer is imported or torch looks for the backend."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 

@@ -58,6 +58,7 @@ class DistributedDataParallel(TorchNames, Buffers, nn.Module, Face):
         bucket_cap_mb_list: list[int] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
         *,
         algorithm: str | Algorithm = "gradient_allreduce",
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
@@ -75,6 +76,7 @@ class DistributedDataParallel(TorchNames, Buffers, nn.Module, Face):
         self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
         self.gradient_as_bucket_view, self.batched_grad_copy = gradient_as_bucket_view, batched_grad_copy
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.lazy_bucket_allocation = lazy_bucket_allocation
         self.mixed_precision = mixed_precision
         self.parameters_to_ignore = arguments.ignored(module)
         self.require_backward_grad_sync = self.require_forward_param_sync = True

@@ -56,7 +56,7 @@ def algorithm_of(
 
 
 class Buckets:
-    """Of one DDP.
+    """All that serve the buckets of one DDP.
 
     Args:
         names, params: all that its buckets may hold, in an order that all ranks share.
@@ -74,6 +74,7 @@ class Buckets:
         self._groups = list(dict.fromkeys(map(repr, self._codecs)))
         self._first_units = self._count_units()
         self._progress = _Progress()
+        self._works: dict[str, Any] = {}
         self._made: dict[int, Any] = {}
         self._errors: dict[str, dict[str, Tensor]] = {}
         algorithm.connect(self._progress)  # type: ignore[arg-type]
@@ -86,35 +87,47 @@ class Buckets:
         Args:
             anew: no bucket that was made before is used any more; what they have left out is kept.
         """
-        if anew:
-            self._put_away()
-        parts = []
-        for group, key in enumerate(self._groups):
-            own = [number for number in numbers if repr(self._codecs[number]) == key]
-            if any(self._params[number].numel() for number in own):
-                parts.append(self._make(index * len(self._groups) + group, index, own, dtype))
+        parts: list[tuple[Any, Any]] = []
+
+        def arrange() -> None:
+            if anew:
+                self._put_away()
+            for group, key in enumerate(self._groups):
+                own = [number for number in numbers if repr(self._codecs[number]) == key]
+                if any(self._params[number].numel() for number in own):
+                    bucket = self._make(index * len(self._groups) + group, own, dtype)
+                    if key not in self._works:
+                        self._works[key] = self._algorithm.native_work(bucket) or self._python_work()
+                    parts.append((bucket, self._works[key]))
+
+        with_context(arrange, f"bucket {index} of DDP: arranging it raised", self._comm)()
         return parts
 
-    def _make(self, number: int, index: int, numbers: list[int], dtype: torch.dtype) -> tuple[Any, Any]:
+    def _make(self, index: int, numbers: list[int], dtype: torch.dtype) -> Any:
         params = [self._params[each] for each in numbers]
         names = [self._names[each] for each in numbers]
         codec = self._codecs[numbers[0]]
         if codec is None:
-            bucket = _C.Bucket(number, numbers, params, names, 1, 1, dtype=dtype)
+            bucket = _C.Bucket(index, numbers, params, names, 1, 1, dtype=dtype)
         else:
             first_units = [self._first_units[each] for each in numbers]
             placement = _by_parameter(params, first_units, _unit(codec), self._comm.chunks)
-            bucket = _C.Bucket(number, numbers, params, names, *placement, dtype=dtype)
+            bucket = _C.Bucket(index, numbers, params, names, *placement, dtype=dtype)
         bucket.add_field("grad", self._comm if codec is not None else None)
-        self._made[number] = bucket
-        self._algorithm.setup(self._comm, list(self._made.values()))
+        self._made[index] = bucket
+        self._algorithm.setup(self._comm, [bucket])
         restore_fields([bucket], self._errors)
-        return bucket, self._algorithm.native_work(bucket) or self._python_work(index)
+        for values in self._errors.values():
+            for value in (values.pop(name) for name in names if name in values):
+                if value.is_cuda:  # perhaps of the caller's stream, which would use its memory anew too early
+                    value.record_stream(torch.cuda.current_stream(value.device))
+        return bucket
 
-    def _python_work(self, index: int) -> Any:
+    def _python_work(self) -> Any:
         def call(bucket: Any) -> None:
             self._progress.optimizer_steps = bucket.step
-            what = f"step {bucket.step} bucket {index} of DDP: {self._algorithm!r} raised"
+            of_ddp = bucket.index // len(self._groups)
+            what = f"step {bucket.step} bucket {of_ddp} of DDP: {self._algorithm!r} raised"
             with_context(lambda: self._algorithm.bucket_ready(bucket), what, self._comm)()
 
         return _C.PythonWork(call)
@@ -128,6 +141,7 @@ class Buckets:
         return firsts
 
     def _put_away(self) -> None:
+        """Keeps what the buckets have left out for those that take their place."""
         for field, values in save_fields(self._made.values(), self._algorithm.state_fields).items():
             self._errors.setdefault(field, {}).update(values)
         self._made.clear()
@@ -144,11 +158,11 @@ class Buckets:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what state_dict() returned. While nothing is queued; buckets are then arranged again."""
         self._made.clear()
-        self._errors = {"error": dict(state["errors"])}
+        self._errors = {"error": {name: value.clone() for name, value in state["errors"].items()}}
         if state["algorithm"]:  # which knows a parameter by its bucket
             for number, name in enumerate(self._names):
                 if name in state["errors"]:
-                    self._make(-1 - number, -1, [number], self._params[number].dtype)
+                    self._make(-1 - number, [number], state["errors"][name].dtype)
         self._algorithm.load_state_dict(state["algorithm"])
         self._put_away()
 

@@ -69,7 +69,8 @@ _HOOKS = (bytegrad, int8, int4, onebit, deterministic, bf16, fp16, compress, pow
 def register(model: DistributedDataParallel, state: State, hook: Callable[..., Any]) -> None:
     """model.register_comm_hook(state, hook) for a hook of this package, called in C++ without the GIL.
 
-    Collective: the connections are made here. Buckets of codecs with native arithmetic then see no Python at all.
+    Collective: the connections are made here. Buckets of codecs with native arithmetic then see no Python, but when DDP
+    has made its buckets anew.
 
     Raises:
         ConfigError: another hook; a model that is no DistributedDataParallel, or whose reducer is torch's Python one.

@@ -211,6 +211,6 @@ class State:
 
 @atexit.register
 def _close_all() -> None:
-    # A worker that runs Python, for a codec or PowerSGD, must not outlive the interpreter.
+    # A worker that runs Python must not outlive the interpreter.
     for state in list(_open):
         state.close()
