@@ -49,6 +49,22 @@ std::vector<flat::Segment> gaps(const Placement& placement) {
   return segments;
 }
 
+// What of each segment, none of which is in two rows, lies in elements [begin, begin + numel) of its row of `chunk`.
+std::vector<flat::Segment> within(const std::vector<flat::Segment>& segments, int64_t chunk, int64_t begin,
+                                  int64_t numel, int64_t element) {
+  std::vector<flat::Segment> parts;
+  for (const flat::Segment& segment : segments) {
+    const int64_t row = segment.offset / chunk * chunk;
+    const int64_t first = std::max(segment.offset, row + begin);
+    const int64_t last = std::min(segment.offset + segment.numel, row + begin + numel);
+    if (first >= last) continue;
+    auto* values = static_cast<uint8_t*>(segment.tensor);
+    if (values != nullptr) values += (first - segment.offset) * element;
+    parts.push_back({values, first, last - first});
+  }
+  return parts;
+}
+
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides();
 }
@@ -172,29 +188,28 @@ void Bucket::gather(double scale) {
   for (size_t i = 0; i < params_.size(); ++i) unused_[i] = !params_[i].grad().defined();
 }
 
-std::vector<flat::Segment> Bucket::segments_of(const std::vector<uint8_t*>& gradients) const {
+Around Bucket::around(const std::vector<uint8_t*>& gradients, std::vector<bool> unused, double scale) {
   const auto element = static_cast<int64_t>(c10::elementSize(dtype_));
-  std::vector<flat::Segment> segments;
+  std::vector<flat::Segment> all;
   for (size_t i = 0; i < params_.size(); ++i) {
     for (const auto& piece : placement_.pieces[i])
-      segments.push_back({gradients.at(i) + piece.begin * element, piece.offset, piece.numel});
+      all.push_back({gradients.at(i) + piece.begin * element, piece.offset, piece.numel});
   }
-  return segments;
-}
-
-void Bucket::load(const std::vector<uint8_t*>& gradients, std::vector<bool> unused, double scale) {
-  auto segments = segments_of(gradients);
-  segments.insert(segments.end(), padding_.begin(), padding_.end());
   unused_ = std::move(unused);
-  fill("grad", segments, scale);
-}
-
-void Bucket::store(const std::vector<uint8_t*>& gradients) const {
-  const c10::OptionalDeviceGuard guard(device_);
-  const auto segments = segments_of(gradients);
-  device_kernels(device_.type())
-      .scatter(to_dtype(dtype_, "Bucket.store"), segments.data(), static_cast<int64_t>(segments.size()),
-               flat("grad").data_ptr(), 1.0);
+  const auto before = [this, all, element, scale](int64_t chunk, int64_t begin, int64_t numel) {
+    auto parts = within(all, chunk, begin, numel, element);
+    const auto gaps = within(padding_, chunk, begin, numel, element);
+    parts.insert(parts.end(), gaps.begin(), gaps.end());
+    fill("grad", parts, scale);
+  };
+  const auto after = [this, all, element](int64_t chunk, int64_t begin, int64_t numel) {
+    const c10::OptionalDeviceGuard guard(device_);
+    const auto parts = within(all, chunk, begin, numel, element);
+    device_kernels(device_.type())
+        .scatter(to_dtype(dtype_, "Bucket.around"), parts.data(), static_cast<int64_t>(parts.size()),
+                 flat("grad").data_ptr(), 1.0);
+  };
+  return {before, after};
 }
 
 void Bucket::fill(const std::string& name, const std::vector<flat::Segment>& segments, double scale) {

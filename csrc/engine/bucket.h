@@ -12,6 +12,7 @@
 
 #include "comm/communicator.h"
 #include "flat/flat.h"
+#include "route/hosts.h"
 
 namespace gossamer {
 
@@ -72,10 +73,10 @@ class Bucket {
   // A parameter without a gradient contributes zeros and stays without one. Padding is zero afterwards.
   void gather(double scale);
 
-  // For gradients that stay where they are, given by their first bytes, in the order of the parameter's memory: load()
-  // copies them in, times scale, and zeroes the padding; store() copies back. `unused`: this rank has no gradient.
-  void load(const std::vector<uint8_t*>& gradients, std::vector<bool> unused, double scale);
-  void store(const std::vector<uint8_t*>& gradients) const;
+  // For gradients that stay where they are, given by their first bytes, in the order of the parameter's memory: `before`
+  // copies a part of them in, times scale, and zeroes its padding; `after` copies it back. `unused`: this rank has no
+  // gradient. Lasts until the next call.
+  Around around(const std::vector<uint8_t*>& gradients, std::vector<bool> unused, double scale);
 
   // Gradients that exist, and weights that are not there (any more), move into the memory of their field.
   void adopt_gradients();  // if there is a field for them
@@ -101,7 +102,6 @@ class Bucket {
   // `more`: segments of the field "grad" for the same pass.
   void copy_in(const std::vector<size_t>& positions, double scale, std::vector<flat::Segment> more);
   void fill(const std::string& field, const std::vector<flat::Segment>& segments, double scale);
-  std::vector<flat::Segment> segments_of(const std::vector<uint8_t*>& gradients) const;
   at::Tensor shaped(const at::Tensor& flat, int64_t offset, size_t position) const;
   at::Tensor piece_of(const std::string& field, const Placement::Piece& piece) const;
 

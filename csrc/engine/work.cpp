@@ -28,7 +28,8 @@ void ScaledAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& buc
   bucket->flat("grad").mul_(postscale_);
 }
 
-void CodecAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
+void CodecAllReduce::run_around(Communicator& comm, const std::shared_ptr<Bucket>& bucket,
+                                const Around& around) {
   const at::Tensor grad = bucket->flat("grad");
   at::Tensor error;
   if (bucket->has("error")) error = bucket->flat("error");
@@ -39,10 +40,10 @@ void CodecAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& buck
   const double scale = average_ ? 1.0 / comm.size() : 1.0;
   if (error.defined()) {
     const auto aside = bucket->set_aside("error");
-    two_shot::all_reduce_with_error(comm, codec_, grad, scale, scratch_, nonce, error);
+    two_shot::all_reduce_with_error(comm, codec_, grad, scale, scratch_, nonce, error, around);
     for (const auto& [view, kept] : aside) view.add_(kept);
   } else {
-    two_shot::all_reduce(comm, codec_, grad, scale, scratch_, nonce);
+    two_shot::all_reduce(comm, codec_, grad, scale, scratch_, nonce, around);
   }
 }
 

@@ -24,6 +24,13 @@ class BucketWork {
   // The factor that gradients are multiplied by while they are gathered into the bucket.
   virtual double gather_scale(const Communicator&) const { return 1.0; }
   virtual void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) = 0;
+  // The same for gradients that `around` brings into the bucket and back: all of them, or part by part where the work
+  // sends parts.
+  virtual void run_around(Communicator& comm, const std::shared_ptr<Bucket>& bucket, const Around& around) {
+    around.before(bucket->numel(), 0, bucket->numel());
+    run(comm, bucket);
+    around.after(bucket->numel(), 0, bucket->numel());
+  }
   // Why a CUDA graph cannot hold it; empty if it can: kernels and the communicator's operations alone, the same each time.
   virtual std::string capture_refusal() const {
     return "its algorithm decides on the host, in Python or by counting steps, what a step does";
@@ -63,7 +70,10 @@ class ScaledAllReduce : public BucketWork {
 class CodecAllReduce : public BucketWork {
  public:
   CodecAllReduce(CodecChoice codec, bool average) : codec_(codec), average_(average) {}
-  void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
+  void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override {
+    run_around(comm, bucket, {});
+  }
+  void run_around(Communicator& comm, const std::shared_ptr<Bucket>& bucket, const Around& around) override;
   std::string capture_refusal() const override {
     return codec_.stochastic ? "its codec would round by the same random numbers in every replay" : "";
   }

@@ -46,7 +46,8 @@ class Worker {
   void break_off(const std::string& why) { broken_ = why; }
   void give_up(const std::string& why, bool announce);
   void mark_closed() { closed_ = true; }
-  void stop(bool in_backward, const std::string& what = "closed or deleted its model in the middle of a step");
+  void stop(bool in_backward,
+            const std::string& what = "closed or deleted its model in the middle of a step");
   void announce_failure(const std::string& what = Communicator::kFailed) noexcept;
 
   // From any thread: what is known of a wait that lasts too long, which the error that ends it says too; empty if none

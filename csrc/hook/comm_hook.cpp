@@ -135,9 +135,8 @@ void CommHook::run(const Message& message) {
         unused.push_back(message.unused[position]);
       }
       bucket->set_step(message.step);
-      bucket->load(gradients, std::move(unused), work->gather_scale(worker_.comm()));
-      work->run(worker_.comm(), bucket);
-      bucket->store(gradients);
+      const double scale = work->gather_scale(worker_.comm());
+      work->run_around(worker_.comm(), bucket, bucket->around(gradients, std::move(unused), scale));
     }
   });
 }

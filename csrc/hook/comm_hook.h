@@ -30,8 +30,7 @@ class CommHook {
   using Works = std::vector<std::pair<std::shared_ptr<Bucket>, std::shared_ptr<BucketWork>>>;
   // Our buckets, and their works, for a bucket of DDP: `numbers` are its parameters, `dtype` is that of their gradients.
   // `anew`: DDP has other buckets now, and the hook has dropped all of ours. On the worker.
-  using Arrange =
-      std::function<Works(int64_t index, const std::vector<int64_t>& numbers,
+  using Arrange = std::function<Works(int64_t index, const std::vector<int64_t>& numbers,
                                       at::ScalarType dtype, bool anew)>;
 
   // `params` are all that a bucket may hold, in an order that all ranks share. `control`: see Worker.
