@@ -87,6 +87,18 @@ def start_worker(script, *arguments) -> subprocess.Popen:
     )
 
 
+def until_all_end(workers: list[subprocess.Popen], victim: int) -> tuple[dict[int, str], float]:
+    """What each rank printed, and the seconds that the others took after the victim had died."""
+    try:
+        workers[victim].wait(timeout=120)
+        died = time.monotonic()
+        outputs = {rank: worker.communicate(timeout=120)[0] for rank, worker in enumerate(workers)}
+        return outputs, time.monotonic() - died
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "deterministic"])
 @pytest.mark.parametrize(
     ("size", "victim", "host"), [(2, 1, LAUNCHER), (4, 2, LAUNCHER), (4, 0, 0)], ids=["2", "4", "store too"]
@@ -100,14 +112,7 @@ def test_survivors_of_a_killed_worker_raise_soon_and_name_it(
     store = serve_store() if host == LAUNCHER else None
     port = store.port if store else free_port
     workers = [start_worker(script, rank, size, victim, algorithm, port, host) for rank in range(size)]
-    try:
-        workers[victim].wait(timeout=120)
-        died = time.monotonic()
-        outputs = {rank: worker.communicate(timeout=120)[0] for rank, worker in enumerate(workers)}
-        took_s = time.monotonic() - died
-    finally:
-        for worker in workers:
-            worker.kill()
+    outputs, took_s = until_all_end(workers, victim)
     assert workers[victim].returncode == -signal.SIGKILL
     for rank, output in outputs.items():
         if rank != victim:
@@ -125,14 +130,7 @@ def test_a_killed_worker_is_named_on_both_levels(algorithm, victim, tmp_path):
     script.write_text(WORKER)
     store = serve_store()
     workers = [start_worker(script, rank, 4, victim, algorithm, store.port, LAUNCHER) for rank in range(4)]
-    try:
-        workers[victim].wait(timeout=120)
-        died = time.monotonic()
-        outputs = {rank: worker.communicate(timeout=120)[0] for rank, worker in enumerate(workers)}
-        took_s = time.monotonic() - died
-    finally:
-        for worker in workers:
-            worker.kill()
+    outputs, took_s = until_all_end(workers, victim)
     for rank, output in outputs.items():
         if rank != victim:
             assert workers[rank].returncode == 3, output

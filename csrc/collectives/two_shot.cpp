@@ -16,8 +16,6 @@
 namespace gossamer {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 at::Tensor as_bytes(const at::Tensor& x) { return x.view({x.numel()}).view(at::kByte); }
 
 void check_parts(const char* where, const at::Tensor& whole, const at::Tensor& part, int size) {
@@ -52,10 +50,6 @@ bool CodecChoice::is_divisible() const {
 codec::Spec CodecChoice::spec(at::ScalarType type) const { return {kind, to_dtype(type, "codec"), block}; }
 
 namespace two_shot {
-
-int64_t chunk_numel(int64_t numel, int64_t ranks, int64_t block) {
-  return ceil_div(ceil_div(numel, ranks), block) * block;
-}
 
 void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch,
                 uint64_t nonce, const Around& around) {

@@ -33,9 +33,6 @@ Dtype to_dtype(at::ScalarType type, const char* where);
 // different ones where `nonce` differs.
 namespace two_shot {
 
-// Elements of a rank's chunk of `numel`: whole blocks, the last chunks short or empty.
-int64_t chunk_numel(int64_t numel, int64_t ranks, int64_t block);
-
 // x (contiguous, any size) becomes scale * sum over ranks, in place. By hosts where comm is.
 void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch,
                 uint64_t nonce = 0, const Around& around = {});

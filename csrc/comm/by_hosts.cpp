@@ -8,7 +8,7 @@ namespace gossamer {
 
 ByHosts::ByHosts(CommunicatorPtr world, CommunicatorPtr inside, CommunicatorPtr across,
                  std::vector<std::vector<int>> hosts)
-    : world_(std::move(world)),
+    : Forwarding(std::move(world)),
       inside_(std::move(inside)),
       across_(std::move(across)),
       hosts_(std::move(hosts)) {
@@ -19,7 +19,7 @@ ByHosts::ByHosts(CommunicatorPtr world, CommunicatorPtr inside, CommunicatorPtr 
 }
 
 std::string ByHosts::capture_refusal() const {
-  for (const Communicator* level : {world_.get(), inside_.get(), across_.get()}) {
+  for (const Communicator* level : {other_.get(), inside_.get(), across_.get()}) {
     if (level == nullptr) continue;
     if (auto refusal = level->capture_refusal(); !refusal.empty()) return refusal;
   }
@@ -32,12 +32,12 @@ void ByHosts::announce_failure(const std::string& what) noexcept {
 }
 
 void ByHosts::tell(const std::string& text) noexcept {
-  for (Communicator* level : {world_.get(), inside_.get(), across_.get()})
+  for (Communicator* level : {other_.get(), inside_.get(), across_.get()})
     if (level != nullptr) level->tell(text);
 }
 
 std::string ByHosts::trouble() noexcept {
-  for (Communicator* level : {inside_.get(), across_.get(), world_.get()}) {
+  for (Communicator* level : {inside_.get(), across_.get(), other_.get()}) {
     if (level == nullptr) continue;
     if (auto known = level->trouble(); !known.empty()) return known;
   }
@@ -45,11 +45,11 @@ std::string ByHosts::trouble() noexcept {
 }
 
 uint64_t ByHosts::bytes_sent() const {
-  return Communicator::bytes_sent() + world_->bytes_sent() + inside_->bytes_sent() + bytes_across();
+  return Communicator::bytes_sent() + other_->bytes_sent() + inside_->bytes_sent() + bytes_across();
 }
 
 uint64_t ByHosts::bytes_received() const {
-  return Communicator::bytes_received() + world_->bytes_received() + inside_->bytes_received() +
+  return Communicator::bytes_received() + other_->bytes_received() + inside_->bytes_received() +
          (across_ ? across_->bytes_received() : 0);
 }
 

@@ -5,34 +5,16 @@
 
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/forwarding.h"
 
 namespace gossamer {
 
-class ByHosts : public Communicator {
+class ByHosts : public Forwarding {
  public:
   // `inside`: the ranks of this host, in their order. `across`: the ranks with this one's place in every host; null where
   // the smallest host has no rank in this one's place. `hosts`: the ranks of each.
   ByHosts(CommunicatorPtr world, CommunicatorPtr inside, CommunicatorPtr across,
           std::vector<std::vector<int>> hosts);
-
-  int rank() const override { return world_->rank(); }
-  int size() const override { return world_->size(); }
-  at::Device device() const override { return world_->device(); }
-
-  PendingPtr all_reduce(at::Tensor x, ReduceOp op) override { return world_->all_reduce(std::move(x), op); }
-  PendingPtr reduce_scatter(at::Tensor out, at::Tensor x, ReduceOp op) override {
-    return world_->reduce_scatter(out, x, op);
-  }
-  PendingPtr all_gather(at::Tensor out, at::Tensor x) override { return world_->all_gather(out, x); }
-  PendingPtr all_to_all(at::Tensor out, at::Tensor x) override { return world_->all_to_all(out, x); }
-  PendingPtr all_to_all_unequal(at::Tensor out, at::Tensor x, std::vector<int64_t> out_bytes,
-                                std::vector<int64_t> x_bytes) override {
-    return world_->all_to_all_unequal(std::move(out), std::move(x), std::move(out_bytes), std::move(x_bytes));
-  }
-  PendingPtr broadcast(at::Tensor x, int source) override { return world_->broadcast(x, source); }
-  PendingPtr exchange(const std::vector<Swap>& swaps) override { return world_->exchange(swaps); }
-  bool reduces_every_integer() const override { return world_->reduces_every_integer(); }
 
   // Memory that the ranks of this host read in each other, where they can.
   at::Tensor allocate(int64_t bytes) override { return inside_->allocate(bytes); }
@@ -50,7 +32,7 @@ class ByHosts : public Communicator {
     return across_ ? across_->bytes_sent() : 0;
   }  // sent to other hosts by sums
 
-  const CommunicatorPtr& world() const { return world_; }
+  const CommunicatorPtr& world() const { return other_; }
   Communicator& inside() const { return *inside_; }
   Communicator* across() const { return across_.get(); }
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
@@ -63,7 +45,7 @@ class ByHosts : public Communicator {
   at::Tensor stage(int64_t bytes);
 
  private:
-  CommunicatorPtr world_, inside_, across_;
+  CommunicatorPtr inside_, across_;
   std::vector<std::vector<int>> hosts_;
   int64_t carriers_, largest_;
   at::Tensor stage_;

@@ -27,7 +27,7 @@ int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1
 
 SymmetricCommunicator::SymmetricCommunicator(CommunicatorPtr other, CommunicatorPtr control,
                                              std::unique_ptr<PeerGroup> group)
-    : other_(std::move(other)), control_(std::move(control)), group_(std::move(group)) {}
+    : Forwarding(std::move(other)), control_(std::move(control)), group_(std::move(group)) {}
 
 SymmetricCommunicator::~SymmetricCommunicator() {
   const WithoutGil without_gil;

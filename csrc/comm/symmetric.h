@@ -7,33 +7,15 @@
 #include <mutex>
 
 #include "backend/peers.h"
-#include "comm/communicator.h"
+#include "comm/forwarding.h"
 
 namespace gossamer {
 
-class SymmetricCommunicator : public Communicator {
+class SymmetricCommunicator : public Forwarding {
  public:
   // `control`: the same ranks, for CPU tensors; the same object as `other` where that is on the CPU.
   SymmetricCommunicator(CommunicatorPtr other, CommunicatorPtr control, std::unique_ptr<PeerGroup> group);
   ~SymmetricCommunicator() override;
-
-  int rank() const override { return other_->rank(); }
-  int size() const override { return other_->size(); }
-  at::Device device() const override { return other_->device(); }
-
-  PendingPtr all_reduce(at::Tensor x, ReduceOp op) override { return other_->all_reduce(x, op); }
-  PendingPtr reduce_scatter(at::Tensor out, at::Tensor x, ReduceOp op) override {
-    return other_->reduce_scatter(out, x, op);
-  }
-  PendingPtr all_gather(at::Tensor out, at::Tensor x) override { return other_->all_gather(out, x); }
-  PendingPtr all_to_all(at::Tensor out, at::Tensor x) override { return other_->all_to_all(out, x); }
-  PendingPtr all_to_all_unequal(at::Tensor out, at::Tensor x, std::vector<int64_t> out_bytes,
-                                std::vector<int64_t> x_bytes) override {
-    return other_->all_to_all_unequal(std::move(out), std::move(x), std::move(out_bytes), std::move(x_bytes));
-  }
-  PendingPtr broadcast(at::Tensor x, int source) override { return other_->broadcast(x, source); }
-  PendingPtr exchange(const std::vector<Swap>& swaps) override { return other_->exchange(swaps); }
-  bool reduces_every_integer() const override { return other_->reduces_every_integer(); }
 
   // Collective. It blocks the host, and cannot be done while a graph is captured.
   at::Tensor allocate(int64_t bytes) override;
@@ -55,7 +37,6 @@ class SymmetricCommunicator : public Communicator {
   // Throws on every rank if any rank has something to tell.
   void agree(int64_t bytes, const std::string& problem);
 
-  CommunicatorPtr other_;
   CommunicatorPtr control_;
   std::unique_ptr<PeerGroup> group_;
   std::mutex mutex_;  // of blocks_: the engine's worker looks there, any thread allocates

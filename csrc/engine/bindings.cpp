@@ -33,32 +33,24 @@ c10d::GradBucket grad_bucket(const Bucket& bucket, at::Tensor buffer, size_t cou
 }
 
 void bind_buckets(py::module_& module) {
-  py::class_<Bucket, std::shared_ptr<Bucket>>(module, "Bucket")
-      .def(py::init([](int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params,
-                       std::vector<std::string> names, int64_t block, int64_t alignment,
-                       std::optional<at::ScalarType> dtype) {
-             auto placement = Placement::in_turn(params, block, alignment);
-             return std::make_shared<Bucket>(index, std::move(indices), std::move(params), std::move(names),
-                                             std::move(placement), dtype);
-           }),
-           py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("names"), py::arg("block"),
-           py::arg("alignment"), py::arg("dtype") = py::none())
-      .def(py::init([](int64_t index, std::vector<int64_t> indices, std::vector<at::Tensor> params,
-                       std::vector<std::string> names,
-                       const std::vector<std::vector<std::array<int64_t, 3>>>& pieces, int64_t numel,
-                       std::optional<at::ScalarType> dtype) {
-             Placement placement;
-             placement.numel = numel;
+  py::class_<Placement>(module, "Placement")
+      .def(py::init([](const std::vector<std::vector<std::array<int64_t, 3>>>& pieces, int64_t numel) {
+             Placement placement{{}, numel};
              for (const auto& own : pieces) {
                placement.pieces.emplace_back();
                for (const auto& [begin, length, offset] : own)
                  placement.pieces.back().push_back({begin, length, offset});
              }
-             return std::make_shared<Bucket>(index, std::move(indices), std::move(params), std::move(names),
-                                             std::move(placement), dtype);
+             return placement;
            }),
-           py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("names"), py::arg("pieces"),
-           py::arg("numel"), py::arg("dtype") = py::none())
+           py::arg("pieces"), py::arg("numel"))
+      .def_static("in_turn", &Placement::in_turn, py::arg("params"), py::arg("block"), py::arg("alignment"))
+      .def_readonly("numel", &Placement::numel);
+  py::class_<Bucket, std::shared_ptr<Bucket>>(module, "Bucket")
+      .def(py::init<int64_t, std::vector<int64_t>, std::vector<at::Tensor>, std::vector<std::string>,
+                    Placement, std::optional<at::ScalarType>>(),
+           py::arg("index"), py::arg("indices"), py::arg("params"), py::arg("names"), py::arg("placement"),
+           py::arg("dtype") = py::none())
       .def(
           "add_field",
           [](Bucket& bucket, const std::string& field, Communicator* comm,

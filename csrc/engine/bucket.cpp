@@ -96,7 +96,6 @@ Bucket::Bucket(int64_t index, std::vector<int64_t> indices, std::vector<at::Tens
       taken_(params_.size(), false),
       unused_(params_.size(), false) {
   for (const auto& param : params_) {
-    numels_.push_back(param.numel());
     sizes_.push_back(param.sizes().vec());
     strides_.push_back(strides_of(param));
   }
@@ -156,14 +155,14 @@ at::Tensor Bucket::piece_of(const std::string& name, const Placement::Piece& pie
 }
 
 at::Tensor Bucket::value(const std::string& name, size_t position) const {
-  const at::Tensor own = at::empty({numels_.at(position)}, flat(name).options());
+  const at::Tensor own = at::empty({numel_of(position)}, flat(name).options());
   for (const auto& piece : placement_.pieces[position])
     own.narrow(0, piece.begin, piece.numel).copy_(piece_of(name, piece));
   return shaped(own, 0, position);
 }
 
 void Bucket::set_value(const std::string& name, size_t position, const at::Tensor& value) {
-  const at::Tensor own = at::empty({numels_.at(position)}, flat(name).options());
+  const at::Tensor own = at::empty({numel_of(position)}, flat(name).options());
   shaped(own, 0, position).copy_(value);
   for (const auto& piece : placement_.pieces[position])
     piece_of(name, piece).copy_(own.narrow(0, piece.begin, piece.numel));

@@ -49,7 +49,7 @@ class Bucket {
   const std::vector<std::string>& names() const { return names_; }
   at::Device device() const { return device_; }
   at::ScalarType dtype() const { return dtype_; }
-  int64_t numel_of(size_t position) const { return numels_[position]; }
+  int64_t numel_of(size_t position) const { return c10::multiply_integers(sizes_[position]); }
 
   // Zeros [numel] that last as long as the bucket; a field that exists is returned as it is. With a communicator,
   // which all ranks then give at the same time, it is memory that its wire can reach. `dtype` defaults to the
@@ -111,7 +111,6 @@ class Bucket {
   std::vector<at::Tensor> params_;
   std::vector<std::string> names_;
   // As planned: a parameter may be changed afterwards.
-  std::vector<int64_t> numels_;
   std::vector<std::vector<int64_t>> sizes_, strides_;
   Placement placement_;
   std::vector<flat::Segment> padding_;

@@ -15,6 +15,7 @@
 #include "float_dtype.h"
 #include "observe/recorder.h"
 #include "route/peers.h"
+#include "route/rows.h"
 
 namespace gossamer {
 namespace {
@@ -124,7 +125,7 @@ void sum_by_hosts(ByHosts& comm, const at::Tensor& x, double scale, int64_t bloc
   const c10::OptionalDeviceGuard guard(at::device_of(x));
   const at::Tensor flat = x.view({x.numel()});
   const int64_t carriers = comm.carriers();
-  const int64_t share = (flat.numel() + carriers * block - 1) / (carriers * block) * block;
+  const int64_t share = chunk_numel(flat.numel(), carriers, block);
   const bool carries = comm.across() != nullptr;
   const int64_t begin = std::min(carries ? comm.inside().rank() * share : 0, flat.numel());
   const int64_t numel = carries ? std::min(share, flat.numel() - begin) : 0;

@@ -32,13 +32,17 @@ void run_whole(Communicator& comm, int64_t row_bytes, const Operation& operation
 
 }  // namespace
 
+int64_t chunk_numel(int64_t numel, int64_t parts, int64_t block) {
+  return (numel + parts * block - 1) / (parts * block) * block;
+}
+
 Rows::Rows(Communicator& comm, const Shape& shape, int64_t piece_bytes) : comm_(comm) {
   const int64_t row_bytes = codec::row_bytes(shape.spec, shape.chunk);
   int64_t numel = shape.chunk;
   if (piece_bytes > 0 && row_bytes > piece_bytes && shape.divisible) {
     const int64_t count = std::min(Pace::kMostPieces, (row_bytes + piece_bytes - 1) / piece_bytes);
     const int64_t block = shape.spec.block * ((kLeastBlock + shape.spec.block - 1) / shape.spec.block);
-    numel = (shape.chunk + count * block - 1) / (count * block) * block;
+    numel = chunk_numel(shape.chunk, count, block);
   }
   int64_t offset = 0;
   for (int64_t begin = 0; begin < shape.chunk; begin += numel) {

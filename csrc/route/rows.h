@@ -19,6 +19,9 @@ struct Piece {
   int64_t row_bytes, offset;  // on the wire; where its size() rows begin there, one behind the other
 };
 
+// Elements of each of `parts` of `numel`: whole blocks, the last parts short or empty.
+int64_t chunk_numel(int64_t numel, int64_t parts, int64_t block);
+
 enum class Hops { both, first, second };
 
 struct Shape {  // of the rows

@@ -21,6 +21,7 @@ from gossamer.comm.hierarchical import (
     goes_by_hosts,
     hierarchy,
     is_communicator,
+    layout_text,
     way_of,
 )
 from gossamer.comm.named import NamedOptions, open_named, sums_by_hosts
@@ -43,6 +44,7 @@ __all__ = [
     "goes_by_hosts",
     "hierarchy",
     "is_communicator",
+    "layout_text",
     "open_named",
     "private",
     "private_among",

@@ -93,10 +93,10 @@ def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> C
     hosts = hosts_of(control)
     if isinstance(group, Hierarchical):
         wanted = checked_hosts(group.hosts if group.hosts is not None else hosts, control)
-        return _on_its_way(by_hosts(comm, wanted, hosts), f"by hosts, as asked: {text_of(wanted)}")
+        return _on_its_way(by_hosts(comm, wanted, hosts), f"by hosts, as asked: {layout_text(wanted)}")
     if not goes_by_hosts(hosts):
-        return _on_its_way(comm, f"flat: {text_of(hosts)}")
-    return _on_its_way(by_hosts(comm, hosts, hosts), f"by hosts: {text_of(hosts)}")
+        return _on_its_way(comm, f"flat: {layout_text(hosts)}")
+    return _on_its_way(by_hosts(comm, hosts, hosts), f"by hosts: {layout_text(hosts)}")
 
 
 def way_of(comm: Communicator) -> str:
@@ -104,7 +104,7 @@ def way_of(comm: Communicator) -> str:
     return _ways.get(comm, "flat: one rank" if comm.size == 1 else "flat")
 
 
-def text_of(hosts: Sequence[Sequence[int]]) -> str:
+def layout_text(hosts: Sequence[Sequence[int]]) -> str:
     """2 hosts x 4 ranks; 2 hosts of 1 and 3 ranks."""
     sizes = [len(host) for host in hosts]
     count = f"{len(sizes)} host{'s' if len(sizes) > 1 else ''}"

@@ -5,7 +5,7 @@
 import statistics
 from typing import Any
 
-from gossamer.comm import goes_by_hosts
+from gossamer.comm import goes_by_hosts, layout_text
 from gossamer.doctor.rows import ERROR, OK, WARNING, Job, Row
 from gossamer.units import rate_text, seconds_text
 
@@ -183,12 +183,11 @@ def sharing(job: Job) -> list[Row]:
 def levels(job: Job) -> list[Row]:
     """Whether a model that is wrapped on these ranks goes by hosts, as the engine decides."""
     hosts = list(job.shared if job.shared is not None else job.hosts.values())
-    sizes = sorted((len(host) for host in hosts), reverse=True)
-    count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
-    if sizes[0] == sizes[-1]:
-        where = f"{count} x {sizes[0]} rank{'s' if sizes[0] > 1 else ''}"
+    least, most = min(map(len, hosts)), max(map(len, hosts))
+    if least == most:
+        where = layout_text(hosts)
     else:
-        where = f"{count} of {sizes[-1]} to {sizes[0]} ranks, {sizes[-1]} of each carry"
+        where = f"{len(hosts)} hosts of {least} to {most} ranks, {least} of each carry"
     if not goes_by_hosts(hosts):
         return [Row("levels", OK, f"{where}: a model sums in one level")]
     said = f"{where}: sums exactly inside a host, codec between hosts"

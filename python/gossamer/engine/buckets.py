@@ -125,7 +125,8 @@ class Buckets:
     def _append(self, indices: list[int]) -> None:
         params, names = [self._params[i] for i in indices], [self._names[i] for i in indices]
         block, alignment = self._algorithm.block(), self._algorithm.alignment(self._comm)
-        bucket = _C.Bucket(len(self.all), indices, params, names, block, alignment)
+        placement = _C.Placement.in_turn(params, block, alignment)
+        bucket = _C.Bucket(len(self.all), indices, params, names, placement)
         for field in self._algorithm.fields:
             bucket.add_field(field, self._comm)
         if "weight" in self._algorithm.fields:

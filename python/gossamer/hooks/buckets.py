@@ -71,7 +71,8 @@ class Buckets:
     ) -> None:
         self._algorithm, self._names, self._params, self._comm = algorithm, names, params, comm
         self._codecs = [algorithm.group_of(name, param) for name, param in zip(names, params, strict=True)]
-        self._groups = list(dict.fromkeys(map(repr, self._codecs)))
+        self._keys = [repr(codec) for codec in self._codecs]
+        self._groups = list(dict.fromkeys(self._keys))
         self._first_units = self._count_units()
         self._progress = _Progress()
         self._works: dict[str, Any] = {}
@@ -93,7 +94,7 @@ class Buckets:
             if anew:
                 self._put_away()
             for group, key in enumerate(self._groups):
-                own = [number for number in numbers if repr(self._codecs[number]) == key]
+                own = [number for number in numbers if self._keys[number] == key]
                 if any(self._params[number].numel() for number in own):
                     bucket = self._make(index * len(self._groups) + group, own, dtype)
                     if key not in self._works:
@@ -108,11 +109,11 @@ class Buckets:
         names = [self._names[each] for each in numbers]
         codec = self._codecs[numbers[0]]
         if codec is None:
-            bucket = _C.Bucket(index, numbers, params, names, 1, 1, dtype=dtype)
+            placement = _C.Placement.in_turn(params, 1, 1)
         else:
             first_units = [self._first_units[each] for each in numbers]
             placement = _by_parameter(params, first_units, _unit(codec), self._comm.chunks)
-            bucket = _C.Bucket(index, numbers, params, names, *placement, dtype=dtype)
+        bucket = _C.Bucket(index, numbers, params, names, placement, dtype)
         bucket.add_field("grad", self._comm if codec is not None else None)
         self._made[index] = bucket
         self._algorithm.setup(self._comm, [bucket])
@@ -135,9 +136,9 @@ class Buckets:
     def _count_units(self) -> list[int]:
         """For each parameter, the codec's units in those before it that share its codec."""
         counts, firsts = dict.fromkeys(self._groups, 0), []
-        for codec, param in zip(self._codecs, self._params, strict=True):
-            firsts.append(counts[repr(codec)])
-            counts[repr(codec)] += -(-param.numel() // _unit(codec))
+        for key, codec, param in zip(self._keys, self._codecs, self._params, strict=True):
+            firsts.append(counts[key])
+            counts[key] += -(-param.numel() // _unit(codec))
         return firsts
 
     def _put_away(self) -> None:
@@ -149,9 +150,10 @@ class Buckets:
     def state_dict(self) -> dict[str, Any]:
         """What was left out, by parameter name, and what the algorithm keeps beside that. While nothing is queued."""
         live = save_fields(self._made.values(), self._algorithm.state_fields)
-        errors = self._errors.get("error", {}) | live.get("error", {})
+        kept = {name: value.clone() for name, value in self._errors.get("error", {}).items()}
+        errors = kept | live.get("error", {})
         return {
-            "errors": {name: errors[name].clone() for name in self._names if name in errors},
+            "errors": {name: errors[name] for name in self._names if name in errors},
             "algorithm": self._algorithm.state_dict(),
         }
 
@@ -172,10 +174,8 @@ def _unit(codec: Any) -> int:
     return max(codec.block, _LEAST_UNIT) if codec is not None else 1
 
 
-def _by_parameter(
-    params: Sequence[Tensor], first_units: Sequence[int], unit: int, rows: int
-) -> tuple[list[list[tuple[int, int, int]]], int]:
-    """Pieces (begin in the parameter, elements, offset) of each parameter, and the elements of the flat memory.
+def _by_parameter(params: Sequence[Tensor], first_units: Sequence[int], unit: int, rows: int) -> Any:
+    """The _C.Placement of a codec's bucket: pieces (begin in the parameter, elements, offset) of each parameter.
 
     Row j of the flat memory is summed by rank j. Every parameter has a part in each row: equal shares of its units, the
     rest dealt out on from where the parameter before it stopped. So rows are about equally long.
@@ -195,7 +195,7 @@ def _by_parameter(
                 begin += valid
     chunk = max(filled)
     placed = [[(begin, valid, row * chunk + at) for begin, valid, row, at in own] for own in pieces]
-    return placed, rows * chunk
+    return _C.Placement(placed, rows * chunk)
 
 
 class _Progress:

@@ -128,9 +128,7 @@ def _planned(
     numel = sum(param.numel() for param in params)
     if algorithm is not None:
         comm: Any = SimpleNamespace(chunks=chunks)
-        names = [problem.names[i] for i in indices]
-        native = _C.Bucket(0, list(indices), params, names, algorithm.block(), algorithm.alignment(comm))
-        numel = native.numel
+        numel = _C.Placement.in_turn(params, algorithm.block(), algorithm.alignment(comm)).numel
     shapes = tuple(param.shape for param in params)
     return PlannedBucket(numel, params[0].dtype, tuple(indices), shapes, max(until[i] for i in indices))
 
