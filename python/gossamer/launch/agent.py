@@ -22,7 +22,7 @@ from typing import IO, Any, NoReturn
 import torch
 
 from gossamer import __version__
-from gossamer.launch import run
+from gossamer.launch import here
 from gossamer.launch.ssh import MARK, pack, unpack
 
 LEAVE_S = 45  # torch's agent gives workers 30 s to end
@@ -47,7 +47,7 @@ def main() -> None:
             unpack(job["files"], args.payload)
         threading.Thread(target=watch, args=(control, folder), daemon=True).start()
         choose_device(args.master_addr)
-        ended = run.run_here(args)
+        ended = here.run(args)
         files = pack(args.payload, "[er]*")  # errors and results
     say("ended", files=files, **ended.to_json())
 

@@ -1,31 +1,23 @@
-# `gossamer run`: torchrun with better manners. It fills in what torchrun leaves to the user (single-host
-# rendezvous, prefixed output, threads per worker) and ends with the first failure's own traceback.
-# Starting, watching and restarting workers is torch.distributed.run's; its options pass through unchanged.
-# Flags of horovodrun are in horovod_flags.py, those for several hosts in hosts.py.
+# `gossamer run`: the command's flags, and the choice of who starts the workers: here.py on this host, fleet.py on
+# several hosts, elastic/ where workers may come and go. torchrun's options pass through unchanged. horovodrun's flags
+# are in horovod_flags.py, those for several hosts in hosts.py.
 """The ``gossamer run`` command."""
 
 import argparse
 import os
 import shutil
-import signal
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 
 from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gossamer.errors import ConfigError
-from gossamer.launch import horovod_flags, hosts, outcome
+from gossamer.launch import fleet, here, horovod_flags, hosts, outcome
 from gossamer.launch.elastic import command as elastic
 from gossamer.launch.outcome import Outcome
-from gossamer.launch.output import PREFIX, splitting
-from gossamer.launch.quiet import quieten_torch
+from gossamer.launch.output import splitting
 
-WORKER = Path(__file__).with_name("worker.py")
 EXAMPLES = """\
 examples:
   gossamer run -np 4 train.py --epochs 3        four workers on this host
@@ -100,11 +92,9 @@ def prepare(args: argparse.Namespace) -> None:
 def start(args: argparse.Namespace) -> Outcome:
     """Starts the workers where they belong, and waits for all."""
     if elastic.asked_for(args):
-        return elastic.start(args, worker_arguments(args))
+        return elastic.start(args, here.worker_arguments(args))
     chosen = hosts.chosen(args)
     if chosen is not None and not (len(chosen) == 1 and chosen[0].is_local()):
-        from gossamer.launch import fleet
-
         return fleet.run(args, chosen)
     if chosen is not None:
         args.nproc_per_node, args.host_name = str(chosen[0].slots), chosen[0].name
@@ -115,62 +105,7 @@ def start(args: argparse.Namespace) -> Outcome:
             )
         args.nproc_per_node = str(args.num_proc)
     with _output(args):
-        return run_here(args)
-
-
-def run_here(args: argparse.Namespace) -> Outcome:
-    """Runs torch's agent for the workers of this host, in this process."""
-    quieten_torch(restarts=args.max_restarts)
-    with ExitStack() as stack:
-        _complete(args, stack)
-        try:
-            torchrun.run(args)
-        except ChildFailedError as error:
-            return outcome.failed(error)
-        except SignalException as error:
-            return Outcome(stopped_by=int(error.sigval))
-        except KeyboardInterrupt:
-            return Outcome(stopped_by=int(signal.SIGINT))
-    return Outcome()
-
-
-def _complete(args: argparse.Namespace, stack: ExitStack) -> None:
-    """Fills in what the user left open. What was given is kept."""
-    rendezvous_given = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port is not None
-    if args.nnodes in ("1", "1:1") and not rendezvous_given:
-        args.standalone = True
-    if (args.tee, args.redirects) == ("0", "0"):
-        args.tee = "3"  # torchrun prefixes only what it tees: stdout and stderr, through files
-        os.environ.setdefault(PREFIX, "[${rank}] ")
-        if args.log_dir is None:
-            folder = tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
-            args.log_dir = stack.enter_context(folder)
-    workers = _local_workers(str(args.nproc_per_node))
-    if "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0))
-        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // workers))
-    if args.run_path:
-        return
-    args.training_script_args = worker_arguments(args)
-    args.training_script, args.module, args.no_python = str(WORKER), False, False
-
-
-def worker_arguments(args: argparse.Namespace) -> list[str]:
-    """What worker.py is started with: its flags, what it cannot know from torchrun's variables, and the command."""
-    switches = {
-        "--as-horovod": args.as_horovod,
-        "--as-bagua": args.as_bagua,
-        "--exec": args.no_python,
-        "--module": args.module,
-    }
-    flags = [flag for flag, given in switches.items() if given]
-    if args.slots is not None:
-        flags += ["--slots", ",".join(map(str, args.slots))]
-    if args.host_name is not None:
-        flags += ["--host-name", args.host_name]
-    if args.attempt:
-        flags += ["--attempt", str(args.attempt)]
-    return [*flags, "--", args.training_script, *args.training_script_args]
+        return here.run(args)
 
 
 def _check_command(args: argparse.Namespace) -> None:
@@ -208,7 +143,7 @@ def _output(args: argparse.Namespace) -> Iterator[None]:
     if args.output_filename is None and not args.prefix_output_with_timestamp:
         yield
         return
-    size = _local_workers(str(args.nproc_per_node))
+    size = here.workers_of(str(args.nproc_per_node))
     with splitting(args, size) as (out, err):
         kept = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = out, err
@@ -216,13 +151,3 @@ def _output(args: argparse.Namespace) -> Iterator[None]:
             yield
         finally:
             sys.stdout, sys.stderr = kept
-
-
-def _local_workers(wanted: str) -> int:
-    try:
-        workers = int(torchrun.determine_local_world_size(wanted))
-    except ValueError:
-        workers = 0
-    if workers < 1:
-        raise ConfigError(f"-np must be a positive number, cpu, gpu or auto, got {wanted!r}")
-    return workers

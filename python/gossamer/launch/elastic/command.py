@@ -9,11 +9,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from gossamer.errors import ConfigError
+from gossamer.launch import agent, here
 from gossamer.launch import hosts as host_lists
 from gossamer.launch.elastic.board import Board
 from gossamer.launch.elastic.driver import Driver, Limits
@@ -24,7 +24,6 @@ from gossamer.launch.hosts import Host
 from gossamer.launch.outcome import Outcome
 from gossamer.launch.ssh import ssh_options
 
-WORKER = Path(__file__).parents[1] / "worker.py"
 FLAGS = (
     "min_np",
     "max_np",
@@ -95,7 +94,7 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
         if "OMP_NUM_THREADS" not in os.environ:
             env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // limits.first_size))
         tee = "3" if (args.tee, args.redirects) == ("0", "0") else args.tee
-        command = [sys.executable, "-u", str(WORKER), *arguments]
+        command = [sys.executable, "-u", str(here.WORKER), *arguments]
         program = Program(command, args.log_dir, env=env, tee=tee, redirects=args.redirects)
         driver = Driver(_starter(args, program, slots), slots=slots, board=Board(), limits=limits)
         try:
@@ -110,8 +109,6 @@ def _starter(
     args: argparse.Namespace, program: Program, slots: Slots
 ) -> Callable[[int, Slot, Mapping[str, str]], Worker]:
     """How a worker is started: here, or over ssh."""
-    from gossamer.launch import agent  # it imports run.py, which imports this
-
     known: dict[str, bool] = {}
 
     def is_local(host: str) -> bool:
