@@ -26,8 +26,8 @@ from harness import (
 from torch import optim
 
 import gossamer as gs
-from gossamer.demo.model import CONTEXT, GPT
 from gossamer.netlab import missing
+from gossamer.workloads.gpt import CONTEXT, GPT
 
 RATE = "100mbit"
 ROWS = 8  # of text per rank and step, as in the demo

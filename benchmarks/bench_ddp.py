@@ -18,7 +18,7 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer as gs
-from gossamer.demo.model import CONTEXT, GPT
+from gossamer.workloads.gpt import CONTEXT, GPT
 
 ROWS = 8  # of text per rank and step, as in the demo
 FLOOR, SILENT, OURS, GLOO = "bare module", "DDP, nothing sent", "DDP on ours", "DDP on Gloo"

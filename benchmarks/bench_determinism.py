@@ -12,7 +12,7 @@ from harness import arguments, report, run_threads
 from torch import nn
 
 import gossamer as gs
-from gossamer.demo.model import GPT
+from gossamer.workloads.gpt import GPT
 
 BUCKET_BYTES = (1 << 20, 200_000)
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer as gs
-from gossamer.demo import data
-from gossamer.demo.model import CONTEXT, GPT
+from gossamer.workloads import source_text
+from gossamer.workloads.gpt import CONTEXT, GPT
 
 ROWS, LEARNING_RATE = 12, 0.1  # rows of each global batch: divisible by 2, 3 and 4
 TARGET = 1e-5
@@ -36,7 +36,7 @@ def trained(variant: str, text: torch.Tensor, steps: int) -> torch.Tensor:
         algorithm = gs.GradientAllReduce(deterministic=variant == "deterministic")
         model = gs.DataParallel(network, optimizer, algorithm=algorithm)
     for step in range(steps):
-        rows = data.batch(text, seed=step, rows=ROWS, context=CONTEXT)
+        rows = source_text.batch(text, seed=step, rows=ROWS, context=CONTEXT)
         loss = model(rows.chunk(size)[rank])
         optimizer.zero_grad()
         loss.backward()
@@ -47,7 +47,7 @@ def trained(variant: str, text: torch.Tensor, steps: int) -> torch.Tensor:
 def work(steps: int) -> None:
     """One rank: the differences of all variants, and whether their weights have equal bits on all ranks."""
     gs.init(backend="gloo")
-    text, _ = data.standard_library()
+    text, _ = source_text.standard_library()
     if gs.rank() == 0:  # the others wait for rank 0 in the next run
         start, reference = (trained("one process", text, count) for count in (0, steps))
     result = {}

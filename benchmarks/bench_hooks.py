@@ -30,8 +30,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer as gs
-from gossamer.demo.model import CONTEXT, GPT
 from gossamer.netlab import missing
+from gossamer.workloads.gpt import CONTEXT, GPT
 
 RATE = "100mbit"
 HOSTS = (2, 4)

@@ -18,7 +18,7 @@ from torch import optim
 from torch.nn.parallel import DistributedDataParallel as StockDDP
 
 import gossamer.horovod.torch as hvd
-from gossamer.demo.model import CONTEXT, GPT
+from gossamer.workloads.gpt import CONTEXT, GPT
 
 ROWS = 8  # of text per rank and step, as in the demo
 GLOO, OURS = "torch's Gloo", "hvd"

@@ -15,7 +15,7 @@ from torch import optim
 
 import gossamer as gs
 from gossamer import _C
-from gossamer.demo.model import CONTEXT, GPT
+from gossamer.workloads.gpt import CONTEXT, GPT
 
 ROWS = 8  # of text per rank and step, as in the demo
 BUCKET_BYTES = 1 << 20  # ten buckets, so that there is something to see

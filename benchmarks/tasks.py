@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gossamer.demo import data
+from gossamer.workloads import source_text
 
 CONTEXT, WIDTH, HEADS, LAYERS = 32, 64, 4, 2
 Batch = tuple[Tensor, ...]
@@ -82,12 +82,12 @@ class SmallCNN(nn.Module):
 
 
 def text() -> Task:
-    train, validation = data.standard_library()
+    train, validation = source_text.standard_library()
     return Task(
         "GPT on text",
         SmallGPT,
-        lambda seed: (data.batch(train, seed=seed, rows=32, context=CONTEXT),),
-        (data.batch(validation, seed=0, rows=1024, context=CONTEXT),),
+        lambda seed: (source_text.batch(train, seed=seed, rows=32, context=CONTEXT),),
+        (source_text.batch(validation, seed=0, rows=1024, context=CONTEXT),),
         adam,
         peak_lr=3e-3,
         adam_lr=3e-3,

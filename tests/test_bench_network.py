@@ -12,7 +12,7 @@ import pytest
 
 from conftest import ROOT
 from gossamer import netlab
-from gossamer.bench.network.lines import of_steps
+from gossamer.netlab.comparison.lines import of_steps
 
 unavailable = netlab.missing()
 needs_hosts = pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.demo import cli, data, wire
-from gossamer.demo.model import CONTEXT, GPT
+from gossamer.demo import cli, wire
 from gossamer.errors import GossamerError
 from gossamer.launch.cli import main as gossamer
+from gossamer.workloads import source_text
+from gossamer.workloads.gpt import CONTEXT, GPT
 
 TINY = ["demo", "--steps", "4", "--ranks", "2", "--batch", "2"]
 PARAMETERS = sum(parameter.numel() for parameter in GPT().parameters())
@@ -61,8 +62,8 @@ def test_wire_ignores_what_is_not_tcp() -> None:
 
 
 def test_standard_library_is_the_same_text_each_time_and_split_by_file() -> None:
-    train, validation = data.standard_library()
-    again = data.standard_library.__wrapped__()  # without its cache
+    train, validation = source_text.standard_library()
+    again = source_text.standard_library.__wrapped__()  # without its cache
     assert torch.equal(train, again[0])
     assert torch.equal(validation, again[1])
     text = validation.numpy().tobytes()
@@ -71,10 +72,10 @@ def test_standard_library_is_the_same_text_each_time_and_split_by_file() -> None
 
 def test_batch_depends_on_the_seed_alone_and_holds_neighbouring_bytes() -> None:
     text = torch.arange(250, dtype=torch.uint8)
-    rows = data.batch(text, seed=3, rows=6, context=10)
+    rows = source_text.batch(text, seed=3, rows=6, context=10)
     assert rows.shape == (6, 11)
-    assert torch.equal(rows, data.batch(text, seed=3, rows=6, context=10))
-    assert not torch.equal(rows, data.batch(text, seed=4, rows=6, context=10))
+    assert torch.equal(rows, source_text.batch(text, seed=3, rows=6, context=10))
+    assert not torch.equal(rows, source_text.batch(text, seed=4, rows=6, context=10))
     assert torch.equal(rows.diff(dim=1), torch.ones(6, 10, dtype=torch.int64))
 
 

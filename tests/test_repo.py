@@ -24,11 +24,12 @@ LAYERS = (
     {"data_parallel", "ddp", "fsdp", "hooks", "horovod", "bagua"},
     {"lightning"},
     {"__init__"},
-    {"demo"},
+    {"workloads"},
     {"planner"},
     {"launch"},
-    {"netlab"},
     {"bench", "doctor"},
+    {"netlab"},
+    {"demo"},
     {"__main__"},
 )
 # Commands of a face: `python -m` runs them, and nothing imports them. The last is imported on the first use of the

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.bench.measuring import emit, note, place, result
-from gossamer.bench.network import command
-from gossamer.bench.network import lines as of
 from gossamer.netlab import missing
+from gossamer.netlab.comparison import command
+from gossamer.netlab.comparison import lines as of
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SEEDS = 3

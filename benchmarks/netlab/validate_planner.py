@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer import config
-from gossamer.bench.network.tasks import TASKS
-from gossamer.bench.network.variants import VARIANTS, Variant
 from gossamer.netlab import run_on_hosts
+from gossamer.netlab.comparison.tasks import TASKS
+from gossamer.netlab.comparison.variants import VARIANTS, Variant
 from gossamer.planner import CodecSpeed, Network, Problem, Speeds, Stock, of_module, predict
 from gossamer.planner.network import TCP_SHARE
 from gossamer.units import parse_rate

@@ -24,7 +24,7 @@ SUBCOMMANDS = {
         "each codec: speed, error and bytes on this machine",
     ),
     "network": Subcommand(
-        "gossamer.bench.network.command",
+        "gossamer.netlab.comparison.command",
         "a training step of each algorithm and of torch's hooks over slow links; Linux, root",
     ),
     "train": Subcommand(

@@ -33,8 +33,8 @@ from gossamer.bench import options as values
 from gossamer.bench import showing
 from gossamer.bench.measuring import Turns, interleaved, note, paired, place, result, short, slowest
 from gossamer.data_parallel import DataParallel
-from gossamer.demo.model import CONTEXT, GPT
 from gossamer.launch import workers
+from gossamer.workloads.gpt import CONTEXT, GPT
 
 EXAMPLES = """\
 examples:

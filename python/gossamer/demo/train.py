@@ -15,8 +15,9 @@ from rich.progress import BarColumn, Progress
 from torch import nn, optim
 
 import gossamer as gs
-from gossamer.demo import data, wire
-from gossamer.demo.model import CONTEXT, GPT
+from gossamer.demo import wire
+from gossamer.workloads import source_text
+from gossamer.workloads.gpt import CONTEXT, GPT
 
 COLUMNS = "{task.description:18}", BarColumn(30), "{task.completed}/{task.total} {task.fields[now]}"
 
@@ -25,7 +26,7 @@ def train(algorithm: str, job: dict, group: Any) -> dict:
     """Train on this rank's rows of each global batch; return the figures, means over the group's ranks."""
     rank, size = group.rank(), group.size()
     torch.manual_seed(job["seed"])
-    text, validation = data.standard_library()
+    text, validation = source_text.standard_library()
     network = GPT()
     optimizer = optim.AdamW(network.parameters(), lr=3e-3, fused=True)
     model: nn.Module = network
@@ -39,7 +40,7 @@ def train(algorithm: str, job: dict, group: Any) -> dict:
         bar = progress.add_task(algorithm, total=job["steps"], now="")
         for step in range(job["steps"]):
             start_s = time.perf_counter()
-            rows = data.batch(text, seed=(job["seed"] << 32) + step, rows=job["rows"], context=CONTEXT)
+            rows = source_text.batch(text, seed=(job["seed"] << 32) + step, rows=job["rows"], context=CONTEXT)
             loss = model(rows.chunk(size)[rank])
             optimizer.zero_grad()
             loss.backward()
@@ -49,7 +50,7 @@ def train(algorithm: str, job: dict, group: Any) -> dict:
             progress.update(bar, advance=1, now=f"loss {loss.item():.3f}, {ms:.0f} ms/step")
     dist.barrier(group=group)
     steps[-1][2:] = bytes_sent(model)
-    rows = data.batch(validation, seed=0, rows=512, context=CONTEXT)[rank::size]
+    rows = source_text.batch(validation, seed=0, rows=512, context=CONTEXT)[rank::size]
     with torch.no_grad():
         share = network(rows).item() * len(rows) / 512  # the ranks' shares add up to the loss of all rows
     bits = nn.utils.parameters_to_vector(network.parameters()).detach().view(torch.int32)

@@ -219,6 +219,6 @@ def _measured(args: argparse.Namespace) -> tuple[Problem | None, Network, str]:
 
 
 def _demo() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    from gossamer.demo.model import CONTEXT, GPT
+    from gossamer.workloads.gpt import CONTEXT, GPT
 
     return GPT(), (torch.randint(256, (8, CONTEXT + 1)),)

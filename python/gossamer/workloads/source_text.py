@@ -1,4 +1,4 @@
-"""The text that `gossamer demo` trains on: the source of the Python standard library on this machine.
+"""The text to train on: the source of the Python standard library on this machine.
 
 Every worker reads all of it; all get the same bytes and draw the same global batches.
 """

@@ -20,14 +20,14 @@ from typing import Any
 from gossamer.bench import options as values
 from gossamer.bench import showing
 from gossamer.bench.measuring import emit, note
-from gossamer.bench.network import lines as of
-from gossamer.bench.network import plot
-from gossamer.bench.network.loss import FIRST
-from gossamer.bench.network.steps import PER_TURN
-from gossamer.bench.network.tasks import TASKS
-from gossamer.bench.network.variants import FLAT, OURS, PEERS, VARIANTS
 from gossamer.errors import ConfigError
 from gossamer.netlab import Shape, missing, run_on_hosts
+from gossamer.netlab.comparison import lines as of
+from gossamer.netlab.comparison import plot
+from gossamer.netlab.comparison.loss import FIRST
+from gossamer.netlab.comparison.steps import PER_TURN
+from gossamer.netlab.comparison.tasks import TASKS
+from gossamer.netlab.comparison.variants import FLAT, OURS, PEERS, VARIANTS
 
 EXAMPLES = """\
 examples:
@@ -118,7 +118,7 @@ def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[s
     with tempfile.TemporaryDirectory() as folder:
         result, file = Path(folder, "result.json"), Path(folder, "job.json")
         file.write_text(json.dumps(job | {"result": str(result), "weights": str(Path(folder, "weights"))}))
-        command = [sys.executable, "-m", "gossamer.bench.network.worker", str(file)]
+        command = [sys.executable, "-m", "gossamer.netlab.comparison.worker", str(file)]
         run_on_hosts(
             command,
             args.hosts,

@@ -1,5 +1,6 @@
-# One rank of `gossamer bench network`, as netlab starts it on a host: python -m gossamer.bench.network.worker JOB.json.
-# It joins the others, does what the job says, and rank 0 writes the figures. command.py writes the job and reads them.
+# One rank of `gossamer bench network`: `python -m gossamer.netlab.comparison.worker JOB.json` on a host.
+# It joins the other ranks and does what the job says; rank 0 writes the figures. command.py writes the job and reads
+# the figures.
 """The ranks of ``gossamer bench network``."""
 
 import gc
@@ -11,9 +12,9 @@ from typing import Any
 import torch.distributed as dist
 
 from gossamer import runtime
-from gossamer.bench.network import loss, steps
-from gossamer.bench.network.tasks import TASKS
-from gossamer.bench.network.variants import Setting
+from gossamer.netlab.comparison import loss, steps
+from gossamer.netlab.comparison.tasks import TASKS
+from gossamer.netlab.comparison.variants import Setting
 
 
 def work(job: dict[str, Any]) -> None:

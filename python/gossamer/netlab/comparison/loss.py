@@ -15,8 +15,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from gossamer import runtime
 from gossamer.algorithms import AsyncModelAverage
 from gossamer.bench.measuring import note
-from gossamer.bench.network.tasks import Task
-from gossamer.bench.network.variants import VARIANTS, Setting, Training
+from gossamer.netlab.comparison.tasks import Task
+from gossamer.netlab.comparison.variants import VARIANTS, Setting, Training
 
 FIRST = "ddp"  # its loss at the end of the full run is what the others are to reach
 PATIENCE = 3  # times as many steps as stock DDP at most

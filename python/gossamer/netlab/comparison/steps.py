@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from gossamer import runtime
 from gossamer.bench.measuring import note
-from gossamer.bench.network.tasks import Task
-from gossamer.bench.network.variants import PERIOD, VARIANTS, Setting, Training
 from gossamer.netlab import DEVICE, Counters
+from gossamer.netlab.comparison.tasks import Task
+from gossamer.netlab.comparison.variants import PERIOD, VARIANTS, Setting, Training
 
 ALONE = "alone, "  # before the optimizer's name: a step without communication
 PER_TURN = 2

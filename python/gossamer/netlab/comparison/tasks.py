@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gossamer.demo import data
-from gossamer.demo.model import GPT
 from gossamer.errors import ConfigError
+from gossamer.workloads import source_text
+from gossamer.workloads.gpt import GPT
 
 Batch = tuple[Tensor, ...]
 _CONTEXT = 16  # bytes of text in a row: a step takes a core 12 ms, and all hosts share this machine's cores
@@ -48,12 +48,12 @@ class CNN(nn.Module):
 
 def gpt() -> Task:
     """2.5 million parameters in 3 layers: few and large, so that a step computes little for the bytes that it sends."""
-    train, validation = data.standard_library()
+    train, validation = source_text.standard_library()
     return Task(
         "gpt",
         lambda: GPT(context=_CONTEXT, width=256, heads=4, layers=3),
-        lambda seed, rows: (data.batch(train, seed=seed, rows=rows, context=_CONTEXT),),
-        (data.batch(validation, seed=0, rows=_VALIDATION_ROWS, context=_CONTEXT),),
+        lambda seed, rows: (source_text.batch(train, seed=seed, rows=rows, context=_CONTEXT),),
+        (source_text.batch(validation, seed=0, rows=_VALIDATION_ROWS, context=_CONTEXT),),
         rows=1,
         lr=1e-3,
     )

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gossamer.bench.measuring import paired, place, result, short, spread
-from gossamer.bench.network.loss import FIRST
-from gossamer.bench.network.steps import ALONE, COMPARED
-from gossamer.bench.network.variants import VARIANTS
+from gossamer.netlab.comparison.loss import FIRST
+from gossamer.netlab.comparison.steps import ALONE, COMPARED
+from gossamer.netlab.comparison.variants import VARIANTS
 from gossamer.units import parse_rate
 
 ALLOWED = 1.15  # times the byte limit, beside the compute: what a step is to take at most

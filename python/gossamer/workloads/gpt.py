@@ -1,4 +1,4 @@
-"""A small byte-level GPT: what `gossamer demo` trains.
+"""A small byte-level GPT: the model of `gossamer demo`, `gossamer bench train` and the lab.
 
 Pre-norm, learned positions, 1.07 M parameters unless told otherwise. It knows nothing of ranks or of Gossamer.
 """
