@@ -18,7 +18,7 @@ LAYERS = (
     {"membership", "late_entry", "mpi", "waiting"},
     {"_ops", "work", "observe", "runtime"},
     {"comm", "codec", "optim", "batchnorm"},
-    {"collectives", "topology"},
+    {"collectives", "topology", "autotune"},
     {"engine"},
     {"algorithms"},
     {"data_parallel", "ddp", "fsdp", "hooks", "horovod", "bagua"},

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gossamer.engine import search
+from gossamer.autotune import search
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [25 * MIB, *(2**power for power in range(18, 27))]

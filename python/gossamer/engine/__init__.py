@@ -1,5 +1,6 @@
 """The engine: when a bucket is sent, and on what memory. Native underneath; see csrc/engine."""
 
+from gossamer.autotune import Autotune, Tuned, autotune_of
 from gossamer.engine.admission import Members, refusal_of, tensors_in
 from gossamer.engine.agree import (
     broadcast_tensors,
@@ -17,7 +18,6 @@ from gossamer.engine.plan import plan_buckets
 from gossamer.engine.reporting import report_all, weights_in_buckets
 from gossamer.engine.rounds import Rounds
 from gossamer.engine.steps import optimizers_of
-from gossamer.engine.tuner import Autotune, Tuned, autotune_of
 from gossamer.engine.unsent import Unsent
 from gossamer.engine.worker import Worker, agree_on_finite, weak_call
 

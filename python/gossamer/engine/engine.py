@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from gossamer import _C
+from gossamer.autotune import Autotune, Tuned, Tuner, refusal_of_tuning
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members, refusal_of, tensors_in
 from gossamer.engine.agree import broadcast_buffers, broadcast_everywhere, mean_everywhere, require_same_model
@@ -27,7 +28,6 @@ from gossamer.engine.join import UnevenInputs
 from gossamer.engine.reporting import Reporting, open_engines
 from gossamer.engine.state import require_state, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
-from gossamer.engine.tuner import Autotune, Tuned, Tuner, refusal_of_tuning
 from gossamer.engine.watching import open_watch
 from gossamer.engine.worker import Moments, Worker, weak_call
 from gossamer.observe.stall import Limits

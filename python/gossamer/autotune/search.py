@@ -1,8 +1,8 @@
-"""What a tuner tries, in which order, and what it concludes. Pure: no clock, no collective; tuner.py supplies both.
+"""What a tuner tries, in which order, and what it concludes. No clock and no collective: tuner.py supplies both.
 
-Bucket sizes first, by elimination: all a few steps, the better half again, the best two once more. Then, with the size
-that won, the codec of each bucket by the time of its own communication; and last the mixture against the best single
-codec, by the time of whole steps.
+Bucket sizes come first. Every size runs for a few steps, then the better half again, then the best two. The codecs come
+next, with the size that won: each bucket gets the codec with which its own communication is fastest. At last this
+mixture runs against the best single codec, by the time of whole steps.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -14,18 +14,18 @@ MOST_SIZES = 10
 _ROUNDS = (3, 5, 8)  # measured steps for all sizes, for the better half, for the best two
 _CODEC_STEPS = 8
 _FINAL_STEPS = 10
-_SETTLING = 1  # a step after each change, which nobody measures
-_STEP_GAIN = 0.98  # of the time before; what is less is noise, and changes nothing
+_SETTLING = 1  # steps after each change that are not measured
+_STEP_GAIN = 0.98  # a new setting must take at most this share of the old time; a smaller gain is noise
 _BUCKET_GAIN = 0.9
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How the next steps are to be done.
+    """The settings of the next steps.
 
     Attributes:
         codecs: the number of a codec for each bucket, or one for all; 0 is the algorithm's own choice.
-        steps: how many are measured, behind one that is not.
+        steps: the number of measured steps; one unmeasured step comes before them.
     """
 
     bucket_bytes: int
@@ -35,7 +35,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Seconds, the same numbers on every rank: of whole steps, and of each bucket's communication in each step."""
+    """Seconds of whole steps, and of each bucket's communication in each step. Equal on every rank."""
 
     steps: list[float]
     buckets: list[list[float]]
@@ -45,19 +45,19 @@ Search = Generator[Trial, Outcome, Trial]
 
 
 def steps_needed(sizes: int, codecs: int) -> int:
-    """Synchronised backwards that a search takes at most."""
+    """The largest number of synchronised backwards that a search takes."""
     rounds = zip((sizes, _half(sizes), 2), _ROUNDS, strict=True) if sizes > 1 else ()
     by_size = sum(count * (_SETTLING + steps) for count, steps in rounds)
     by_codec = codecs * (_SETTLING + _CODEC_STEPS) + 2 * (_SETTLING + _FINAL_STEPS) if codecs > 1 else 0
-    return 1 + by_size + by_codec  # after the first backward, whose order of arrival is the plan's
+    return 1 + by_size + by_codec  # the first backward only gives the order of arrival
 
 
 def search(sizes: Sequence[int], codecs: int) -> Search:
     """Yields trials, is sent their outcomes, and returns the trial that won (its `steps` is 0).
 
     Args:
-        sizes: bytes of a bucket; the first is what is kept unless another one is clearly faster.
-        codecs: how many there are; 0 is kept for each bucket unless another one is clearly faster there.
+        sizes: bytes of a bucket. The first is kept unless another one is clearly faster.
+        codecs: the number of codecs. Codec 0 is kept for a bucket unless another one is clearly faster there.
     """
     size = sizes[0]
     if len(sizes) > 1:
@@ -72,7 +72,7 @@ def _best_size(sizes: Sequence[int]) -> Generator[Trial, Outcome, int]:
     seen: dict[int, list[float]] = {size: [] for size in sizes}
     alive = list(sizes)
     for number, steps in enumerate(_ROUNDS):
-        # To and fro, so that a machine that grows slower or faster favours none.
+        # Forwards, then backwards, so that a machine that becomes slower or faster favours no size.
         for size in alive if number % 2 == 0 else alive[::-1]:
             seen[size] += (yield Trial(size, 0, steps)).steps
         alive.sort(key=lambda size: median(seen[size]))
@@ -104,22 +104,22 @@ def _half(sizes: int) -> int:
 
 
 def _fastest(seconds: Sequence[float], gain: float) -> int:
-    """The index of the smallest, or 0 unless it is smaller by that much."""
+    """The index of the smallest value, or 0 if the gain over value 0 is too small."""
     best = min(range(len(seconds)), key=lambda index: seconds[index])
     return best if seconds[best] < gain * seconds[0] else 0
 
 
 def candidate_sizes(given: int, total: int, count: Callable[[int], int]) -> list[int]:
-    """Sizes worth a trial: `given`, then powers of two from 256 KiB, and all `total` bytes, if they make other plans.
+    """Sizes worth a trial: `given`, then powers of two from 256 KiB and `total`, each if it makes another plan.
 
     Args:
-        count: how many buckets a size makes.
+        count: gives the number of buckets that a size makes.
     """
     powers = [2**power for power in range(18, 31) if 2**power < total]
     found = {count(given): given}
     for size in [*powers, max(total, 1)]:
         found.setdefault(count(size), size)
     sizes = sorted(size for size in found.values() if size != given)
-    if len(sizes) >= MOST_SIZES:  # the smallest are the least likely to win
+    if len(sizes) >= MOST_SIZES:  # drop the smallest, which are the least likely to win
         sizes = sizes[1 - MOST_SIZES :]
     return [given, *sizes]
