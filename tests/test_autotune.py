@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gossamer as gs
-from gossamer.engine import search
+from gossamer.autotune import search
 from models import flat_grads, mlp, seeded
 from ranks import run_ranks
 from tuned import KIB, PerBucket, Slow, batch_of, comm_of, deep, tune

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gossamer as gs
-from gossamer.engine import search
+from gossamer.autotune import search
 from ranks import run_ranks
 from tuned import KIB, Slow, batch_of, comm_of, deep, tune
 from wrapped import step, wrap

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gossamer as gs
-from gossamer.engine import search
+from gossamer.autotune import search
 from wrapped import step, wrap
 
 KIB = 1 << 10
