@@ -1,4 +1,4 @@
-// The check of what a user gives to an operation of torch.ops.gossamer. Used by ops_*.cpp.
+// The check of arguments that a user gives to an operation of torch.ops.gossamer. Used by ops_*.cpp.
 #pragma once
 
 #include <sstream>
@@ -7,7 +7,7 @@
 
 namespace gossamer {
 
-// Throws PythonError(config) with the parts as its text, unless ok.
+// Throws PythonError(config) unless ok; the text is the parts.
 template <class... Parts>
 void check_argument(bool ok, const Parts&... parts) {
   if (ok) return;

@@ -1,5 +1,5 @@
-// See adasum.h: the factors, which part of which vector a piece of the buffer holds, and the choice among the kernels, which
-// are compiled once per instruction set in cpu_*.cpp.
+// See adasum.h: the factors, the split of a piece of the buffer into parts of vectors, and the choice among the kernels,
+// which cpu_*.cpp compile for each instruction set.
 #include "adasum/adasum.h"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ Sums& Sums::operator+=(const Sums& other) {
 }
 
 Factors factors(const Sums& sums) {
-  // Not `>=`: a norm that is NaN must reach the result.
+  // Not `>=`: a NaN norm must reach the result.
   const auto factor = [&](double norm) { return norm < kNoNorm ? 1.0 : 1.0 - sums.dot / (2.0 * norm); };
   return {factor(sums.a), factor(sums.b)};
 }

@@ -1,9 +1,9 @@
-// The arithmetic of Adasum: two vectors a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, the sum of those that
-// are orthogonal and the mean of those that are equal. Not how vectors travel between ranks: named/adasum.cpp does that and
-// calls this, piece by piece. Torch-free.
+// The arithmetic of Adasum: two vectors a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b. That is the sum of
+// orthogonal vectors and the mean of equal ones. How vectors travel between ranks is not here: named/adasum.cpp does that
+// and calls this for each piece. Torch-free.
 //
-// Everything is computed in float64, in an order that does not depend on the instruction set; a result is rounded to
-// float32 if its type has no more than that, and from there to a type of 16 bits. A NaN is always the same NaN.
+// Everything is computed in float64, in an order that does not depend on the instruction set. A float32 result is rounded
+// once from float64; a result of 16 bits is rounded to float32 first. A NaN is always the same NaN.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace gossamer::adasum {
 
-// Below this squared norm, the root of the smallest normal double, a vector counts as zero: a quotient would be noise.
+// A vector with a smaller squared norm counts as zero: a quotient would be noise. The root of the smallest normal double.
 constexpr double kNoNorm = 0x1p-511;
 
-// Of two vectors, or of parts of them, whose sums are then added.
+// The sums over two vectors, or over parts of them; the sums of all parts are then added.
 struct Sums {
   double dot = 0;
   double a = 0, b = 0;  // squared norms
@@ -36,13 +36,13 @@ struct Vectors {
   int64_t count;
 };
 
-// sums[v] becomes what the elements [begin, end) of the buffer contribute to vector v: zeros where it has none of them. a and
-// b hold these elements alone, aligned to their type.
+// sums[v] becomes what the elements [begin, end) of the buffer contribute to vector v, and zeros where they hold nothing of
+// v. a and b hold only these elements, aligned to their type.
 void sums(Dtype dtype, const Vectors& vectors, int64_t begin, int64_t end, const void* a, const void* b,
           Sums* sums);
 
-// a[i] = factors[v].a * a[i] + factors[v].b * b[i] for the elements [begin, end) of the buffer, as above. The same bits
-// with the roles of a and b exchanged. a and b do not overlap.
+// a[i] = factors[v].a * a[i] + factors[v].b * b[i] for the elements [begin, end) of the buffer; a and b as above, not
+// overlapping. Exchanging the roles of a and b gives the same bits.
 void combine(Dtype dtype, const Vectors& vectors, int64_t begin, int64_t end, void* a, const void* b,
              const Factors* factors);
 

@@ -1,8 +1,8 @@
 // The loops of Adasum. Included once by each cpu_*.cpp, which names the namespace (GOSSAMER_ISA), kVectorBytes and
 // VectorLane. Free of std:: code: what is compiled here carries that file's flags.
 //
-// Element i of a part is added to sum i % 16 of each kind, and the sixteen are then added in pairs: so every instruction set
-// adds in one order. What does not fill sixteen is padded with zeros, which changes no sum.
+// Element i of a part is added to sum i % 16 of each kind; the sixteen sums are then added in pairs. So every instruction
+// set adds in the same order. The last elements are padded with zeros to sixteen, which changes no sum.
 
 #include <cstring>
 #include <type_traits>
@@ -17,11 +17,11 @@ using adasum::Factors;
 using adasum::Sums;
 
 constexpr int64_t kStep = 16;   // elements
-constexpr int64_t kTile = 512;  // elements of 16 bits that are widened to float32 at a time
+constexpr int64_t kTile = 512;  // 16-bit elements that are widened to float32 at a time
 constexpr int kWidth = kVectorBytes / sizeof(double);
 constexpr int kVectors = kStep / kWidth;
 
-// The compiler's own vectors (GCC, Clang).
+// Vectors of the compiler (GCC, Clang).
 typedef double Doubles __attribute__((vector_size(kVectorBytes)));
 typedef float Floats __attribute__((vector_size(kVectorBytes / 2)));
 
@@ -85,7 +85,7 @@ HD void combine_steps(N* a, const N* b, int64_t numel, const Factors& factors) {
 
 constexpr int64_t up(int64_t numel, int64_t step) { return (numel + step - 1) / step * step; }
 
-// `numel` elements of 16 bits, with zeros up to the next multiple of kPad.
+// Widens `numel` elements of 16 bits, and adds zeros up to the next multiple of kPad.
 constexpr int64_t kPad = VectorLane::width > kStep ? VectorLane::width : kStep;
 
 template <class T>

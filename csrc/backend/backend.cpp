@@ -1,5 +1,5 @@
-// Life and death of the backend, and what its operations share; the operations are in reductions.cpp, moves.cpp and p2p.cpp
-// of this folder. See backend.h.
+// The backend's constructor, destructor and shutdown, and what its operations share. The operations are in reductions.cpp,
+// moves.cpp and p2p.cpp of this folder. See backend.h.
 #include "backend/backend.h"
 
 #include <ATen/ops/from_blob.h>
@@ -22,7 +22,7 @@
 namespace gossamer {
 namespace {
 
-// The meeting's store over c10d's.
+// c10d's store as the store in which the ranks of a shm::Group meet.
 class MeetingStore : public shm::Store {
  public:
   explicit MeetingStore(c10d::Store& store) : store_(store) {}
@@ -46,7 +46,7 @@ class MeetingStore : public shm::Store {
     try {
       store_.deleteKey("gossamer/" + key);
     } catch (const std::exception&) {
-      // A store that cannot forget matters only to a group that comes together in it under the same name.
+      // A stale key matters only to a group that meets in this store under the same name.
     }
   }
 
@@ -54,7 +54,7 @@ class MeetingStore : public shm::Store {
   c10d::Store& store_;
 };
 
-// getpid() goes through the kernel, which every operation would pay for.
+// getpid() is a system call, which every operation would pay for.
 pid_t current_process() {
   static std::atomic<pid_t> current{getpid()};
   static const int failed = pthread_atfork(nullptr, nullptr, [] { current = getpid(); });
@@ -95,11 +95,11 @@ GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank
   if (hosts().size() > 1) {
     hosts_ = std::make_unique<Hosts>(*group_, gloo(), own_store_, rank, size);
   }
-  // Nobody returns before all have come: a rank that is lost in the meeting is everyone's error.
+  // Nobody returns before all ranks have come: a rank that is lost in the meeting is an error on all of them.
   const auto meet = [&] { hosts_ ? hosts_->barrier(deadline) : shm::barrier(*group_, deadline); };
   meet();
   shm::forget(meeting_store, rank);
-  meet();  // nor may anyone begin the next meeting in this store while keys of this one are there
+  meet();  // the next meeting in this store must not begin while keys of this one are there
 }
 
 GossamerBackend::~GossamerBackend() {
@@ -112,7 +112,7 @@ GossamerBackend::~GossamerBackend() {
     group_.release();
     return;
   }
-  // What threads are joined may wait for the GIL to free a tensor's Python object.
+  // A thread that is joined here may wait for the GIL, to free a tensor's Python object.
   const WithoutGil without_gil;
   {
     const std::lock_guard<std::mutex> lock(living_->mutex);
@@ -172,7 +172,7 @@ void GossamerBackend::shutdown() {
   if (owner_ != getpid()) return;
   const WithoutGil without_gil;
   queue_->close();
-  std::unique_ptr<shm::Mailbox> mailbox;  // ends after the lock: what waits in it may want the lock
+  std::unique_ptr<shm::Mailbox> mailbox;  // destroyed after the lock is released: its waiters may want the lock
   {
     const std::lock_guard<std::mutex> lock(mailbox_mutex_);
     shut_down_ = true;
@@ -196,7 +196,7 @@ shm::Deadline GossamerBackend::deadline_of(std::chrono::milliseconds timeout) co
 
 GossamerBackend::Reply GossamerBackend::enqueue(const Plan& plan, const Tensors& inputs, Lists outputs,
                                                 Body body) {
-  // Threads may still wait for a work, or abort it, when the backend goes away.
+  // Threads may still wait for a work, or abort it, after the backend is gone.
   const auto help = [queue = queue_](GossamerWork& work) {
     queue->help([&work] { return work.isCompleted(); });
   };
@@ -212,7 +212,7 @@ GossamerBackend::Reply GossamerBackend::enqueue(const Plan& plan, const Tensors&
         } catch (...) {
           error = python_error(title, std::current_exception());
         }
-        body = nullptr;  // frees the tensors before anyone learns that the work is complete
+        body = nullptr;  // frees the tensors before a waiter sees that the work is complete
         return work->complete(error);
       },
       !plan.async);
@@ -247,14 +247,14 @@ std::shared_ptr<shm::Shared> GossamerBackend::share(const std::shared_ptr<shm::B
     throw PythonError(ErrorKind::config, "symmetric memory: all ranks must be on one host, got " +
                                              std::to_string(hosts().size()) + " hosts");
   }
-  const WithoutGil without_gil;  // torch's rendezvous() comes with it
+  const WithoutGil without_gil;  // torch's rendezvous() calls with the GIL held
   std::shared_ptr<shm::Shared> shared;
   const Plan plan{c10d::OpType::UNKNOWN, "gossamer:symmetric_memory", c10d::kUnsetTimeout, false};
   const auto work = start(plan, {}, {}, [&](shm::Deadline deadline) {
     shared = std::make_shared<shm::Shared>(*group_, block, windows_.next_id(), deadline);
     windows_.add(shared);
   });
-  if (work) work->wait();  // it has failed
+  if (work) work->wait();  // a work exists only after a failure
   return shared;
 }
 
@@ -265,7 +265,7 @@ c10::intrusive_ptr<c10d::Backend> GossamerBackend::gloo() {
   try {
     gloo_ = make_gloo(store, getRank(), getSize(), options_->timeout);
   } catch (const std::exception& error) {
-    // Perhaps there are no other hosts: a rank that ended before anybody met it looks like one of another.
+    // There may be no other hosts at all: a rank that ended before the others met it looks like a rank of another host.
     std::ostringstream text;
     text << "rank " << getRank() << "/" << getSize() << ": no connection through Gloo with rank";
     const char* separator = " ";

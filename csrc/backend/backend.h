@@ -1,6 +1,6 @@
 // The c10d backend "gossamer": shared memory between the ranks of a host (shm/), Gloo between hosts (hosts.h). One
-// object a rank and group. Collectives run one at a time in the order of the calls (queue.h); send and receive
-// have a thread of their own (shm/mailbox.h). Knows nothing of engine and algorithms.
+// object for each rank and group. Collectives run one at a time, in the order of the calls (queue.h); send and receive
+// have a thread of their own (shm/mailbox.h). It knows nothing of engine and algorithms.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -23,7 +23,7 @@ namespace gossamer {
 
 class GossamerBackend : public c10d::Backend {
  public:
-  // Collective. `timeout`: of an operation that gives none, and of this constructor.
+  // Collective. `timeout` limits this constructor, and each operation that is given none.
   GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                   std::chrono::milliseconds timeout);
   ~GossamerBackend() override;
@@ -39,25 +39,25 @@ class GossamerBackend : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   c10d::ErrorType getError() override;
   void abort() override;
-  void announce(const std::string& text);  // ends what waits; the errors say this
+  void announce(const std::string& text);  // ends all waits; their errors carry `text`
   void shutdown() override;
-  // For a group of some ranks of another: what each is called there, in errors. Before anything is called.
+  // For a subgroup: what errors call each rank, its number in the parent group. To be called before any operation.
   void name_ranks(std::vector<int> names);
   int name_of(int rank) const { return names_.empty() ? rank : names_.at(static_cast<size_t>(rank)); }
 
-  // Ranks that share memory, by host.
+  // The ranks of each host, which share memory.
   const std::vector<std::vector<int>>& hosts() const { return group_->hosts(); }
-  // Bytes of shared memory that the group holds on this host, in all; pages that nobody wrote take none.
+  // Bytes of shared memory that the group holds on this host. A page that nobody wrote takes none.
   int64_t memory_bytes() const { return group_->memory_bytes(); }
 
-  // Collective. Zero-filled memory that all ranks map, for the same tensor on every rank: all_reduce on it needs no
-  // copy. Plain memory where the ranks are on several hosts.
+  // Collective. Returns zero-filled memory that all ranks map. all_reduce needs no copy where every rank passes the same
+  // tensor of it. Returns plain memory where the ranks are on several hosts.
   at::Tensor allocate(int64_t bytes);
-  // Collective. What backend/symmetric_memory.cpp calls.
+  // Collective. Called by backend/symmetric_memory.cpp.
   std::shared_ptr<shm::Shared> share(const std::shared_ptr<shm::Block>& block);
-  // Why nothing more can come from a rank of this host; empty while all is well.
+  // Why nothing more can come from a rank of this host; empty while the rank is well.
   std::string trouble(int rank) const { return group_->trouble(rank); }
-  std::string trouble() const;  // of the first such rank
+  std::string trouble() const;  // the same for the first rank that has an answer
 
   using Tensors = std::vector<at::Tensor>;
   using Lists = std::vector<Tensors>;
@@ -91,7 +91,7 @@ class GossamerBackend : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
-  // What every collective is given by its caller.
+  // What every collective gets from its caller.
   struct Plan {
     c10d::OpType type;
     const char* title;  // in profiles, "gossamer:all_reduce"
@@ -99,7 +99,7 @@ class GossamerBackend : public c10d::Backend {
     bool async;
   };
   using Body = std::function<void(shm::Deadline)>;
-  // What a work's result() and future hold, by reference: most works of a caller that waits are never made.
+  // What a work's result() and future hold. By reference: most callers wait, and then no work is made.
   struct Outputs {
     Outputs() = default;
     Outputs(const Tensors& list) : list(&list) {}
@@ -109,25 +109,25 @@ class GossamerBackend : public c10d::Backend {
     const Lists* lists = nullptr;
   };
 
-  // Runs `body`, which blocks until the operation is over: in this thread if the caller waits and nothing is before it,
-  // and then there is no work unless it has failed; else by the queue. See start.h.
+  // Runs `body`, which blocks until the operation is over. It runs in this thread if the caller waits and nothing is queued
+  // before it; no work is made then unless it fails. Otherwise the queue runs it. See start.h.
   template <class Run>
   Reply start(const Plan& plan, const Tensors& inputs, Outputs outputs, Run body);
   Reply enqueue(const Plan& plan, const Tensors& inputs, Lists outputs, Body body);
   Reply failed(const Plan& plan, const Tensors& inputs, Lists outputs, std::exception_ptr error);
   std::function<void()> aborter();
-  // Checks arguments by `check`; if it throws, so does the call, and the other ranks are told.
+  // Calls `check`, which checks arguments. If it throws, the other ranks are told, and the call fails.
   template <class Check>
   auto checked(const Plan& plan, Check&& check);
   void require_usable() const;
   shm::Deadline deadline_of(std::chrono::milliseconds timeout) const;
-  // First of an operation that does several: the ranks may differ in how many.
+  // The first step of a call that does several operations: compares their number between the ranks.
   void agree_on_count(size_t count, shm::Deadline deadline);
-  // The forms that take one large tensor, several at a time.
+  // The coalesced forms with one large tensor for each operation.
   Reply gather_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs);
   Reply reduce_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs,
                       const c10d::ReduceOp& op);
-  // Blocking, in the queue: by shared memory, or by hosts_.
+  // Blocking; called in the queue. Through shared memory, or through hosts_.
   void all_reduce(const Flat& flat, const shm::Summing& summing, shm::Deadline deadline);
   void all_gather(const Flat& in, const std::vector<void*>& outs, shm::Deadline deadline);
   void reduce_scatter(const std::vector<void*>& ins, const Flat& out, const shm::Summing& summing,
@@ -141,7 +141,7 @@ class GossamerBackend : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<int> names_;                     // of the ranks, in errors; empty: their numbers
-  c10::intrusive_ptr<c10d::Store> own_store_;  // the part of it that no other group uses, now or later
+  c10::intrusive_ptr<c10d::Store> own_store_;  // the part of store_ that no other group uses, now or later
   c10::intrusive_ptr<Options> options_;
   std::unique_ptr<shm::Group> group_;
   std::unique_ptr<Hosts> hosts_;  // none where all ranks share one host
@@ -149,11 +149,11 @@ class GossamerBackend : public c10d::Backend {
   std::mutex mailbox_mutex_;
   std::unique_ptr<shm::Mailbox> mailbox_;
   bool shut_down_ = false;
-  std::mutex gloo_mutex_;                   // held while the ranks meet in its constructor
+  std::mutex gloo_mutex_;                   // held while the ranks meet in the constructor of gloo_
   c10::intrusive_ptr<c10d::Backend> gloo_;  // between hosts, and for sparse tensors
   std::atomic<uint64_t> sequence_{0};
   pid_t owner_;
-  // What works know of this backend. Not a weak_intrusive_ptr: the last of those runs the destructor, and a work may
+  // What works know of this backend. Not a weak_intrusive_ptr: the last one runs the destructor, and a work may
   // end on the mailbox's thread, which the destructor joins.
   struct Living {
     std::mutex mutex;
@@ -163,7 +163,7 @@ class GossamerBackend : public c10d::Backend {
   std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
 };
 
-// The backend "gossamer" behind a process group of that name, for tensors on the CPU.
+// The backend "gossamer" that the process group of this name uses for CPU tensors.
 c10::intrusive_ptr<GossamerBackend> find_backend(const std::string& group_name);
 
 }  // namespace gossamer

@@ -26,10 +26,10 @@ void bind_backend(py::module_& module) {
       .def("allocate", &GossamerBackend::allocate, py::arg("bytes"),
            py::call_guard<py::gil_scoped_release>());
   register_symmetric_memory();
-  // Called after the handlers of the modules that import this one, which may still use groups.
+  // Registered first, so called last: the exit handlers of modules that import this one may still use groups.
   const auto end = [] {
     WhilePythonLives::end();
-    // Torch's own threads, such as Gloo's, are not counted. Those that want Python's lock for a callback get it now.
+    // Torch's own threads, such as Gloo's, are not counted. Those that want the GIL for a callback get it now.
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   };
   py::module_::import("atexit").attr("register")(

@@ -1,4 +1,4 @@
-// What native threads have to do with Python: they let go of its lock, and do not outlive it. Used by the backend and above.
+// What native threads must know of Python: releasing the GIL, and not outliving the interpreter. Used by the backend and above.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,7 +11,7 @@
 
 namespace gossamer {
 
-// Lets go of Python's lock, where this thread holds it, for what may wait for a thread that wants it.
+// Releases the GIL, if this thread holds it. For code that may wait for a thread that wants the GIL.
 class WithoutGil {
  public:
   WithoutGil() {
@@ -22,9 +22,10 @@ class WithoutGil {
   std::optional<pybind11::gil_scoped_release> released_;
 };
 
-// For a thread that nobody joins, around what may need Python: freeing a tensor that Python knows, calling back. Python
-// ends a thread that wants its lock once the interpreter ends, and no C++ function on its stack outlives that: the process
-// aborts. So end() comes first, at exit. From then on this is false, and what would need Python must be leaked.
+// For a thread that nobody joins, around code that may need Python: freeing a tensor that Python knows, calling back.
+// Once the interpreter ends, Python ends each thread that asks for the GIL, and a C++ function on such a thread's stack
+// aborts the process. So end() is called at exit, before that. After end() the object is false, and what would need
+// Python must be leaked.
 class WhilePythonLives {
  public:
   WhilePythonLives() {
@@ -39,7 +40,7 @@ class WhilePythonLives {
   WhilePythonLives& operator=(const WhilePythonLives&) = delete;
   explicit operator bool() const { return alive_; }
 
-  // Without the GIL. Waits for those inside; not for ever, as a callback may wait for other ranks.
+  // To be called without the GIL. Waits for the threads inside, but not for ever: a callback may wait for other ranks.
   static void end() {
     constexpr auto limit = std::chrono::seconds(2);
     ending_ = true;

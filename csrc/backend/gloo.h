@@ -1,4 +1,4 @@
-// Makes torch's own Gloo backend, whose headers the wheels do not ship: its Python constructor is called. Used for
+// Makes torch's own Gloo backend through its Python constructor, because the wheels do not ship Gloo's headers. Used for
 // what crosses hosts, and for sparse tensors.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace gossamer {
 
-// Collective over the ranks. Takes the GIL; the caller must not hold what a thread with the GIL may wait for.
+// Collective. Takes the GIL; the caller must hold no lock that a thread with the GIL may wait for.
 c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                             std::chrono::milliseconds timeout);
 

@@ -14,14 +14,14 @@ namespace gossamer {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(100);
-constexpr auto kRollCall = std::chrono::milliseconds(500);  // who waits looks several times meanwhile
+constexpr auto kRollCall = std::chrono::milliseconds(500);  // a waiting rank looks several times in it
 const std::string kRollCallKey = "roll call";
 
 std::string present(int rank) { return "here/" + std::to_string(rank); }
 
-struct Entry {  // what one host is about to do
+struct Entry {  // the call that one host is about to make
   shm::Call call;
-  char trouble[shm::kReasonBytes];  // its ranks do not agree; empty if they do
+  char trouble[shm::kReasonBytes];  // why its ranks do not agree; empty if they do
 };
 
 at::Tensor byte_tensor(int64_t bytes) { return at::empty({bytes}, at::TensorOptions().dtype(at::kByte)); }
@@ -79,7 +79,7 @@ void Hosts::announce(const std::string& reason) noexcept {
   }
 }
 
-// Waits for a work of Gloo while it looks whether any rank of any host has failed.
+// Waits for a work of Gloo, and looks meanwhile whether any rank of any host has failed.
 void Hosts::wait(c10d::Work& work, shm::Deadline deadline) {
   while (true) {
     try {
@@ -143,7 +143,7 @@ void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& re
   std::vector<int64_t> receive_bytes(size_);
   at::Tensor out = byte_tensor(total(sends, send_bytes));
   at::Tensor in = byte_tensor(total(receives, receive_bytes));
-  // Positions of each peer's parts in the two tensors.
+  // The position of each peer's first part in each of the two tensors.
   const auto starts = [this](const std::vector<int64_t>& bytes) {
     std::vector<int64_t> positions(size_);
     for (int rank = 1; rank < size_; ++rank) positions[rank] = positions[rank - 1] + bytes[rank - 1];

@@ -1,6 +1,6 @@
-// The collectives of a group whose ranks are on several hosts: shared memory inside a host, Gloo between hosts. Sums
-// go in rank order inside each host, then in the order of the hosts; in all_reduce every rank of a host carries a
-// share of what crosses the network. Not used where all ranks share a host. Ranks are those of the whole group.
+// The collectives of a group whose ranks are on several hosts: shared memory inside a host, Gloo between hosts. Sums go in
+// rank order inside each host, then in the order of the hosts. In all_reduce every rank of a host carries a share of what
+// crosses the network. Not used where all ranks share a host. Ranks are numbered as in the whole group.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -16,7 +16,7 @@ namespace gossamer {
 
 class Hosts {
  public:
-  // `local`: the ranks of this host. `gloo`: of all ranks; nobody else may run a collective of it beside this object's.
+  // `local`: the ranks of this host. `gloo`: all ranks; while this object lives, only it may run collectives of `gloo`.
   Hosts(shm::Group& local, c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
         int rank, int size);
   ~Hosts();
@@ -50,17 +50,17 @@ class Hosts {
   void wait(c10d::Work& work, shm::Deadline deadline);
   // The ranks of all hosts compare what they are about to do; all throw alike if the calls differ.
   void agree(const shm::Call& call, shm::Deadline deadline, const std::string& refusal = {});
-  // After an error that others may not see: says why in the store, where all look while they wait.
+  // After an error that others may not see: writes the reason into the store, where all ranks look while they wait.
   [[noreturn]] void fail(std::string reason);
   std::string silent_ranks();
   void answer_roll_call();
-  // Runs an operation; an Error(comm) in it becomes everyone's.
+  // Runs an operation; an Error(comm) in it becomes an error on all ranks.
   void run(const std::function<void()>& body);
   void reduce_across(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline);
 
   const std::vector<int>& ranks_of(int host) const { return local_.hosts()[host]; }
   int host_count() const { return static_cast<int>(local_.hosts().size()); }
-  // The rank of `host` that stands for the `index`th of another host.
+  // The rank of `host` that exchanges data with the `index`th rank of another host.
   int carrier(int host, int index) const { return ranks_of(host)[index % ranks_of(host).size()]; }
 
   shm::Group& local_;

@@ -25,16 +25,17 @@ shm::Call call_for(shm::CallKind kind, int64_t count, const shm::Summing& summin
   return call;
 }
 
-// Where the `index`th of `parts` equal parts of `count` elements begins.
+// The first element of part `index`, where `count` elements are cut into `parts` parts as equal as possible.
 int64_t cut(int64_t count, int64_t parts, int64_t index) {
   return count / parts * index + count % parts * index / parts;
 }
 
 }  // namespace
 
-// Each rank of a host holds one range of the buffer, summed over the host. Hosts may differ in ranks, so a range meets
-// several of another host: the stretches between all beginnings of ranges have one carrier in each host.
-// A stretch is cut into one part a host, which that host's carrier sums, in the order of the hosts.
+// Each rank of a host holds one range of the buffer, summed over the host. Hosts may differ in their number of ranks, so
+// a range may overlap several ranges of another host. The starts of all ranges cut the buffer into stretches; each stretch
+// lies in one range of every host, whose rank carries it. A stretch is cut into one part for each host; that host's
+// carrier sums the part, in the order of the hosts.
 void Hosts::reduce_across(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline) {
   const int places = local_.size();
   const int hosts = host_count();
@@ -102,7 +103,7 @@ void Hosts::reduce_across(void* data, int64_t count, const shm::Summing& summing
   receives.clear();
   shm::Fold finish = summing.reduction;
   finish.from = wide;
-  if (finish.op == shm::Op::premul_sum) finish.op = shm::Op::sum;  // the factors are in already
+  if (finish.op == shm::Op::premul_sum) finish.op = shm::Op::sum;  // the factors are applied already
   for (size_t i = 0; i < stretches.size(); ++i) {
     const shm::Range own = part_of(stretches[i], own_host);
     std::vector<const void*> sources;
@@ -175,7 +176,7 @@ void Hosts::broadcast(void* data, int64_t bytes, int root, shm::Deadline deadlin
   });
 }
 
-// Every part crosses to each other host once, to one of its ranks, which hands it on there.
+// Every part crosses once to each other host, to one of its ranks, which then hands it on inside the host.
 void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::Deadline deadline) {
   run([&] {
     agree(call_for(shm::CallKind::all_gather, bytes), deadline);
@@ -241,7 +242,7 @@ void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* co
     agree(call_for(shm::CallKind::all_to_all, 0), deadline);
     std::vector<Part> sends;
     std::vector<Part> receives;
-    // Every rank looks at all pairs, so that all throw alike: bytes sent to each rank, then expected of each.
+    // Every rank looks at all pairs, so that all throw alike. A row: bytes sent to each rank, then bytes expected from each.
     std::vector<int64_t> table(in_bytes, in_bytes + size_);
     table.insert(table.end(), out_bytes, out_bytes + size_);
     const int64_t row = 2 * size_;

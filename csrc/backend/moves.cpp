@@ -1,4 +1,4 @@
-// The backend's operations that move tensors and do not sum them; otherwise as reductions.cpp. See backend.h.
+// The backend's operations that move tensors without summing them; arguments are handled as in reductions.cpp. See backend.h.
 #include <algorithm>
 #include <numeric>
 
@@ -8,7 +8,7 @@
 namespace gossamer {
 namespace {
 
-// Elements that go to each rank: the splits of dimension 0, or equal parts.
+// The number of elements that go to each rank: by the splits of dimension 0, or in equal parts.
 std::vector<int64_t> split_sizes(const char* where, const at::Tensor& tensor,
                                  const std::vector<int64_t>& splits, int size) {
   require_cpu(where, tensor);
@@ -122,7 +122,7 @@ GossamerBackend::Reply GossamerBackend::allgather_coalesced(Lists& outputs, Tens
                                                             const c10d::AllgatherOptions& options) {
   const Plan plan{c10d::OpType::ALLGATHER_COALESCED, "gossamer:all_gather_coalesced", options.timeout,
                   options.asyncOp};
-  // outputs[rank][tensor]; below by tensor.
+  // outputs[rank][tensor] becomes outs[tensor][rank].
   std::vector<std::vector<Flat>> outs(inputs.size());
   auto ins = checked(plan, [&] {
     require(static_cast<int>(outputs.size()) == getSize(), "all_gather_coalesced: one list a rank, ",
@@ -266,7 +266,7 @@ GossamerBackend::Reply GossamerBackend::barrier(const c10d::BarrierOptions& opti
 void GossamerBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
   c10d::BarrierOptions now = options;
   now.asyncOp = false;
-  if (const auto work = barrier(now)) work->wait();  // whose errors name every missing rank
+  if (const auto work = barrier(now)) work->wait();  // its errors name every missing rank
 }
 
 }  // namespace gossamer

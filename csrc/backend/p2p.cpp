@@ -1,5 +1,5 @@
-// send, recv and recv from any source: by the mailbox inside one host, by Gloo where a group spans several (a receive
-// from any source could not wait for both). See backend.h.
+// send, recv and recv from any source. The mailbox carries them inside one host. Where a group spans several hosts, Gloo
+// carries them: a receive from any source could not wait for both. See backend.h.
 #include <functional>
 #include <memory>
 #include <thread>
@@ -57,11 +57,11 @@ GossamerBackend::Reply GossamerBackend::post(Tensors& tensors, int peer, int tag
       error = std::current_exception();
     }
     auto callbacks = posted->work->complete(error ? python_error(title, error) : nullptr, source);
-    // They may wait for other messages, or let go of the mailbox: not in its thread.
+    // Callbacks may wait for other messages, or drop the mailbox, so they do not run in its thread.
     if (callbacks) std::thread(call_back, std::move(callbacks)).detach();
     const WhilePythonLives python;
     if (!python) leak(posted);
-    posted = nullptr;  // here, not where the mailbox lets go of this function
+    posted = nullptr;  // freed here, not where the mailbox drops this function
   };
   const auto deadline = deadline_of(c10d::kUnsetTimeout);
   try {

@@ -1,5 +1,5 @@
-// See peers.h. torch resolves a group by its name whenever it needs one, so a group without communication of its own is
-// registered: a store, a rank and a size.
+// See peers.h. torch finds a group by its name whenever it needs one. So a group that cannot communicate is registered:
+// it has a store, a rank and a size.
 #include "backend/peers.h"
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -50,7 +50,7 @@ PeerGroup::PeerGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int size, 
                                              "' on " + device.str() + ", got '" + allocator.value_or("none") +
                                              "'; unset TORCH_SYMMMEM, and call no set_backend()");
   }
-  // Of this process alone: what the ranks have in common is the store.
+  // The number is this process's alone: what the ranks have in common is the store.
   static std::atomic<int64_t> count{0};
   name_ = "gossamer/peers" + std::to_string(count++);
   if (backend) {

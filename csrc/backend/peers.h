@@ -1,5 +1,5 @@
-// Memory that the ranks of one host read and write in each other, by torch's symmetric memory: on CUDA devices torch's
-// own allocator, on the CPU ours (symmetric_memory.cpp). Knows nothing of communicators; comm/symmetric.h uses it.
+// Memory of the ranks of one host that all of them read and write, through torch's symmetric memory: on CUDA devices
+// torch's own allocator, on the CPU ours (symmetric_memory.cpp). Knows nothing of communicators; comm/symmetric.h uses it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,16 +25,16 @@ class PeerBlock {
   PeerBlock(PeerBlock&&) noexcept;
   PeerBlock& operator=(PeerBlock&&) noexcept;
 
-  // Of rank 0, 1, ..., as this rank sees them; this rank's own among them. 16-byte aligned.
+  // The address of each rank's part, by rank, as this rank maps it; its own is among them. 16-byte aligned.
   const std::vector<uint8_t*>& bases() const { return bases_; }
   int64_t bytes() const { return bytes_; }
   bool is_in_use() const { return !storage_.expired(); }  // this rank's tensor, or a view of it, lives
   // Whether x, which is dense, lies in this rank's memory.
   bool holds(const at::Tensor& x) const;
 
-  // All that the ranks have queued on their current streams before is done, on every rank, when what this rank queues
-  // next begins. On the CPU it returns then. The host does not wait for a device; the device waits, for timeout_ms at
-  // most, and then ends with an error that torch prints, which no later call of this process outlives.
+  // Orders the current streams of all ranks: what this rank queues next begins once all that any rank queued before its
+  // meet() is done. On the CPU it returns at that time. On CUDA the host does not wait. The device waits for timeout_ms
+  // at most; then torch prints an error, and no later CUDA call of this process works.
   void meet();
 
   // Gives up the memory without freeing it: the device may be waiting in it for a rank that is gone.
@@ -48,20 +48,20 @@ class PeerBlock {
   int64_t timeout_ms_;
 };
 
-// The ranks, under a name that torch's rendezvous finds them by.
+// The ranks, under a name by which torch's rendezvous finds them.
 class PeerGroup {
  public:
-  // `store`: of this group alone. `backend`: the backend "gossamer" of a group of CPU tensors; null for CUDA.
+  // `store`: used by this group alone. `backend`: the backend "gossamer" for CPU tensors; null for CUDA.
   PeerGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int size, at::Device device,
             const c10::intrusive_ptr<c10d::Backend>& backend, int64_t timeout_ms);
   ~PeerGroup();
   PeerGroup(const PeerGroup&) = delete;
   PeerGroup& operator=(const PeerGroup&) = delete;
 
-  // This rank's part of a block: uint8 [bytes], zeros. Not collective, so an error is this rank's alone.
+  // This rank's part of a block: uint8 [bytes], zeros. Not collective, so an error concerns this rank alone.
   at::Tensor reserve(int64_t bytes) const;
-  // Collective: what reserve() has returned on each rank becomes one block. All ranks make their calls, of all groups,
-  // in the same order, because torch numbers them by process.
+  // Collective: the parts that reserve() returned on the ranks become one block. All ranks must make these calls, for all
+  // groups, in the same order, because torch numbers them in each process.
   PeerBlock join(const at::Tensor& memory) const;
 
  private:

@@ -1,4 +1,4 @@
-// See queue.h. The queue's threads are detached and keep it alive, so its owner may go away in an epilogue.
+// See queue.h. The queue's threads are detached and keep the queue alive, so its owner may be destroyed in an epilogue.
 #include "backend/queue.h"
 
 #include <pthread.h>
@@ -34,7 +34,7 @@ void Queue::leave() {
   changed_.notify_all();
 }
 
-// Somebody must be there for what is queued, also while an epilogue waits for it.
+// Starts a thread if there are tasks and no thread takes them, as while the queue's thread runs an epilogue.
 void Queue::require_looper() {
   if (loopers_ > 0 || tasks_.empty()) return;
   std::thread([self = shared_from_this()] { self->loop(); }).detach();
@@ -52,7 +52,7 @@ void Queue::run_first(Lock& lock, bool looping) {
     leak(task);
     leak(epilogue);
   }
-  task = nullptr;  // what it holds is freed before anyone learns that it has run
+  task = nullptr;  // its captures are freed before a waiter sees that it has run
   lock.lock();
   running_ = false;
   changed_.notify_all();

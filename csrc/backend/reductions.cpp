@@ -1,5 +1,5 @@
-// The backend's sums: arguments as c10d gives them, checked and turned into pointers for shm/collectives.h or, with
-// several hosts, hosts.h. Strided tensors go through a contiguous copy. See backend.h.
+// The backend's sums. Arguments come as c10d gives them; they are checked and turned into pointers for shm/collectives.h,
+// or for hosts.h where there are several hosts. Strided tensors go through a contiguous copy. See backend.h.
 #include "backend/checks.h"
 #include "backend/start.h"
 

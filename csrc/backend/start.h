@@ -1,5 +1,5 @@
-// What the backend's operation files share beside its class: how an operation begins, how errors leave it, and how an
-// argument check that fails is told to the other ranks.
+// What the backend's operation files share: how an operation begins, how its errors leave it, and how the other ranks
+// learn that an argument check has failed.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -13,11 +13,11 @@
 
 namespace gossamer {
 
-// Any exception of an operation as one that keeps its Python class on its way through torch.
+// Turns any exception of an operation into one that keeps its Python class on its way through torch.
 std::exception_ptr python_error(const char* title, std::exception_ptr error);
 
-// A work, its place in the queue and their closures take longer than a small message, so a caller that waits does without.
-// Torch takes no work for "is done". A profiler is told by the work, so there is one where a profiler may listen.
+// Making a work and queueing it takes longer than a small message, so a caller that waits gets no work: torch takes a null
+// work as "done". A profiler learns of an operation from its work, so a work is made where a profiler may listen.
 template <class Run>
 GossamerBackend::Reply GossamerBackend::start(const Plan& plan, const Tensors& inputs, Outputs outputs,
                                               Run body) {

@@ -1,5 +1,5 @@
 // The allocator and the SymmetricMemory that it hands out; see symmetric_memory.h. A block is anonymous memory of
-// this process with torch's signal pad behind it; rendezvous lets all ranks of a group map each other's blocks.
+// this process, followed by torch's signal pad. After rendezvous all ranks of a group map each other's blocks.
 #include "backend/symmetric_memory.h"
 
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
@@ -47,7 +47,7 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
   const std::vector<int>& get_rank_to_global_rank() override { return ranks_; }
   bool world_within_direct_access() override { return true; }
 
-  // A word of the pad is for one sender and channel, 0 while there is no signal.
+  // Each word of the pad belongs to one sender and channel; 0 means that there is no signal.
   void put_signal(int to, int channel, size_t timeout_ms) override {
     auto& word = signal(to, get_rank(), channel);
     wait_until("put_signal", to, channel, timeout_ms, [&word] {
@@ -89,7 +89,7 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
 
   template <class Attempt>
   void wait_until(const char* what, int peer, int channel, size_t timeout_ms, Attempt attempt) {
-    const WithoutGil without_gil;  // torch calls with it
+    const WithoutGil without_gil;  // torch calls with the GIL held
     const auto deadline = shm::Clock::now() + (timeout_ms ? std::chrono::milliseconds(timeout_ms)
                                                           : std::chrono::milliseconds(kForever));
     for (int tries = 0; !attempt(); ++tries) {
@@ -125,7 +125,7 @@ class CpuAllocator : public symm::SymmetricMemoryAllocator {
   }
 
   void free(void* data) override {
-    Entry entry;  // freed after the lock
+    Entry entry;  // freed after the lock is released
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = entries_.find(data);
     if (found == entries_.end()) return;
@@ -142,7 +142,7 @@ class CpuAllocator : public symm::SymmetricMemoryAllocator {
       void* data, const std::optional<std::string>& group_name) override {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto found = entries_.find(data);
-    if (found == entries_.end()) return nullptr;  // torch's way to say: not symmetric memory
+    if (found == entries_.end()) return nullptr;  // to torch this means: not symmetric memory
     const Entry entry = found->second;
     lock.unlock();
     const auto& name = group_name ? group_name : entry.group_name;
@@ -162,7 +162,7 @@ class CpuAllocator : public symm::SymmetricMemoryAllocator {
   bool has_multicast_support(int) override { return false; }
   c10::DeviceType supported_device_type() override { return c10::DeviceType::CPU; }
   std::string name() override { return "gossamer"; }
-  bool has_allocation(void* data) {  // overrides what torch has from 2.13 on
+  bool has_allocation(void* data) {  // overrides a method that torch has from 2.13 on
     const std::lock_guard<std::mutex> lock(mutex_);
     return entries_.count(data) > 0;
   }

@@ -4,7 +4,7 @@
 
 namespace gossamer {
 
-// Makes ours the allocator of CPU symmetric memory; once, when the module is imported.
+// Makes our allocator torch's allocator of CPU symmetric memory. Called once, when the module is imported.
 void register_symmetric_memory();
 
 }  // namespace gossamer

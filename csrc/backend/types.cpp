@@ -28,7 +28,7 @@ shm::Op to_shm_op(c10d::ReduceOp::RedOpType op, const char* where) {
 }
 
 double factor_of(const c10d::ReduceOp& op) {
-  // The name that torch 2.11 and 2.13 share; nothing in it is NCCL's.
+  // torch 2.11 and 2.13 share this name; nothing in it depends on NCCL.
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (!supplement) throw PythonError(ErrorKind::config, "PREMUL_SUM needs a factor, got none");
   return supplement->tensor_factor.defined() ? supplement->tensor_factor.item().toDouble()
@@ -82,7 +82,7 @@ shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, con
   return summing;
 }
 
-// tensor_data() is detach() without the way through the dispatcher.
+// tensor_data() is detach() without the dispatcher.
 Flat::Flat(const at::Tensor& tensor, bool later)
     : tensor_(later || !tensor.is_contiguous() ? tensor.tensor_data() : tensor),
       same_(tensor.is_contiguous()) {
@@ -90,7 +90,7 @@ Flat::Flat(const at::Tensor& tensor, bool later)
 }
 
 void Flat::write_back() {
-  // In a thread that knows nothing of the caller's inference mode.
+  // This thread does not have the caller's inference mode.
   const at::AutoDispatchBelowADInplaceOrView below;
   if (!same_) tensor_.copy_(flat_);
 }

@@ -1,4 +1,4 @@
-// torch's dtypes and reduce operations as the shared-memory core names them, and tensors as flat memory.
+// Maps torch's dtypes and reduce operations to those of the shared-memory core, and tensors to flat memory.
 // Used by the backend's operations.
 #pragma once
 
@@ -17,16 +17,16 @@ shm::Type to_shm(at::ScalarType type, const char* where);
 // Throws PythonError(config) where `op` is not defined for `type`. `size` is what AVG divides by.
 shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, const char* where);
 
-// A tensor as contiguous memory: itself, or a copy if it is strided. Without autograd: an operation writes under it.
+// A tensor as contiguous memory: the tensor itself, or a copy if it is strided. Autograd does not see the writes.
 class Flat {
  public:
-  // `later`: the operation may run when the caller has gone on, and may have given the tensor other memory.
+  // `later`: the operation may run after the call has returned, when the caller may have given the tensor other memory.
   explicit Flat(const at::Tensor& tensor, bool later = true);
   void* data() const { return flat_.data_ptr(); }
   int64_t bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
   int64_t numel() const { return flat_.numel(); }
   const at::Tensor& tensor() const { return flat_; }
-  void write_back();  // into the strided tensor, if there is one
+  void write_back();  // copies the result into the strided tensor, if there is one
 
  private:
   at::Tensor tensor_;

@@ -1,4 +1,4 @@
-// See work.h. The future is made when somebody asks for it: most operations are only waited for.
+// See work.h. The future is made at the first request: most callers only wait.
 #include "backend/work.h"
 
 #include <ATen/core/ivalue.h>
@@ -36,7 +36,7 @@ bool GossamerWork::wait(std::chrono::milliseconds timeout) {
 
 int GossamerWork::sourceRank() const {
   const bool receives = opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE;
-  return receives ? source_ : Work::sourceRank();  // which throws torch's own error
+  return receives ? source_ : Work::sourceRank();  // throws torch's own error
 }
 
 std::vector<at::Tensor> GossamerWork::result() {

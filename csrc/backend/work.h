@@ -10,21 +10,21 @@ namespace gossamer {
 
 class GossamerWork : public c10d::Work {
  public:
-  // `help(work)` may run what is queued before the work, and the work itself, in the thread that waits for it.
+  // `help(work)` may run the tasks queued before the work, and the work itself, in the thread that waits for the work.
   // `outputs` are what result() and the future hold, one list per output list of the operation.
   GossamerWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
                std::vector<std::vector<at::Tensor>> outputs, uint64_t sequence,
                std::function<void(GossamerWork&)> help);
 
-  bool wait(std::chrono::milliseconds timeout) override;  // zero: as long as it takes
+  bool wait(std::chrono::milliseconds timeout) override;  // zero: no limit
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_; }
   int sourceRank() const override;
   void abort() override;
 
-  // Once, by whoever ran it: waiters go on. What it returns, if anything, completes the future, whose callbacks may do
-  // anything; so call it where nothing waits for this thread.
+  // Called once, by the thread that ran the operation; wakes the waiters. The function that it returns, if any, completes
+  // the future, whose callbacks may do anything: call it where nothing waits for this thread.
   std::function<void()> complete(std::exception_ptr error, int source = -1);
   void on_abort(std::function<void()> action) { on_abort_ = std::move(action); }
 

@@ -1,6 +1,6 @@
-// The one exception of the Torch-free core, and the macro that throws it. Torch-free: module.cpp turns `kind`
-// into the Python class (ConfigError, CodecError, CommError). Not included by the per-instruction-set
-// files: std::string code compiled with AVX flags must not reach the linker.
+// The one exception of the Torch-free core, and the macro that throws it. module.cpp turns `kind` into the Python class
+// (ConfigError, CodecError, CommError). The files of one instruction set do not include this: std::string code that was
+// compiled with AVX flags must not reach the linker.
 // A message reads `where: what must hold, got what; what to do.`
 #pragma once
 

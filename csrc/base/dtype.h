@@ -1,5 +1,5 @@
-// Element types that codecs and flat memory understand. Torch-free; the torch side maps its
-// ScalarType onto this in collectives/two_shot.cpp. Not a type system: only what a gradient can be.
+// The element types of gradients, which codecs and flat memory understand. Torch-free; collectives/two_shot.cpp maps
+// torch's ScalarType to them.
 #pragma once
 
 #include <cstdint>

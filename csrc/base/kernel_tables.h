@@ -1,5 +1,5 @@
-// Which table of kernels is used: one is compiled for each instruction set (the cpu_*.cpp of codec/, optim/ and shm/), and
-// the widest that the CPU has is taken, unless a test selects another by name.
+// The choice among tables of kernels. Each instruction set has one (cpu_*.cpp of adasum/, codec/, optim/ and shm/); the
+// widest that the CPU can run is used, unless a test selects another by name.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace gossamer {
 
-// Kernels is a table with a `name`. Those that a build lacks are null.
+// `Kernels` is a struct with a `name`. A table that the build lacks is null.
 template <class Kernels>
 class KernelTables {
  public:
@@ -19,7 +19,7 @@ class KernelTables {
 
   const Kernels& selected() const { return *selected_.load(std::memory_order_acquire); }
 
-  // Null for a name that is unknown, or that this CPU or build cannot run.
+  // Null for an unknown name, and for a table that this CPU or build cannot run.
   const Kernels* find(const char* name) const {
     for (const Kernels* table : {scalar_, avx2_, avx512_}) {
       if (table != nullptr && strcmp(name, table->name) == 0) return table;

@@ -1,7 +1,6 @@
-// Lane types: `width` floats that an arithmetic header handles as one value. Scalar is one float, on the
-// host and on a CUDA thread; Avx2 and Avx512 hold 32. All share one interface and give equal bits:
-// nothing here contracts, reorders or approximates. Not a maths library: only what the codecs need.
-// Included by codec/*.h, flat/ and the drivers of codec/.
+// Lane types: `width` floats that an arithmetic header handles as one value. Scalar is one float, on the host and on a
+// CUDA thread; Avx2 and Avx512 hold 32. All have one interface and give equal bits: nothing here contracts, reorders or
+// approximates. Not a maths library: it holds what the codecs need. Included by codec/*.h, flat/ and codec/'s drivers.
 #pragma once
 
 #include <cstdint>
@@ -73,7 +72,7 @@ HD float float_from_half(uint16_t half) {
 // Round to nearest even; NaN must be kNanBits, whose low half is zero.
 HD uint32_t bfloat_from_bits(uint32_t bits) { return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; }
 
-// A bijection of 32 bits (the lowbias32 of Chris Wellons' hash prospector), where numbers differ by position.
+// A bijection of 32 bits (the lowbias32 of Chris Wellons' hash prospector), for numbers that differ by position.
 constexpr uint32_t kScramble1 = 0x7feb352d, kScramble2 = 0x846ca68b;
 HD uint32_t scramble(uint32_t x) {
   x = (x ^ (x >> 16)) * kScramble1;
@@ -94,7 +93,7 @@ struct Scalar {
   static HD F load(const Bfloat* p) { return bit_cast<float>(uint32_t{p->bits} << 16); }
   static HD I load(const int8_t* p) { return *p; }
   static HD I load(const uint8_t* p) { return *p; }
-  // Code i of those packed `bits` to the code, lowest first. `i` is a multiple of the lane's width.
+  // Code i of codes packed in `bits` bits each, lowest first. `i` is a multiple of the lane's width.
   template <int bits>
   static HD I load_packed(const uint8_t* codes, int64_t i) {
     return codes[i * bits / 8] >> (i * bits % 8) & ((1 << bits) - 1);
@@ -108,7 +107,7 @@ struct Scalar {
   }
   static HD void store(int8_t* p, I x) { *p = static_cast<int8_t>(x); }
   static HD void store(uint8_t* p, I x) { *p = static_cast<uint8_t>(x); }
-  // Codes are stored in order: the first of a byte clears the rest of it.
+  // Codes are stored in order: the first code of a byte clears the rest of the byte.
   template <int bits>
   static HD void store_packed(uint8_t* codes, int64_t i, I x) {
     uint8_t& byte = codes[i * bits / 8];
@@ -172,7 +171,7 @@ struct Scalar {
   static HD int32_t reduce_min(I x) { return x; }
   static HD int32_t reduce_max(I x) { return x; }
 
-  // Bits of |x|: ordered as |x| is, Inf and then NaN on top.
+  // The bits of |x|. They are ordered as |x| is, with Inf and then NaN on top.
   static HD I magnitude(F x) { return bit_cast<int32_t>(x) & 0x7fffffff; }
   // An integer ordered as x is: -NaN, -Inf, ..., -0, +0, ..., Inf, NaN. Its own inverse.
   static HD I ordered(F x) { return bit_cast<int32_t>(x) ^ ((bit_cast<int32_t>(x) >> 31) & 0x7fffffff); }

@@ -1,5 +1,5 @@
-// Row sizes, and the choice among the CPU kernels. The kernels themselves are compiled once per instruction
-// set in cpu_*.cpp. Called by everyone who holds wire memory; the only place where a Spec is checked.
+// Row sizes, and the choice among the CPU kernels, which cpu_*.cpp compile for each instruction set. Called by everyone who
+// holds wire memory. The only place where a Spec is checked.
 #define GOSSAMER_ISA layout
 #include "codec/codec.h"
 

@@ -15,14 +15,14 @@
 
 namespace gossamer::codec {
 
-// One line per codec in codec_list.h gives the names and the arithmetic.
+// codec_list.h gives each kind its arithmetic.
 enum class Kind : int { identity = 0, bf16 = 1, fp16 = 2, int8 = 3, minmax_u8 = 4, int4 = 5, onebit = 6 };
 
 struct Spec {
   Kind kind;
   Dtype dtype;    // of the tensor that is encoded and decoded
   int64_t block;  // elements that share one set of statistics; 1 where there are none
-  // Of the random numbers that codecs with stochastic rounding (int8, int4) draw; 0 rounds to nearest.
+  // The key of the random numbers for stochastic rounding (int8, int4); 0 rounds to nearest.
   uint64_t key = 0;
 };
 
@@ -35,7 +35,7 @@ struct Rows {
   int64_t numel;  // <= rows * row_numel
 };
 
-// Rows of wire memory that are read: one after the other, or each where `each` says, such as in other ranks' memory.
+// Rows of wire memory to read: contiguous from `first`, or each at its own address, such as in other ranks' memory.
 struct WireRows {
   HD WireRows(const uint8_t* first) : first(first), each(nullptr) {}
   HD explicit WireRows(const uint8_t* const* each) : first(nullptr), each(each) {}
@@ -43,19 +43,19 @@ struct WireRows {
     return each != nullptr ? each[r] : first + r * row_bytes;
   }
   const uint8_t* first;
-  const uint8_t* const* each;  // on the host, also for a CUDA call: which then copies it
+  const uint8_t* const* each;  // an array on the host, also for a CUDA call, which copies it
 };
 
 // Wire bytes of one row. A multiple of 16, so that rows stay aligned; 0 for an empty row.
 int64_t row_bytes(const Spec& spec, int64_t row_numel);
 
-// Whether one set of statistics spans a whole row; reduce_encode then needs scratch.
+// Whether one set of statistics spans a whole row. reduce_encode then needs scratch.
 bool has_row_statistics(const Spec& spec);
 
 struct Kernels {
   const char* name;  // "scalar", "avx2", "avx512"
 
-  // Random numbers depend on the key, the row's number and the element's place in the row, and on nothing else.
+  // Random numbers depend on the key, the row's number and the element's place in the row, and on nothing else. So:
   // x[numel] of dtype `source` (spec.dtype, or accumulate_dtype(spec.dtype)) -> wire[rows * row_bytes].
   void (*encode)(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire);
 
@@ -63,24 +63,23 @@ struct Kernels {
   void (*decode)(const Spec& spec, const WireRows& wire, const Rows& rows, void* out);
 
   // acc[row_numel] (accumulate_dtype) += the rows of `wire`, added in row order 0, 1, ...
-  // Here the rows are the same chunk as seen by every rank: only the first `valid` elements of each row hold
-  // data.
+  // The rows are the same chunk as seen by every rank: only the first `valid` elements of each row hold data.
   void (*decode_add)(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
                      void* acc);
 
-  // The fused middle of the two-shot: sum the rows as decode_add does (starting from zero), multiply by
-  // `scale`, encode as one row into out[row_bytes]. `scratch` holds row_numel elements of accumulate_dtype
-  // for codecs whose statistics span the row, else it may be null. Its random numbers are not those of any row
-  // that `encode` writes with the same key.
+  // The fused middle of the two-shot: sums the rows as decode_add does (starting from zero), multiplies by `scale`, and
+  // encodes the result as one row into out[row_bytes]. `scratch` holds row_numel elements of accumulate_dtype for codecs
+  // whose statistics span the row; otherwise it may be null. The random numbers differ from those of every row that
+  // `encode` writes with the same key.
   void (*reduce_encode)(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel,
                         int64_t valid, double scale, uint8_t* out, void* scratch);
 
-  // The same two with error feedback, a few elements at a time, which stay in cache. spec.dtype is f32 or f64.
-  // error[numel] of that += x[numel], of dtype `source`, one that accumulates in spec.dtype; it is encoded as `encode`
-  // does; and then it holds what the wire leaves out, 0 where that is not finite.
+  // encode and reduce_encode with error feedback, a few elements at a time, which stay in cache. spec.dtype is f32 or f64.
+  // error[numel] (spec.dtype) += x[numel], whose dtype `source` accumulates in spec.dtype. The sum is encoded as `encode`
+  // does. Then error holds what the wire left out, and 0 where that is not finite.
   void (*encode_with_error)(const Spec& spec, Dtype source, const void* x, void* error, const Rows& rows,
                             uint8_t* wire);
-  // error[valid] += what the wire leaves out of the result, divided by `scale`. Random numbers are those of row 0.
+  // error[valid] += what the wire left out of the result, divided by `scale`. Random numbers are those of row 0.
   void (*reduce_encode_with_error)(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel,
                                    int64_t valid, double scale, uint8_t* out, void* scratch, void* error);
 };

@@ -48,7 +48,7 @@ void check_wire(const char* where, const void* wire) {
                  ": wire memory must be 16-byte aligned, got ", wire);
 }
 
-// body(rows as an argument of a kernel).
+// body(the rows as a kernel's argument).
 template <class Body>
 void with_rows(const char* where, const WireRows& wire, int64_t rows, Body body) {
   if (wire.each == nullptr) {
@@ -154,7 +154,7 @@ void decode_add(const Spec& spec, const WireRows& wire, int64_t rows, int64_t ro
   check_launch("decode_add");
 }
 
-// `scratch` is not needed here: the sum is computed twice, out of cache the second time.
+// `scratch` is not used: the sum is computed twice, the second time from cache.
 void reduce_encode(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
                    double scale, uint8_t* out, void*, cudaStream_t stream) {
   check_wire("reduce_encode", out);

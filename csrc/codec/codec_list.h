@@ -19,8 +19,8 @@
   CODEC(int4, Int4)            \
   CODEC(onebit, OneBit)
 
-// body(Codec{}) for the codec and element type that `spec` names; nothing for an unknown one
-// (row_bytes has refused it before).
+// Calls body(Codec{}) for the codec and element type that `spec` names. Does nothing for an unknown one, which row_bytes
+// refuses before.
 #define GOSSAMER_CASE_CODEC(kind_, Codec)             \
   case codec::Kind::kind_:                            \
     switch (spec.dtype) {                             \

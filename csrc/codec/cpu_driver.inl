@@ -37,7 +37,7 @@ struct Layout {
         header_bytes(Codec::header_bytes(row_numel, spec.block)),
         row_bytes(codec::row_bytes(spec, row_numel)) {}
 
-  // Where code i lies, the first of its byte.
+  // The byte of code i, where code i is the first of its byte.
   template <class Byte>
   auto codes(Byte* row, int64_t i) const {
     using Code = std::conditional_t<std::is_const_v<Byte>, const typename Codec::Code, typename Codec::Code>;
@@ -45,7 +45,7 @@ struct Layout {
   }
 };
 
-// Code i, or a lane of codes from it, counted from `codes`, the first of its byte.
+// Code i, or a lane of codes from it. `codes` is the byte of the first code, from which i counts.
 template <class Codec, class Lane>
 HD auto load_codes(const typename Codec::Code* codes, int64_t i) {
   if constexpr (Codec::kCodeBits < 8)
@@ -83,7 +83,7 @@ auto observe(const Source* x, int64_t count) {
   return stats;
 }
 
-// In the order that layout.h defines.
+// Sums in the order that layout.h defines.
 template <class Codec, class Source>
 Sum summed(const Source* x, int64_t count) {
   using Lane = LaneOf<Codec>;
@@ -109,7 +109,7 @@ typename Codec::Params params_of(const Source* x, int64_t count, const Noise& no
     return Codec::finish(observe<Codec>(x, count));
 }
 
-// Elements from `begin` of a row, by their random numbers or, without noise, to nearest.
+// Codes of the elements from `begin` of a row: rounded by random numbers, or to nearest without noise.
 template <class Codec, bool kNoise, class Source>
 void quantise(typename Codec::Params params, const Source* x, int64_t begin, int64_t count,
               const Noise& noise, typename Codec::Code* codes) {
@@ -156,7 +156,7 @@ void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, i
   }
 }
 
-// Zeroes what a row of `valid` elements leaves unwritten. Runs before the header is written.
+// Zeroes the bytes of a row of `valid` elements that nothing else writes. Runs before the header is written.
 template <class Codec>
 void clear_unused(const Layout<Codec>& layout, int64_t valid, uint8_t* row) {
   memset(row, 0, layout.header_bytes);
@@ -181,7 +181,7 @@ void dequantise(typename Codec::Params params, const typename Codec::Code* codes
   for (; i < count; ++i) put(Tail{}, i);
 }
 
-// Elements [begin, begin + count) of one row into out[0, count), stored or added.
+// Decodes elements [begin, begin + count) of one row and stores them in out[0, count), or adds them.
 template <class Codec, bool kAdd, class Out>
 void decode_range(const Layout<Codec>& layout, const uint8_t* row, int64_t begin, int64_t count, Out* out) {
   if constexpr (Codec::kRaw && !kAdd) {
@@ -217,7 +217,7 @@ void add_to_error(const Source* x, int64_t count, Sum* error) {
   for (; i < count; ++i) Tail::add_to(error + i, Tail::load(x + i));
 }
 
-// keep(i, what a row leaves out of values[i]) for elements [begin, begin + count) of it, which values are.
+// keep(i, rest) for elements [begin, begin + count) of a row; rest is what the row leaves out of values[i].
 template <class Codec, class Sum, class Keep>
 void each_rest(const Layout<Codec>& layout, const uint8_t* row, int64_t begin, int64_t count,
                const Sum* values, const Keep& keep) {
@@ -229,13 +229,13 @@ void each_rest(const Layout<Codec>& layout, const uint8_t* row, int64_t begin, i
   }
 }
 
-// A NaN or Inf has been seen by everyone; kept, it would come back in every later step.
+// All ranks have seen this NaN or Inf. If it were kept, it would come back in every later step.
 template <class Sum>
 HD Sum finite_or_zero(Sum x) {
   return x - x == 0 ? x : 0;
 }
 
-// One NaN for all: which of two NaNs a sum keeps differs between devices.
+// Makes every NaN the same NaN: which of two NaNs a sum keeps differs between devices.
 template <class Lane, class Sum>
 void scale_sums(Sum* sums, int64_t count, Sum scale) {
   using Tail = typename Lane::Tail;
@@ -245,7 +245,7 @@ void scale_sums(Sum* sums, int64_t count, Sum scale) {
   for (; i < count; ++i) Tail::store(sums + i, Tail::quiet(Tail::mul(Tail::load(sums + i), scale)));
 }
 
-// Elements that are encoded at a time, whole groups: those that a few passes find in L1, where groups allow it.
+// The number of elements that are encoded at a time: whole groups, few enough for L1 where groups allow it.
 template <class Codec>
 int64_t tile_of(const Layout<Codec>& layout) {
   if (Codec::kStatistics == Statistics::none) return kTile;

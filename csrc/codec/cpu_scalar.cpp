@@ -1,4 +1,4 @@
-// codec.h compiled for the base instruction set; the compiler may still use what that has (SSE2, NEON).
+// codec.h compiled for the base instruction set; the compiler may use its vectors (SSE2, NEON).
 // Flags: -O3 -ffp-contract=off. Chosen by codec.cpp where nothing wider runs.
 #define GOSSAMER_ISA scalar
 #include "base/lanes.h"

@@ -1,7 +1,7 @@
-// codec.h on a CUDA stream: the same functions, the same arithmetic headers, the same bytes.
-// Every call is one kernel launch, three where statistics span a row of more than 32768 elements (minmax_u8),
-// none for empty input. Wire memory is 16-byte aligned. Rows that lie each somewhere are kMaxEach at most: their
-// addresses travel as an argument of the kernel. Nothing synchronises with the host.
+// codec.h on a CUDA stream: the same functions, the same arithmetic headers, the same bytes. Every call is one kernel
+// launch, or three where statistics span a row of more than 32768 elements (minmax_u8), or none for empty input. Wire
+// memory is 16-byte aligned. At most kMaxEach rows may have addresses of their own: the addresses travel as an argument
+// of the kernel. Nothing synchronises with the host.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 
 namespace gossamer::codec::cuda {
 
-constexpr int kMaxEach = 72;  // as many ranks as torch's symmetric memory takes
+constexpr int kMaxEach = 72;  // the most ranks that torch's symmetric memory takes
 
 void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uint8_t* wire,
             cudaStream_t stream);

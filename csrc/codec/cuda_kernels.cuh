@@ -25,7 +25,7 @@ struct Layout {
   int64_t row_numel, group, groups, header_bytes, row_bytes;
 };
 
-// Wire rows that are read: one after the other, or each somewhere. Arguments of a kernel.
+// Wire rows to read: contiguous, or each at its own address. Arguments of a kernel.
 struct InARow {
   const uint8_t* first;
   __device__ const uint8_t* row(int64_t r, int64_t row_bytes) const { return first + r * row_bytes; }
@@ -50,7 +50,7 @@ __device__ void add_rows(const Layout& layout, const Wire& wire, int64_t rows, i
   }
 }
 
-// What is encoded: rows of a tensor ...
+// The source of what is encoded: rows of a tensor ...
 template <class Codec_, class T>
 struct TensorRows {
   using Codec = Codec_;
@@ -68,7 +68,7 @@ struct TensorRows {
   }
 };
 
-// ... or the scaled sum of wire rows, computed anew at each look: cheaper than storing it.
+// ... or the scaled sum of wire rows. It is computed again at each access, which is cheaper than storing it.
 template <class Codec_, class Wire>
 struct SumOfRows {
   using Codec = Codec_;
@@ -100,7 +100,7 @@ __device__ auto value_of(const typename Source::Element& x) {
     return value;
 }
 
-// The statistics of elements [begin, end) of a row, known to every thread of the team.
+// The statistics of elements [begin, end) of a row; every thread of the team gets them.
 template <int kTeam, class Source>
 __device__ auto observe(const Source& source, int64_t row, int64_t group, int64_t begin, int64_t end) {
   using Codec = typename Source::Codec;
@@ -126,7 +126,7 @@ __device__ auto observe(const Source& source, int64_t row, int64_t group, int64_
   }
   if constexpr (kTeam > kWarp) {  // the team is the thread block
     __shared__ Stats of_warps[kTeam / kWarp];
-    __syncthreads();  // the previous group's readers are done
+    __syncthreads();  // wait for the readers of the previous group
     if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = stats;
     __syncthreads();
     for (int w = 0; w < kTeam / kWarp; ++w) stats = Codec::merge(stats, of_warps[w]);
@@ -134,7 +134,7 @@ __device__ auto observe(const Source& source, int64_t row, int64_t group, int64_
   return stats;
 }
 
-// The sum of elements [begin, end) of a row in the order that layout.h defines, known to every thread of the warp.
+// The sum of elements [begin, end) of a row, in the order that layout.h defines; every thread of the warp gets it.
 template <class Source>
 __device__ Sum summed(const Source& source, int64_t row, int64_t group, int64_t begin, int64_t end) {
   using Codec = typename Source::Codec;
@@ -181,7 +181,7 @@ __device__ auto quantised(const typename Source::Codec::Params& params, const ty
   return Codec::template quantise<Lane>(params, value_of<Source>(x));
 }
 
-// Codes of elements [begin, end) of a row, zeros from `end` up to `slots`. Where threads share bytes, slots - begin
+// Codes of elements [begin, end) of a row, and zeros from `end` to `slots`. Where threads share bytes, slots - begin
 // is a multiple of 128, so that warps stay whole.
 template <int kTeam, class Source>
 __device__ void quantise(const Source& source, typename Source::Codec::Params params, int64_t row,
@@ -209,7 +209,7 @@ __device__ void quantise(const Source& source, typename Source::Codec::Params pa
   }
 }
 
-// A team's piece of a row, and the slots of code it owns: the last piece owns the padding.
+// One team's piece of a row, and the code slots that the team writes. The last piece writes the padding too.
 struct Piece {
   int64_t row, index, begin, end, slots;
 };
@@ -227,7 +227,7 @@ __device__ void clear_header_padding(const Layout& layout, int64_t entry_bytes, 
   for (int64_t i = layout.groups * entry_bytes + rank; i < layout.header_bytes; i += team) row[i] = 0;
 }
 
-// One group: statistics, header, codes. Row r draws the random numbers of row first_row + r.
+// Encodes one group: statistics, header, codes. Row r draws the random numbers of row first_row + r.
 template <int kTeam, class Source>
 __global__ void encode_groups(Source source, Layout layout, int64_t items, uint64_t key, int64_t first_row,
                               uint8_t* wire) {
@@ -251,8 +251,8 @@ __global__ void encode_groups(Source source, Layout layout, int64_t items, uint6
   }
 }
 
-// The same for statistics that span a long row, in three launches: `parts` partial statistics a row, left
-// where its codes will be; the header; the codes.
+// The same where statistics span a long row, in three launches. The first leaves `parts` partial statistics of each row
+// where the row's codes will be; the second writes the header; the third writes the codes.
 template <int kTeam, class Source>
 __global__ void observe_parts(Source source, Layout layout, int64_t part_numel, uint8_t* wire) {
   using Stats = typename Source::Codec::template Stats<Scalar>;

@@ -17,7 +17,7 @@ struct alignas(kPack * sizeof(T) < 16 ? kPack * sizeof(T) : 16) Pack {
   T v[kPack];
 };
 
-// p[0, left) up to a pack; zeros beyond.
+// Loads p[0, left), at most one pack; the rest of the pack is zero.
 template <class T>
 __device__ Pack<T> load_pack(const T* p, int64_t left, bool aligned) {
   if (left >= kPack && aligned) return *reinterpret_cast<const Pack<T>*>(p);
@@ -44,8 +44,8 @@ __device__ bool is_aligned(const T* p) {
   return reinterpret_cast<uintptr_t>(p) % alignof(Pack<T>) == 0;
 }
 
-// Codes i, i + 1, ... of a pack, `left` of them before the row's end. `codes` is 16-byte aligned and i a multiple
-// of kPack. Codes that share bytes are unpacked: the pack beyond `left` is then what the padding holds.
+// Codes i, i + 1, ... of a pack; `left` of them lie before the row's end. `codes` is 16-byte aligned, and i is a multiple
+// of kPack. Codes that share bytes are unpacked; beyond `left` the pack then holds what the padding holds.
 template <class Codec>
 __device__ Pack<typename Codec::Code> load_codes(const uint8_t* codes, int64_t i, int64_t left) {
   using Code = typename Codec::Code;
@@ -65,7 +65,7 @@ __device__ Pack<typename Codec::Code> load_codes(const uint8_t* codes, int64_t i
   }
 }
 
-// The reverse. Two threads share a byte of single bits: the even one writes it, and the whole warp must be here.
+// Stores a pack. Two threads share a byte of single bits: the even one writes it, so the whole warp must call this.
 template <class Codec>
 __device__ void store_codes(uint8_t* codes, int64_t i, const Pack<typename Codec::Code>& pack, int64_t left) {
   using Code = typename Codec::Code;

@@ -1,6 +1,6 @@
-// Four bits an element and one bfloat16 scale a block: x ~ level(code) * scale. The 16 levels k (6 + |k|),
-// k = -8 ... 7, lie closer together near zero, where most of a gradient is: at 4.5 bits that makes three
-// quarters of the error of even steps where tails are heavy, and no more on normal values.
+// Four bits an element and one bfloat16 scale a block: x ~ level(code) * scale. The 16 levels k (6 + |k|), k = -8 ... 7,
+// lie closer together near zero, where most values of a gradient are. At 4.5 bits this gives three quarters of the error
+// of evenly spaced levels for heavy tails, and no more error for normal values.
 // The element of largest magnitude takes level -112, so the scale has the opposite sign. Row: [scales, padded
 // to 16 bytes][codes k + 8, low half of a byte first, padded to 16 bytes]. A block that holds Inf or NaN decodes
 // to NaN and touches no other. Listed in codec_list.h; the contract is in layout.h.
@@ -24,9 +24,8 @@ struct Int4 : BfloatScales, Extremes {
   struct Params {
     float scale, lift, inverse;
   };
-  // Of two extremes of equal magnitude the positive one counts. Stochastic rounding must not clamp, or its mean
-  // would be off: there the largest magnitude takes level -91, on either side, and the scale is rounded away
-  // from zero.
+  // Of two extremes of equal magnitude the positive one counts. Stochastic rounding must not clamp, because clamping would
+  // shift its mean. So the largest magnitude then takes level -91, on either side, and the scale is rounded away from zero.
   static HD Params finish(Stats<Scalar> stats, bool stochastic) {
     constexpr float two_to_100 = 1267650600228229401496703205376.0f;
     if (!is_finite(stats)) return {bit_cast<float>(kNanBits), 1.0f, 0.0f};
@@ -43,7 +42,7 @@ struct Int4 : BfloatScales, Extremes {
   static HD Params read(const uint8_t* row, int64_t group) { return {read_scale(row, group), 0.0f, 0.0f}; }
   static HD bool is_blank(Params params) { return params.inverse == 0.0f; }
 
-  // The nearest level: midway between the levels of j and j + 1, sqrt(|v| + 9 - 1/4) - 3 is j + 1/2.
+  // The nearest level. Midway between levels j and j + 1, sqrt(|v| + 9 - 1/4) - 3 is j + 1/2.
   template <class Lane>
   static HD typename Lane::I quantise(Params params, typename Lane::F x) {
     const typename Lane::F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);
@@ -51,7 +50,7 @@ struct Int4 : BfloatScales, Extremes {
     return code_of<Lane>(Lane::rint(Lane::sub(root, 3.0f)), v);
   }
 
-  // One of the levels around |v|, the upper with the probability that makes the mean |v|. `u` lies in (0, 1).
+  // One of the two levels around |v|: the upper with the probability that makes the mean |v|. `u` lies in (0, 1).
   template <class Lane>
   static HD typename Lane::I quantise(Params params, typename Lane::F x, typename Lane::F u) {
     const typename Lane::F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);
@@ -62,7 +61,7 @@ struct Int4 : BfloatScales, Extremes {
     return code_of<Lane>(Lane::add(j, Lane::less(Lane::mul(u, gap), rest)), v);
   }
 
-  // + 0: level 0 of a negative scale is a negative zero otherwise.
+  // The + 0: level 0 of a negative scale would otherwise be a negative zero.
   template <class Lane>
   static HD typename Lane::F dequantise(Params params, typename Lane::I code) {
     const typename Lane::F k = Lane::sub(Lane::to_float(code), 8.0f);

@@ -17,7 +17,7 @@ struct Int8 : BfloatScales {
   static constexpr bool kSummed = false;
   static constexpr bool kStochastic = true;
 
-  // Magnitudes as integers: their order is that of |x|, and Inf and NaN come out on top.
+  // Magnitudes as integers: they are ordered as |x| is, with Inf and NaN on top.
   template <class Lane>
   struct Stats {
     typename Lane::I absmax;
@@ -38,14 +38,14 @@ struct Int8 : BfloatScales {
     return {Scalar::max_int(x.absmax, y.absmax)};
   }
 
-  // code = rint((x * lift) * inverse). lift is a power of two that keeps 127 / peak finite and normal
-  // for blocks of tiny values, denormals included; both products of an ordinary block are the plain ones.
+  // code = rint((x * lift) * inverse). lift is a power of two that keeps 127 / peak finite and normal for blocks of tiny
+  // values, denormals included. It is 1 for ordinary blocks.
   struct Params {
     float peak, scale, lift, inverse;
   };
-  // Rounded to nearest, a peak lies at most 1/256 below the largest magnitude, whose code stays below 127.5. Up
-  // where that is not so, among denormals, and where even the largest must not lie above 127: stochastic rounding
-  // would clamp it, and its mean would be off. The largest bfloat16 keeps a peak next to the largest float32 finite.
+  // A peak rounded to nearest lies at most 1/256 below the largest magnitude, whose code stays below 127.5. The peak is
+  // rounded up in two cases: among denormals, where that bound does not hold; and for stochastic rounding, where clamping
+  // a value above 127 would shift the mean. The largest bfloat16 keeps a peak near the largest float32 finite.
   static HD Params finish(Stats<Scalar> stats, bool stochastic) {
     constexpr float two_to_100 = 1267650600228229401496703205376.0f;
     constexpr uint32_t smallest_normal = 0x00800000, largest = 0x7f7f;
@@ -69,7 +69,7 @@ struct Int8 : BfloatScales {
   static HD typename Lane::I quantise(Params params, typename Lane::F x) {
     return Lane::to_int(Lane::mul(Lane::mul(x, params.lift), params.inverse));
   }
-  // The rounding of `inverse` may carry the largest magnitude a little beyond 127: hence the clamp.
+  // The rounding of `inverse` may lift the largest magnitude a little above 127, so the result is clamped.
   template <class Lane>
   static HD typename Lane::I quantise(Params params, typename Lane::F x, typename Lane::F u) {
     const typename Lane::F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);

@@ -1,5 +1,5 @@
-// What the codec headers share: a row is [header][codes][padding], and what a codec must provide.
-// Included by the codec headers only; the drivers (cpu_driver.inl, codec_cuda.cu) know nothing else.
+// What the codec headers share: a row is [header][codes][padding]; and what a codec must provide. Included by the codec
+// headers only. The drivers (cpu_driver.inl, codec_cuda.cu) know codecs through these members alone.
 //
 // A codec is a struct template over the tensor's element type T with
 //   Tensor, Value      T, and the type its values pass through (float; double keeps float64)
@@ -7,18 +7,18 @@
 //   kAlign             the row's codes are padded to this many bytes
 //   kEntryBytes        what `write` fills for each group, from the start of the header
 //   kStatistics        what one set of Params covers: nothing, a block, a row
-//   kBlockMultiple     of which a block must be a multiple, where there are blocks
+//   kBlockMultiple     a block must be a multiple of it, where there are blocks
 //   kStochastic        rounds by random numbers if the call has a key
 //   kRoundsFirst       values are rounded to T before anything else looks at them
 //   kRaw               codes are the bytes of T: equal types are copied
 //   header_bytes       of one row
 //   Stats, observe, collapse, merge, finish    values -> Params, in any order, with one result
-//   kSummed            instead: `finish` takes the Sum of `summand`s, whose order is defined below
+//   kSummed            instead: `finish` takes the Sum of the `summand`s, added in the order below
 //   write, read        Params <-> header
-//   is_blank           every code of the group is zero, whatever quantise would say
+//   is_blank           every code of the group is zero; quantise is not called
 //   quantise, dequantise
-// With kStochastic, finish is told whether the call rounds stochastically, and there is a second quantise, which
-// takes a random number in (0, 1) too.
+// With kStochastic, finish gets whether the call rounds stochastically, and a second quantise takes a random number in
+// (0, 1) as well.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +36,9 @@ using Accumulate = std::conditional_t<std::is_same_v<T, double>, double, float>;
 HD int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 HD int64_t round_up(int64_t x, int64_t multiple) { return ceil_div(x, multiple) * multiple; }
 
-// How values are summed, so that every device gets the same bits: partial sum p, in float64, takes the elements at
-// p, p + 128, p + 256, ... of the group, in that order; then, for w = 64, 32, ..., 1, sum p takes sum p + w for all
-// p < w. What remains in sum 0 is the result.
+// The order of a sum, so that every device gets the same bits. Partial sum p, in float64, adds the elements p, p + 128,
+// p + 256, ... of the group, in that order. Then, for w = 64, 32, ..., 1, sum p adds sum p + w for all p < w. The result is
+// sum 0.
 constexpr int kPartialSums = 128;
 struct Sum {
   double value;
@@ -51,7 +51,7 @@ HD int64_t group_numel(int64_t row_numel, int64_t block) {
   return Codec::kStatistics == Statistics::block && block < row_numel ? block : row_numel;
 }
 
-// Bytes of the first `count` codes; a byte that they share with others counts.
+// Bytes of the first `count` codes. A byte shared with later codes counts as a whole.
 template <class Codec>
 HD int64_t code_bytes(int64_t count) {
   return ceil_div(count * Codec::kCodeBits, 8);
@@ -63,7 +63,7 @@ HD int64_t bytes_of_row(int64_t row_numel, int64_t block) {
   return Codec::header_bytes(row_numel, block) + round_up(code_bytes<Codec>(row_numel), Codec::kAlign);
 }
 
-// The part of a codec that keeps no statistics.
+// The base of codecs without statistics.
 struct Stateless {
   static constexpr Statistics kStatistics = Statistics::none;
   static constexpr int64_t kBlockMultiple = 1;
@@ -105,7 +105,7 @@ struct Stateless {
   }
 };
 
-// The part of a codec whose header is an array of Entry, one a block.
+// The base of codecs whose header is an array of Entry, one for each block.
 template <class Entry>
 struct Blocks {
   static constexpr Statistics kStatistics = Statistics::block;
@@ -119,7 +119,7 @@ struct Blocks {
   }
 };
 
-// Scales that are bfloat16 values, one a block.
+// Scales that are bfloat16 values, one for each block.
 struct BfloatScales : Blocks<uint16_t> {
  protected:
   static HD void write_scale(float scale, uint8_t* row, int64_t group) {

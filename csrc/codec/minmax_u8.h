@@ -1,7 +1,7 @@
 // Bagua's MinMaxUInt8, slot for slot: a 32-byte header (min, max in the tensor's type, then zeros) and one
 // byte an element padded to 32. The grid is anchored at zero, so zeros stay zeros where the row spans zero.
-// One departure: codes are also clamped from below, where Bagua's wrap around (rows far from zero).
-// Inf or NaN poisons its row. Listed in codec_list.h; the contract is in layout.h.
+// One departure: codes are also clamped from below; Bagua's wrap around in rows far from zero. Inf or NaN poisons its row.
+// Listed in codec_list.h; the contract is in layout.h.
 #pragma once
 
 #include "codec/layout.h"
@@ -49,7 +49,7 @@ struct MinMaxU8 : Extremes {
   }
   static HD bool is_blank(Params params) { return params.scale != params.scale; }
 
-  // max before min, and max's zero where the value is NaN (a constant row above 1e29: Inf - Inf).
+  // max before min: max turns a NaN (a constant row above 1e29: Inf - Inf) into its zero.
   template <class Lane>
   static HD typename Lane::I quantise(Params params, typename Lane::F x) {
     const typename Lane::F level = Lane::min(Lane::rint(Lane::mul(x, params.scale)), params.upper);

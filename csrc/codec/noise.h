@@ -10,7 +10,7 @@
 
 namespace gossamer::GOSSAMER_ISA {
 
-constexpr int64_t kReducedRow = -1;  // the row number of what reduce_encode writes: no row of a matrix has it
+constexpr int64_t kReducedRow = -1;  // the row number of reduce_encode's output; no row of a matrix has it
 
 // The finaliser of splitmix64 (Steele, Lea, Flood 2014), one step from x: a bijection of 64 bits.
 HD uint64_t mix64(uint64_t x) {

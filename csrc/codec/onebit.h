@@ -1,7 +1,7 @@
-// One bit an element, its sign, and one bfloat16 scale a block, the mean of |x|: x ~ +-scale. A zero has the sign
-// +. Row: [scales, padded to 16 bytes][signs, 1 for x < 0, lowest bit first, padded to 16 bytes]. The mean's order
-// of summation is the drivers' (kSummed in layout.h), so its bits are equal everywhere. A block that holds Inf or
-// NaN decodes to NaN and touches no other. Listed in codec_list.h; the contract is in layout.h.
+// One bit an element, its sign, and one bfloat16 scale a block, the mean of |x|: x ~ +-scale. A zero has the sign +.
+// Row: [scales, padded to 16 bytes][signs, 1 for x < 0, lowest bit first, padded to 16 bytes]. The drivers sum the mean in
+// one order (kSummed in layout.h), so its bits are equal everywhere. A block that holds Inf or NaN decodes to NaN and
+// touches no other. Listed in codec_list.h; the contract is in layout.h.
 #pragma once
 
 #include "codec/layout.h"

@@ -1,4 +1,4 @@
-// The two-shot all-reduce with error feedback: what a codec leaves out is added to the next call. See two_shot.h.
+// The two-shot all-reduce with error feedback: what a codec leaves out is added in the next call. See two_shot.h.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -15,8 +15,8 @@ namespace gossamer {
 namespace two_shot {
 namespace {
 
-// The values of one call, and what the device does with them. Where its kernels keep the error themselves, each pass over
-// a few elements finds them in cache; elsewhere it is one pass over all after the other.
+// The values and the error of one call. Where the device's kernels update the error themselves, each pass handles a few
+// elements that stay in cache; elsewhere each step is a pass over all elements.
 class Owed {
  public:
   Owed(const DeviceKernels& kernels, const at::Tensor& x, const at::Tensor& error, const codec::Rows& rows)
@@ -24,7 +24,7 @@ class Owed {
     if (!fused() || !same_type()) decoded_ = at::empty_like(error_);
   }
 
-  // The piece of x and of what is owed to the wire.
+  // Encodes the piece of x plus its error into `wire`.
   void encode(const codec::Spec& spec, const Piece& piece, uint8_t* wire) {
     if (fused()) {
       const observe::Span span("encode", "codec", rows_.rows * piece.row_bytes);
@@ -41,7 +41,7 @@ class Owed {
     encode_piece(kernels_, spec, error_, rows_, piece, wire);
   }
 
-  // When all of it is on its way.
+  // To be called when the whole piece is encoded.
   void encoded(const codec::Spec& spec, const Piece& piece, uint8_t* wire) {
     if (fused()) return;
     decode_piece(kernels_, spec, wire, rows_, piece, decoded_);
@@ -50,8 +50,8 @@ class Owed {
     });
   }
 
-  // `received` summed and encoded for all. What that loses joins what this rank, from whose row `begin` on they are, has
-  // left out of its own part of the sum.
+  // Sums `received`, scales, and encodes the result for all ranks. This rank owns the result, from row element `begin` on:
+  // what its encoding leaves out is added to this rank's error.
   void reduce(const codec::Spec& spec, const codec::WireRows& received, const Piece& piece, int64_t begin,
               int64_t filled, double scale, const at::Tensor& sum, uint8_t* out) {
     const observe::Span span("reduce", "codec", piece.row_bytes);
@@ -70,7 +70,7 @@ class Owed {
     mine.add_(part.narrow(0, 0, filled).sub_(result), 1.0 / scale);
   }
 
-  // A NaN or Inf has been seen by everyone; kept, it would come back in every later step.
+  // All ranks have seen this NaN or Inf. If it were kept, it would come back in every later step.
   void forget_what_is_not_finite() {
     if (!fused()) error_.nan_to_num_(0.0, 0.0, 0.0);
   }
@@ -91,7 +91,7 @@ class Owed {
     return bytes_of(x) + element * static_cast<int64_t>(x.element_size());
   }
 
-  // Of what the piece has of x.
+  // Calls `call` for each row of the piece that has elements of x.
   template <class Call>
   void each_row(const Piece& piece, const Call& call) const {
     for (int64_t row = 0; row < rows_.rows; ++row) {
@@ -116,7 +116,7 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
   const int64_t n = comm.size();
   const int64_t numel = x.numel();
   if (numel == 0) return;
-  auto spec = codec.spec(error.scalar_type());  // wide all the way: no rounding that the error does not see
+  auto spec = codec.spec(error.scalar_type());  // float32 or float64 throughout: the error sees every rounding
   const int64_t chunk = chunk_numel(numel, comm.chunks(), spec.block);
   const auto call = [chunk](const Around::Part& part, int64_t begin, int64_t length) {
     if (part) part(chunk, begin, length);

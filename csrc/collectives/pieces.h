@@ -1,4 +1,4 @@
-// The kernels' encode and decode for one piece of a matrix whose rows travel in pieces. Used by the two-shots.
+// Encode and decode for one piece of a matrix whose rows travel in pieces. Used by the two-shots.
 #pragma once
 
 #include "device_kernels.h"

@@ -81,7 +81,7 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
   const int64_t row_bytes = codec::row_bytes(spec, chunk);
   const int64_t valid = std::clamp<int64_t>(numel - comm.rank() * chunk, 0, chunk);
   const codec::Rows rows{n, chunk, numel};
-  // Uncoded chunks that fill whole rows are sent from, and gathered into, the tensor itself.
+  // Uncoded chunks that fill whole rows are sent from the tensor itself, and gathered into it.
   const bool whole_rows = exact && n * row_bytes == static_cast<int64_t>(x.nbytes());
   const at::Tensor whole = whole_rows ? as_bytes(x) : at::Tensor();
   const RowsPtr way =

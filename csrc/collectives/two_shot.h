@@ -11,38 +11,38 @@
 
 namespace gossamer {
 
-// Where an encoding stands in a collective; each has random numbers of its own.
+// The place of an encoding in a collective. Each place draws its own random numbers.
 enum class Phase : uint64_t { alone = 0, first = 1, reduced = 2 };
 
-// What a codec object in Python holds: the spec without the dtype, which the tensor brings.
+// What a Python codec object holds: the spec without the dtype, which comes from the tensor.
 struct CodecChoice {
   codec::Kind kind;
   int64_t block;
-  bool stochastic = false;  // round by random numbers, made from `seed` and what `key` is told
+  bool stochastic = false;  // round by random numbers, made from `seed` and the arguments of `key`
   uint64_t seed = 0;
 
   uint64_t key(uint64_t nonce, Phase phase, int rank) const;  // of codec::Spec; 0 unless stochastic
   bool is_divisible() const;                                  // see Shape in route/rows.h
-  // Throws PythonError(codec) for a dtype it cannot encode. The key is 0, which decoding does not look at.
+  // Throws PythonError(codec) for a dtype that the codec cannot encode. The key is 0; decoding does not use it.
   codec::Spec spec(at::ScalarType type) const;
 };
 
 Dtype to_dtype(at::ScalarType type, const char* where);
 
-// With a stochastic codec, ranks and the two encodings of a value draw different random numbers; calls draw
-// different ones where `nonce` differs.
+// With a stochastic codec, each rank and each of the two encodings of a value draws its own random numbers. Calls draw
+// different numbers if their `nonce` differs.
 namespace two_shot {
 
-// x (contiguous, any size) becomes scale * sum over ranks, in place. By hosts where comm is.
+// x (contiguous, any size) becomes scale * sum over ranks, in place. The sum goes by hosts where comm has hosts.
 void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale, Scratch& scratch,
                 uint64_t nonce = 0, const Around& around = {});
 
-// x becomes the sum over ranks: by the group's own all-reduce, or exactly by hosts. NCCL knows its hosts itself.
+// x becomes the sum over ranks: by the group's own all-reduce, or exactly by hosts. NCCL handles its hosts itself.
 void all_reduce(Communicator& comm, at::Tensor x, Scratch& scratch);
 
-// As through a codec, for what that leaves out: `error` (contiguous, x.numel() elements, float32 or, for float64 tensors,
-// float64) is this rank's memory of it, zero at first. It is added to x before encoding and then holds what was left
-// out, by this rank of its own values and of its chunk of the result. Defined in feedback.cpp.
+// The same with error feedback. `error` (contiguous, x.numel() elements, float32, or float64 for float64 tensors) is this
+// rank's memory, zero at first. It is added to x before encoding. Afterwards it holds what encoding left out of this
+// rank's values and of its chunk of the result. Defined in feedback.cpp.
 void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Tensor x, double scale,
                            Scratch& scratch, uint64_t nonce, at::Tensor error, const Around& around = {});
 
