@@ -1,5 +1,5 @@
-// The CPU table and the registry behind device_kernels.h. The CUDA table registers itself from ops_cuda.cu,
-// which is only part of CUDA builds.
+// The CPU table and the registry behind device_kernels.h. ops_cuda.cu, which only CUDA builds compile, registers the CUDA
+// table.
 #include "device_kernels.h"
 
 #include <ATen/Parallel.h>
@@ -20,20 +20,20 @@ std::array<std::optional<DeviceKernels>, kDeviceTypes>& tables() {
   return instance;
 }
 
-constexpr int64_t kThreadNumel = 32768;  // fewer elements are not worth a thread; torch's own measure
+constexpr int64_t kThreadNumel = 32768;  // a thread for fewer elements does not pay; torch's own limit
 
-// body(begin, end) on torch's threads, for parts of the elements of all segments. An update takes the caller's
-// time, unlike the codecs, which run beside it on the engine's thread.
+// body(begin, end) on torch's threads, for ranges of the elements of all segments. The caller waits for an update; codecs
+// run beside the caller, on the engine's thread, and get no threads.
 template <class Body>
 void on_threads(const optim::Segment* segments, int64_t count, const Body& body) {
   int64_t numel = 0;
   for (const optim::Segment* s = segments; s != segments + count; ++s) numel += s->numel;
-  // at::parallel_for also sets up the calling thread's share of threads, which MKL goes by from then on.
+  // at::parallel_for also sets the calling thread's share of threads, which MKL uses from then on.
   if (numel <= kThreadNumel) return body(0, numel);
   at::parallel_for(0, numel, kThreadNumel, body);
 }
 
-// The instruction set can be changed by tests, so the CPU table looks it up at each call.
+// Tests can change the instruction set, so the CPU table looks it up at each call.
 const DeviceKernels kCpu{
     [](const codec::Spec& spec, Dtype source, const void* x, const codec::Rows& rows, uint8_t* wire) {
       codec::kernels().encode(spec, source, x, rows, wire);

@@ -18,7 +18,7 @@ struct DeviceKernels {
                      int64_t valid, void* acc);
   void (*reduce_encode)(const codec::Spec&, const codec::WireRows& wire, int64_t rows, int64_t row_numel,
                         int64_t valid, double scale, uint8_t* out, void* scratch);
-  // Null where the device's memory is quick enough for one pass after the other, as that of CUDA is.
+  // Null where the device's memory is fast enough for separate passes, as CUDA's is.
   void (*encode_with_error)(const codec::Spec&, Dtype source, const void* x, void* error, const codec::Rows&,
                             uint8_t* wire);
   void (*reduce_encode_with_error)(const codec::Spec&, const codec::WireRows& wire, int64_t rows,
@@ -30,7 +30,7 @@ struct DeviceKernels {
   void (*sum_rows)(Dtype, const flat::RowSum&, double scale);
   void (*adam)(Dtype, const optim::Adam&, const optim::Segment*, int64_t count);
   void (*sgd)(Dtype, const optim::Sgd&, const optim::Segment*, int64_t count);
-  bool (*is_capturing)();  // what is launched now goes into a graph, and is run later
+  bool (*is_capturing)();  // launches now go into a graph, and run later
 };
 
 // Throws PythonError(config) for a device type that this build has no kernels for.

@@ -1,5 +1,5 @@
-// The Python side of errors.h: looks the classes up in gossamer.errors. Called while an exception crosses
-// into Python, with the GIL held.
+// The Python side of errors.h: finds the classes in gossamer.errors. Called while an exception crosses into Python, with
+// the GIL held.
 #include "errors.h"
 
 #include <pybind11/pybind11.h>

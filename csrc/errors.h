@@ -1,6 +1,6 @@
-// Errors of the torch side: C++ exceptions that arrive in Python as gossamer.errors classes, also when they
-// cross torch's autograd engine (which only knows torch::PyTorchError). Not used by the Torch-free core,
-// whose gossamer::Error is translated in module.cpp.
+// Errors of the torch side: C++ exceptions that become gossamer.errors classes in Python, even across torch's autograd
+// engine, which knows only torch::PyTorchError. The Torch-free core does not use them; module.cpp translates its
+// gossamer::Error.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ class PythonError : public torch::PyTorchError {
   ErrorKind kind;
 };
 
-// Python's own, for misuse that programs expect as such.
+// Python's AssertionError, for misuse that programs expect to raise it.
 class AssertionError : public torch::PyTorchError {
  public:
   explicit AssertionError(std::string message) : torch::PyTorchError(std::move(message)) {}

@@ -9,7 +9,7 @@
 
 namespace gossamer {
 
-// Of the floating-point types that flat/ and codec/ compute with.
+// The kernels' type, if it is a floating-point type that flat/ and codec/ compute with.
 inline std::optional<Dtype> float_dtype(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return Dtype::f32;

@@ -1,5 +1,5 @@
-// gossamer._C: the native classes as Python sees them. Only binding: arguments are checked and documented in the
-// Python faces. Everything that can block releases the GIL.
+// gossamer._C: the native classes as Python sees them. Only binding; the Python faces check and document arguments.
+// Everything that can block releases the GIL.
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 
@@ -29,7 +29,7 @@ using namespace gossamer;
 namespace {
 
 using Release = py::call_guard<py::gil_scoped_release>;
-using KeepComm = py::keep_alive<0, 1>;  // what is pending needs its communicator
+using KeepComm = py::keep_alive<0, 1>;  // a pending operation needs its communicator
 
 void translate_errors() {
   py::register_exception_translator([](std::exception_ptr pointer) {
@@ -122,7 +122,7 @@ void bind_collectives(py::module_& module) {
              return CodecChoice{static_cast<codec::Kind>(kind), block, stochastic, seed};
            }),
            py::arg("kind"), py::arg("block"), py::arg("stochastic") = false, py::arg("seed") = 0)
-      // Of an encoding outside of collectives; signed, as torch.ops.gossamer takes it.
+      // The key of an encoding outside of collectives; signed, as torch.ops.gossamer takes it.
       .def_property_readonly("key", [](const CodecChoice& codec) {
         return static_cast<int64_t>(codec.key(0, Phase::alone, 0));
       });
@@ -143,7 +143,7 @@ void bind_collectives(py::module_& module) {
   module.def("swap_rows", &swap_rows, py::arg("comm"), py::arg("out"), py::arg("x"), Release());
   module.def("gather_rows", &gather_rows, py::arg("comm"), py::arg("out"), py::arg("x"), Release());
   module.def("piece_bytes", [](Communicator& comm) { return Route::of(comm).pace().piece_bytes(); });
-  // False, and nothing has happened, where x is not contiguous.
+  // Returns false, and does nothing, if x is not contiguous.
   module.def(
       "sum",
       [](Communicator& comm, const at::Tensor& x) {
@@ -153,7 +153,7 @@ void bind_collectives(py::module_& module) {
         return true;
       },
       py::arg("comm"), py::arg("x"), Release());
-  // across(communicator, part, scale, error) makes of part scale * its sum over the hosts.
+  // across(communicator, part, scale, error) replaces part by scale * its sum over the hosts.
   module.def(
       "sum_by_hosts",
       [](ByHosts& comm, const at::Tensor& x, double scale, int64_t block,

@@ -19,7 +19,7 @@ namespace py = pybind11;
 namespace gossamer {
 namespace {
 
-// Of a process, never freed: detached threads use it to the end.
+// The state of one process. Never freed: detached threads use it to the end.
 struct Everyone {
   const pid_t owner = getpid();
   std::mutex mutex;
@@ -29,7 +29,7 @@ struct Everyone {
 
 std::atomic<Everyone*> everyone_here{nullptr};
 
-// A forked child gets its own, whose mutex nobody holds.
+// A forked child gets a state of its own, because a thread of the parent may hold the mutex of the old one for ever.
 Everyone& everyone() {
   Everyone* known = everyone_here.load();
   while (!known || known->owner != getpid()) {
@@ -49,7 +49,7 @@ struct Answer {
 struct AsideStore::Desk {
   explicit Desk(c10::intrusive_ptr<c10d::Store> origin) : store(std::move(origin)) {}
 
-  // Each request once, in order; ends when the AsideStore has gone.
+  // Carries out each request once, in order. Ends when the AsideStore is gone.
   void work() {
     c10::setThreadName("gossamer-store");
     std::unique_lock<std::mutex> lock(all.mutex);
@@ -77,7 +77,7 @@ struct AsideStore::Desk {
   }
 
   Everyone& all = everyone();
-  c10::intrusive_ptr<c10d::Store> store;  // the thread's alone
+  c10::intrusive_ptr<c10d::Store> store;  // used by the thread alone
   bool own = false;
   bool closed = false;
   std::deque<std::pair<Request, std::shared_ptr<Answer>>> requests;
@@ -89,7 +89,7 @@ AsideStore::AsideStore(c10::intrusive_ptr<c10d::Store> store)
 }
 
 AsideStore::~AsideStore() {
-  if (desk_->all.owner != getpid()) {  // a forked child has no such thread, and must not touch its connection
+  if (desk_->all.owner != getpid()) {  // a forked child lacks the thread, and must not touch its connection
     (void)desk_->store.release();
     return;
   }
@@ -112,7 +112,7 @@ void AsideStore::ask(Request request) {
 }
 
 int64_t AsideStore::add(const std::string& key, int64_t value) {
-  const auto result = std::make_shared<int64_t>(0);  // the asker may have left
+  const auto result = std::make_shared<int64_t>(0);  // the asker may have left before it is set
   ask([=](c10d::Store& store) { *result = store.add(key, value); });
   return *result;
 }

@@ -1,6 +1,6 @@
-// A store whose requests are carried out by a thread of its own that never needs the interpreter. A Python thread that
-// comes back from native code into an interpreter that ends takes the process down, and whoever hosts a store may be
-// stopped for as long as it likes: so who waits here can be told to leave. Used by the stall watch.
+// A store whose requests run on a thread of its own, which never needs the interpreter. A Python thread that returns from
+// native code while the interpreter ends takes the process down, and the process that hosts a store may be stopped for any
+// time. So a thread that waits here can be told to leave. Used by the stall watch.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,11 +15,11 @@
 
 namespace gossamer {
 
-// All methods block without the GIL until the store has answered, and throw std::runtime_error with the store's reason,
-// or because of leave(). Any thread may call them.
+// All methods block without the GIL until the store has answered. They throw std::runtime_error with the store's reason,
+// or after leave(). Any thread may call them.
 class AsideStore {
  public:
-  // Asks a clone of it, made at the first request: who waits in a store holds up all others with the same connection.
+  // Sends requests through a clone of `store`, made at the first one: a wait blocks everyone on the same connection.
   explicit AsideStore(c10::intrusive_ptr<c10d::Store> store);
   AsideStore(const AsideStore&) = delete;
   AsideStore& operator=(const AsideStore&) = delete;
@@ -30,7 +30,7 @@ class AsideStore {
   bool check(const std::vector<std::string>& keys);
   std::vector<std::string> get(const std::vector<std::string>& keys);
 
-  // Whoever waits in any store of this kind leaves it now, and nobody waits again.
+  // Ends the waits in all stores of this class; later requests throw.
   static void leave();
 
  private:

@@ -1,6 +1,6 @@
-// A communicator that knows which of its ranks share a host: all ranks, those of this host, and those that carry the same
-// part of a sum from host to host. Its own operations are those of all ranks; route/hosts.h makes sums of the levels.
-// "Host" means any island of ranks that are close to each other.
+// A communicator that knows which of its ranks share a host. It has three levels: all ranks; the ranks of this host; and
+// the ranks that carry the same part of a sum from host to host. Its own operations are those of all ranks; route/hosts.h
+// makes sums of the levels. "Host" means any island of ranks that are close to each other.
 #pragma once
 
 #include <vector>
@@ -11,18 +11,18 @@ namespace gossamer {
 
 class ByHosts : public Forwarding {
  public:
-  // `inside`: the ranks of this host, in their order. `across`: the ranks with this one's place in every host; null where
-  // the smallest host has no rank in this one's place. `hosts`: the ranks of each.
+  // `inside`: the ranks of this host, in their order. `across`: the ranks with this rank's place in every host; null where
+  // the smallest host has no such place. `hosts`: the ranks of each host.
   ByHosts(CommunicatorPtr world, CommunicatorPtr inside, CommunicatorPtr across,
           std::vector<std::vector<int>> hosts);
 
-  // Memory that the ranks of this host read in each other, where they can.
+  // Memory that the ranks of this host read in each other, where the host's communicator has such memory.
   at::Tensor allocate(int64_t bytes) override { return inside_->allocate(bytes); }
   ByHosts* by_hosts() override { return this; }
   int64_t chunks() const override { return carriers_ * static_cast<int64_t>(hosts_.size()); }
 
   std::string capture_refusal() const override;
-  // On all levels: what another level has told already, where that is why this rank fails. So it goes from level to level.
+  // Tells all levels. If another level already knows the reason of this failure, that reason is told: so it spreads.
   void announce_failure(const std::string& what = kFailed) noexcept override;
   void tell(const std::string& text) noexcept override;
   std::string trouble() noexcept override;
@@ -41,7 +41,7 @@ class ByHosts : public Forwarding {
   }  // ranks of each host that carry a part: all of the smallest host
   int64_t largest_host() const { return largest_; }  // its ranks
 
-  // Memory from allocate() of at least so many bytes, for a tensor that does not lie in such; kept. Collective on this host.
+  // At least `bytes` of memory from allocate(), kept between calls, for a tensor outside such memory. Collective on the host.
   at::Tensor stage(int64_t bytes);
 
  private:

@@ -1,5 +1,5 @@
-// Calls into c10d::Backend; see c10d.h. Byte counts are what this rank's own algorithm-independent share is:
-// every byte that leaves this rank for another, as the backend's operation is defined (a ring for all-reduce).
+// Calls into c10d::Backend; see c10d.h. Byte counts are every byte that this rank sends to other ranks by the definition of
+// the operation (a ring for all-reduce), whatever algorithm the backend uses.
 #include "comm/c10d.h"
 
 #include <ATen/ops/empty_like.h>
@@ -62,8 +62,8 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   }
 }
 
-// The same memory without a Python object. A backend's thread may drop the last reference to a tensor when the
-// interpreter is already ending, and must not need the GIL for it.
+// The same memory without a Python object. A backend's thread may drop the last reference to a tensor while the
+// interpreter ends, and must not need the GIL for that.
 std::vector<at::Tensor> detached(const at::Tensor& x) { return {x.tensor_data()}; }
 
 }  // namespace
@@ -87,11 +87,11 @@ C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at
 }
 
 C10dCommunicator::~C10dCommunicator() {
-  // The backend joins its threads, and one of them may be waiting for the GIL to free a tensor's Python object.
+  // The backend joins its threads. One of them may wait for the GIL, to free a tensor's Python object.
   std::optional<pybind11::gil_scoped_release> release;
   if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
   if (gave_up_ || leaves_unfinished() || getpid() != owner_) {
-    // Leaked: a thread that sits in the operation until its timeout would be joined; a forked child has no threads.
+    // Leaked. The destructor would join a thread that waits for the operation's timeout; a forked child has no threads.
     backend_.release();
   } else {
     backend_.reset();
@@ -107,7 +107,7 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
   try {
     start(works);
   } catch (const std::exception& error) {
-    // Refused before anything was sent, an unsupported dtype for example: the group is as good as before.
+      // Refused before anything was sent, for example an unsupported dtype: the group still works.
     throw PythonError(ErrorKind::comm, std::string(operation) + " of " + readable_bytes(bytes) +
                                            " was refused on rank " + place() + ": " +
                                            first_line(error.what()));
@@ -153,8 +153,8 @@ PendingPtr C10dCommunicator::reduce_scatter(at::Tensor out, at::Tensor x, Reduce
                });
 }
 
-// What torch's own reduce-scatter on Gloo does; but the work that it returns takes no timeout, so whoever waits for it
-// would not learn of a failure.
+// Does what torch's own reduce-scatter on Gloo does. The work that torch's returns takes no timeout, so a waiter would not
+// learn of a failure.
 PendingPtr C10dCommunicator::reduce_and_take_own(at::Tensor out, const at::Tensor& x, ReduceOp op) {
   const int64_t bytes = static_cast<int64_t>(x.nbytes());
   if (out.numel() * size() != x.numel() || out.dtype() != x.dtype()) {
@@ -253,7 +253,7 @@ PendingPtr C10dCommunicator::exchange(const std::vector<Swap>& swaps) {
     sent += x_bytes;
   }
   std::function<void()> finish;
-  if (!device_.is_cpu() && backend_->getBackendName() != "nccl") {  // no other sends a device's memory
+  if (!device_.is_cpu() && backend_->getBackendName() != "nccl") {  // only NCCL sends a device's memory
     std::vector<std::pair<at::Tensor, at::Tensor>> landed;
     for (auto& [tensors, source] : incoming) {
       landed.emplace_back(tensors[0], at::empty_like(tensors[0], at::kCPU));
@@ -265,11 +265,11 @@ PendingPtr C10dCommunicator::exchange(const std::vector<Swap>& swaps) {
     };
   }
   const auto post = [&](auto& works) {
-    // NCCL deadlocks unless they are one group.
+    // NCCL deadlocks unless the messages form one group.
     const bool grouped = backend_->supportsCoalescing() && incoming.size() + outgoing.size() > 0;
     if (grouped) backend_->startCoalescing();
-    // Receives first: Gloo tells the sender of each by the same connection, where that would come behind a message that
-    // this rank has begun to send. Then one direction would not begin before the other has ended.
+    // Receives first. Gloo announces each receive to its sender over the same connection as its messages: behind a message
+    // already begun, the announcement would wait, and one direction would start only after the other has ended.
     for (auto& [tensors, source] : incoming) works.push_back(backend_->recv(tensors, source, 0));
     for (auto& [tensors, to] : outgoing) works.push_back(backend_->send(tensors, to, 0));
     if (grouped) works = {backend_->endCoalescing()};

@@ -23,8 +23,8 @@ class GossamerBackend;
 
 class C10dCommunicator : public Communicator {
  public:
-  // `store` (may be null) serves the roll call after a failure; `name` keys it and is equal on all ranks. `ranks`: what
-  // errors call them, for some ranks of a larger group; empty: by their numbers here.
+  // `store` (may be null) serves the roll call after a failure. `name` is its key prefix, equal on all ranks. `ranks`: what
+  // errors call the ranks, for a part of a larger group; empty: errors use the ranks' numbers in this group.
   C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at::Device device,
                    c10::intrusive_ptr<c10d::Store> store, std::string name, std::vector<int> ranks = {});
   ~C10dCommunicator() override;
@@ -57,21 +57,21 @@ class C10dCommunicator : public Communicator {
   // Waits for a work, and gives up once another rank of the group has failed.
   void wait(c10d::Work& work);
 
-  // Takes works that nobody will wait for, such as those behind one that has failed.
+  // Keeps works that nobody will wait for, such as those queued after one that failed.
   void leave(std::vector<c10::intrusive_ptr<c10d::Work>> works);
 
   // Throws PythonError(comm) for an operation that the backend refused or lost.
   [[noreturn]] void fail(const char* operation, int64_t bytes, const std::exception& error);
 
  private:
-  // What there is to say of an error beside its reason; the other ranks get to know of it.
+  // What is known about an error's cause, to be added to its message. The other ranks are told.
   std::string who_is_to_blame(const std::string& reason);
   // The ranks whose connection to this one is broken.
   std::vector<int> disconnected();
   int name_of(int rank) const { return ranks_.empty() ? rank : ranks_.at(static_cast<size_t>(rank)); }
   std::string place() const;  // "1/4", "2 of ranks 0, 2"
   std::string listed(const std::vector<int>& ranks) const;
-  // Says which ranks do not answer, by the store and not by the broken backend. Waits a few seconds at most.
+  // Finds which ranks do not answer, through the store and not the broken backend. Waits a few seconds at most.
   std::string roll_call();
 
   template <class Start>
@@ -89,10 +89,10 @@ class C10dCommunicator : public Communicator {
   std::vector<int> ranks_;
   GossamerBackend* shared_memory_;  // backend_ if it is one; else null
   bool gloo_;
-  bool async_;  // false where an operation costs less than handing it to another thread
+  bool async_;  // false if running an operation costs less than handing it to a thread
   std::atomic<bool> gave_up_{false};
   std::once_flag looking_;
-  std::unique_ptr<Lookout> lookout_;  // for waits for single messages
+  std::unique_ptr<Lookout> lookout_;  // ends waits for single messages
   std::mutex left_mutex_;
   std::vector<c10::intrusive_ptr<c10d::Work>> left_;
   pid_t owner_ = getpid();

@@ -1,4 +1,4 @@
-// What c10d.h does when an operation, or another rank, fails: who waits learns of it, and the error names who is silent.
+// c10d.h's handling of failures: a waiting rank learns of another's failure, and the error names the silent ranks.
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -15,9 +15,9 @@ namespace {
 constexpr auto kRollCallTimeout = std::chrono::milliseconds(3000);
 constexpr auto kRollCallPoll = std::chrono::milliseconds(20);
 constexpr auto kFailurePoll = std::chrono::milliseconds(200);
-constexpr int kProbeTag = 0x676f73;  // of no message
+constexpr int kProbeTag = 0x676f73;  // no message has this tag
 
-// What another rank has said, "rank 1 has ..."; empty if none has. Throws if the store does not answer.
+// What another rank has announced, "rank 1 has ..."; empty if none has. Throws if the store does not answer.
 std::string announced(c10d::Store& store, const std::string& key) {
   if (!store.check({key})) return {};
   const auto text = store.get(key);
@@ -26,8 +26,8 @@ std::string announced(c10d::Store& store, const std::string& key) {
 
 }  // namespace
 
-// A rank that dies breaks its neighbours' operations at once, but those who wait for a neighbour would wait for
-// the whole timeout. So whoever fails says so in the store, and whoever waits looks there five times a second.
+// A rank that dies breaks the operations of its neighbours at once; ranks that wait for a neighbour would wait for the
+// whole timeout. So a rank that fails writes it into the store, and a waiting rank looks there five times a second.
 void C10dCommunicator::wait(c10d::Work& work) {
   if (!store_ || !gloo_) {
     work.wait();
@@ -86,7 +86,7 @@ std::string C10dCommunicator::key(const std::string& leaf) const { return "gossa
 
 void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
   const std::string reason = first_line(error.what());
-  if (shared_memory_) throw PythonError(ErrorKind::comm, reason);  // which names the operation and the ranks
+  if (shared_memory_) throw PythonError(ErrorKind::comm, reason);  // the reason names the operation and the ranks
   std::ostringstream message;
   message << operation << " of " << readable_bytes(bytes) << " failed on rank " << place() << ": " << reason
           << who_is_to_blame(reason);
@@ -101,9 +101,9 @@ std::string C10dCommunicator::who_is_to_blame(const std::string& reason) {
       what = announced(*store_, key("failed"));
     }
   } catch (const std::exception&) {
-    // Whoever hosts the store is gone; the connections tell of it.
+    // The process that hosts the store is gone; broken connections show it.
   }
-  // When an operation times out, Gloo closes this rank's connections, and the others say that they have lost those.
+  // When an operation times out, Gloo closes this rank's connections, and the other ranks report those as lost.
   if (reason.find("imed out") == std::string::npos && reason.find("timeout") == std::string::npos) {
     if (!what.empty()) return reason == what ? "" : "; " + what;
     if (const auto lost = listed(disconnected()); !lost.empty()) {
@@ -118,10 +118,10 @@ std::string C10dCommunicator::who_is_to_blame(const std::string& reason) {
 void C10dCommunicator::tell(const std::string& text) noexcept {
   try {
     if (shared_memory_) return shared_memory_->announce(text);
-    if (!store_ || !announced(*store_, key("failed")).empty()) return;  // the first one knows best
+    if (!store_ || !announced(*store_, key("failed")).empty()) return;  // the first reason stays
     store_->set(key("failed"), std::vector<uint8_t>(text.begin(), text.end()));
   } catch (const std::exception&) {
-    // Whoever hosts the store is gone; the others will notice that.
+    // The process that hosts the store is gone; the other ranks will notice that.
   }
 }
 
@@ -134,7 +134,7 @@ std::string C10dCommunicator::trouble() noexcept {
   }
 }
 
-// Gloo refuses a receive at once where the connection is broken. Where it is not, nobody sends with this tag.
+// Gloo refuses a receive at once where the connection is broken. Where it is not, nothing arrives: no message has this tag.
 std::vector<int> C10dCommunicator::disconnected() {
   std::vector<int> broken;
   for (int peer = 0; gloo_ && peer < size(); ++peer) {

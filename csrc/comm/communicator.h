@@ -1,5 +1,5 @@
-// The communicator: moves bytes between the ranks of one group, knows no codec and no bucket. Implemented by
-// c10d.h, and by symmetric.h around that; used by collectives/ and engine/. There is no hidden default group.
+// The communicator: moves bytes between the ranks of one group, and knows no codec and no bucket. Implemented by c10d.h,
+// and by symmetric.h around that; used by collectives/ and engine/. There is no hidden default group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ namespace gossamer {
 
 enum class ReduceOp : int { sum = 0, max = 1, min = 2, product = 3 };
 
-// One operation in flight. wait() blocks the host for CPU groups, the current stream for NCCL; it throws
+// One operation in flight. wait() blocks the host for CPU groups, and the current stream for NCCL; it throws
 // PythonError(comm) with the operation, its size and the ranks that have gone silent.
 class Pending {
  public:
@@ -23,7 +23,7 @@ class Pending {
 };
 using PendingPtr = std::unique_ptr<Pending>;
 
-// One message to rank `to` and one from rank `source`; of an undefined or empty tensor there is none.
+// One message to rank `to` and one from rank `source`. An undefined or empty tensor stands for no message.
 struct Swap {
   at::Tensor out, x;
   int to, source;
@@ -49,50 +49,50 @@ class Communicator {
   virtual PendingPtr reduce_scatter(at::Tensor out, at::Tensor x, ReduceOp op = ReduceOp::sum) = 0;
   virtual PendingPtr all_gather(at::Tensor out, at::Tensor x) = 0;  // out is size() parts of x
   virtual PendingPtr all_to_all(at::Tensor out, at::Tensor x) = 0;  // equal parts
-  // uint8 [n], as long as each rank likes: x is x_bytes[i] for rank i, out is out_bytes[i] from rank i, in rank order.
+  // uint8 [n], any length on each rank. x holds x_bytes[i] for rank i; out gets out_bytes[i] from rank i, in rank order.
   virtual PendingPtr all_to_all_unequal(at::Tensor out, at::Tensor x, std::vector<int64_t> out_bytes,
                                         std::vector<int64_t> x_bytes) = 0;
   virtual PendingPtr broadcast(at::Tensor x, int source) = 0;       // in place
   virtual PendingPtr exchange(const std::vector<Swap>& swaps) = 0;  // all at once
 
-  // Whether it reduces int16, uint16 and uint32 too, and not only what Gloo and NCCL do.
+  // Whether the group reduces int16, uint16 and uint32 besides what Gloo and NCCL reduce.
   virtual bool reduces_every_integer() const { return false; }
 
-  // Zero-filled memory for a bucket that this group's wire can reach; 64-byte aligned.
+  // Zero-filled memory for a bucket, which this group's transport can reach; 64-byte aligned.
   virtual at::Tensor allocate(int64_t bytes);
 
-  // Whether memory from allocate() is read by all ranks in each other.
+  // Whether all ranks read each other's memory from allocate().
   virtual bool shares_memory() const { return false; }
-  // The memory of all ranks that x lies in, if allocate() made it and they read it in each other; else null.
+  // The memory of all ranks that holds x, if allocate() made it and the ranks read each other's; else null.
   virtual PeerBlock* peers_of(const at::Tensor& /*x*/) { return nullptr; }
 
   // This communicator, if sums go through its hosts; else null.
   virtual ByHosts* by_hosts() { return nullptr; }
-  // The parts of a sum that a rank of its own computes each, on its way.
+  // The number of parts of a sum that are each computed by one rank.
   virtual int64_t chunks() const { return size(); }
 
-  // Whether its bytes go through sockets of the host, which a long message may keep busy: see route/pace.h.
+  // Whether its bytes go through the host's sockets, which a long message may keep busy: see route/pace.h.
   virtual bool uses_sockets() const { return false; }
 
-  // Why a CUDA graph cannot hold what this group does; empty if it can.
+  // Why a CUDA graph cannot hold this group's operations; empty if it can.
   virtual std::string capture_refusal() const { return "its group is not known to work in a graph"; }
 
-  // Lets the ranks that wait for this one know, as far as the group can, that they wait in vain. `what`: what this rank has
-  // done, for the errors of the others: "rank 1 has <what>".
+  // Tells the ranks that wait for this one, as far as the group can, that they wait in vain. Their errors say
+  // "rank 1 has <what>", so `what` is what this rank has done.
   virtual void announce_failure(const std::string& what = kFailed) noexcept {
     tell("rank " + std::to_string(rank()) + " has " + what);
   }
-  // The same in other words. The first that is told stays.
+  // The same with a whole sentence. The first text stays.
   virtual void tell(const std::string& /*text*/) noexcept {}
-  // What was told, or is known of a rank that is lost; empty while all is well.
+  // The text that was told, or what is known of a lost rank; empty while all is well.
   virtual std::string trouble() noexcept { return {}; }
 
   // Payload bytes this rank has handed to other ranks since construction.
   virtual uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
-  // And has taken from them.
+  // Payload bytes that this rank has taken from other ranks since construction.
   virtual uint64_t bytes_received() const { return bytes_received_.load(std::memory_order_relaxed); }
 
-  // What went another way than by its own operations: through memory.
+  // Adds bytes that did not go through the group's operations but through memory.
   void count(int64_t sent, int64_t received) {
     bytes_sent_.fetch_add(static_cast<uint64_t>(sent), std::memory_order_relaxed);
     bytes_received_.fetch_add(static_cast<uint64_t>(received), std::memory_order_relaxed);

@@ -1,5 +1,5 @@
-// A communicator that is made of another: its ranks and operations are the other's. Those derived from it add memory that
-// ranks read in each other, or levels.
+// A communicator made of another one, whose ranks and operations it has. Derived classes add memory that ranks read in
+// each other, or levels.
 #pragma once
 
 #include <utility>

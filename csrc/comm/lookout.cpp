@@ -1,4 +1,4 @@
-// See lookout.h. The thread is detached, as the store that it asks may be that of a stopped process.
+// See lookout.h. The thread is detached, because the process that hosts its store may be stopped.
 #include "comm/lookout.h"
 
 #include <c10/util/thread_name.h>
@@ -47,7 +47,7 @@ struct Lookout::Post {
   const pid_t owner = getpid();
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<c10d::Work*> waited_for;  // not freed before their waiter has had the mutex
+  std::vector<c10d::Work*> waited_for;  // alive until their waiter has had the mutex
   std::string failed;
   bool closed = false;
 };

@@ -1,5 +1,5 @@
-// Gloo's wait for one message takes no time limit without breaking the connection. This ends such waits when another rank
-// says that it has failed: a thread that asks so five times a second. One a communicator, from its first such wait on.
+// Ends waits for single messages when another rank announces a failure. Gloo cannot limit the time of such a wait without
+// breaking the connection. So a thread asks five times a second; each communicator has one, from its first such wait on.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -12,8 +12,8 @@ namespace gossamer {
 
 class Lookout {
  public:
-  // `failed` returns what another rank has said, or nothing. It may block, and is not called after the end of this; what it
-  // throws counts as a failure.
+  // `failed` returns what another rank has announced, or nothing. It may block. It is not called after this object is
+  // gone. An exception from it counts as a failure.
   explicit Lookout(std::function<std::string()> failed);
   Lookout(const Lookout&) = delete;
   Lookout& operator=(const Lookout&) = delete;

@@ -19,7 +19,7 @@ namespace gossamer {
 namespace {
 
 constexpr int64_t kAlignmentBytes = 16;
-constexpr int64_t kTextBytes = 400;  // of what a rank tells the others
+constexpr int64_t kTextBytes = 400;  // of the problem that a rank tells the others
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -76,7 +76,7 @@ std::pair<at::Tensor, PeerBlock> SymmetricCommunicator::new_block(int64_t bytes)
   const c10::OptionalDeviceGuard guard(device());
   std::optional<PeerBlock> block;
   at::Tensor memory;
-  // A rank that has failed must not leave the others in torch's rendezvous.
+  // If this rank fails, the others must not stay in torch's rendezvous: so the ranks agree before it, and after it.
   for (const bool joining : {false, true}) {
     std::string problem;
     try {
@@ -94,7 +94,7 @@ std::pair<at::Tensor, PeerBlock> SymmetricCommunicator::new_block(int64_t bytes)
 }
 
 void SymmetricCommunicator::free_unused() {
-  std::map<const void*, PeerBlock> unused;  // freed after the mutex is: torch waits for the device
+  std::map<const void*, PeerBlock> unused;  // freed after the mutex is released: torch waits for the device
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto it = blocks_.begin(); it != blocks_.end();) {
     const auto next = std::next(it);
@@ -114,9 +114,9 @@ at::Tensor SymmetricCommunicator::allocate(int64_t bytes) {
   return memory.narrow(0, 0, bytes);
 }
 
-// The map's entries stay where they are while they live.
+// Entries of the map keep their address as long as they exist.
 PeerBlock* SymmetricCommunicator::peers_of(const at::Tensor& x) {
-  free_unused();  // of an earlier plan of buckets, in the first step of a new one
+  free_unused();  // frees the memory of an earlier plan in the first step of a new one
   const std::lock_guard<std::mutex> lock(mutex_);
   auto found = blocks_.upper_bound(x.data_ptr());
   if (found == blocks_.begin()) return nullptr;

@@ -1,6 +1,5 @@
-// A communicator whose ranks share one host and read each other's buckets in place, on CUDA devices: what it allocates
-// is symmetric memory. Its operations are those of the communicator that it is made of; what can be done in the memory
-// itself is done by route/.
+// A communicator whose ranks share one host and read each other's buckets in place, on CUDA devices: allocate() returns
+// symmetric memory. Its operations are those of the communicator that it is made of; route/ works in the memory itself.
 #pragma once
 
 #include <map>
@@ -39,7 +38,7 @@ class SymmetricCommunicator : public Forwarding {
 
   CommunicatorPtr control_;
   std::unique_ptr<PeerGroup> group_;
-  std::mutex mutex_;  // of blocks_: the engine's worker looks there, any thread allocates
+  std::mutex mutex_;  // guards blocks_: the engine's worker reads it, any thread allocates
   std::map<const void*, PeerBlock> blocks_;  // by this rank's base
   std::atomic<bool> failed_{false};
 };

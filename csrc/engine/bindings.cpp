@@ -112,7 +112,7 @@ void bind_buckets(py::module_& module) {
       .def("stop", &Executor::stop, Release());
 }
 
-// The parts of an engine, as attributes of it: what a caller holds of one keeps the engine alive.
+// The parts of an engine, as its attributes: a reference to a part keeps the engine alive.
 void bind_parts(py::module_& module) {
   py::class_<Worker>(module, "Worker")
       .def(
@@ -197,7 +197,7 @@ void bind_whole(py::module_& module) {
                              [](Engine& engine) -> Lockstep& { return engine.endings().lockstep; })
       .def_property_readonly("alone", [](Engine& engine) -> Alone& { return engine.endings().alone; })
       .def_property_readonly("rounds", [](Engine& engine) -> Rounds& { return engine.endings().rounds; })
-      // What the stall watch asks of whatever it watches.
+      // What the stall watch asks of every object that it watches.
       .def_property_readonly("step", [](Engine& engine) { return engine.parts().worker.step(); })
       .def_property_readonly(
           "recorder", [](Engine& engine) { return engine.parts().worker.executor().shared_recorder(); })

@@ -23,18 +23,18 @@ constexpr int64_t kViewAlignmentBytes = 64;
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Gradients keep their parameter's strides where the parameter is dense, as autograd lays them out.
+// A gradient gets its parameter's strides where the parameter is dense, as autograd lays gradients out.
 std::vector<int64_t> strides_of(const at::Tensor& param) {
   return (param.is_non_overlapping_and_dense() ? param : at::empty(param.sizes(), at::kMeta)).strides().vec();
 }
 
-// The engine reports a gradient that does not fit; here it must only not be touched.
+// A gradient that does not fit must only be left alone here; the engine reports it.
 bool fits(const at::Tensor& grad, const at::Tensor& flat) {
   return grad.layout() == at::kStrided && grad.scalar_type() == flat.scalar_type() &&
          grad.device() == flat.device() && !grad.requires_grad();
 }
 
-// What lies in no piece.
+// The segments of the flat memory that no piece covers.
 std::vector<flat::Segment> gaps(const Placement& placement) {
   std::vector<Placement::Piece> all;
   for (const auto& pieces : placement.pieces) all.insert(all.end(), pieces.begin(), pieces.end());
@@ -49,7 +49,7 @@ std::vector<flat::Segment> gaps(const Placement& placement) {
   return segments;
 }
 
-// What of each segment, none of which is in two rows, lies in elements [begin, begin + numel) of its row of `chunk`.
+// The parts of `segments` that lie in elements [begin, begin + numel) of their row of `chunk`. No segment lies in two rows.
 std::vector<flat::Segment> within(const std::vector<flat::Segment>& segments, int64_t chunk, int64_t begin,
                                   int64_t numel, int64_t element) {
   std::vector<flat::Segment> parts;

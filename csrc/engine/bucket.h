@@ -1,5 +1,5 @@
-// A bucket: parameters that travel together, one dtype, one device, and flat memory for each of their fields:
-// "grad", "weight", and whatever state an algorithm keeps. Knows nothing of hooks or of when it is sent; see engine.h.
+// A bucket: parameters of one dtype and device that travel together, and flat memory for each of their fields: "grad",
+// "weight", and the state that an algorithm keeps. Knows nothing of hooks or of when it is sent; see engine.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,15 +19,15 @@ namespace gossamer {
 // Where the elements of a bucket's parameters lie in its flat memory.
 struct Placement {
   struct Piece {
-    int64_t begin;  // in the parameter, in the order of its memory
+    int64_t begin;  // in the parameter, counted in the order of its memory
     int64_t numel;
     int64_t offset;  // in the flat memory
   };
   std::vector<std::vector<Piece>> pieces;  // one list a parameter
   int64_t numel = 0;                       // of the flat memory
 
-  // One behind the other. Each starts at a multiple of 64 bytes and of `block` elements, so that no codec block holds
-  // two parameters; `numel` is a multiple of `alignment` elements too.
+  // One parameter after another. Each starts at a multiple of 64 bytes and of `block` elements, so that no codec block
+  // holds two parameters. `numel` is also a multiple of `alignment` elements.
   static Placement in_turn(const std::vector<at::Tensor>& params, int64_t block, int64_t alignment);
 };
 
@@ -41,7 +41,7 @@ class Bucket {
 
   int64_t index() const { return index_; }
   int64_t numel() const { return placement_.numel; }
-  int64_t step() const { return step_; }  // synchronised backwards before the one it is in
+  int64_t step() const { return step_; }  // synchronised backwards that have ended
   void set_step(int64_t step) { step_ = step; }
   int64_t bytes() const { return numel() * static_cast<int64_t>(c10::elementSize(dtype_)); }
   const std::vector<int64_t>& indices() const { return indices_; }
@@ -51,9 +51,8 @@ class Bucket {
   at::ScalarType dtype() const { return dtype_; }
   int64_t numel_of(size_t position) const { return c10::multiply_integers(sizes_[position]); }
 
-  // Zeros [numel] that last as long as the bucket; a field that exists is returned as it is. With a communicator,
-  // which all ranks then give at the same time, it is memory that its wire can reach. `dtype` defaults to the
-  // gradients'.
+  // Returns zeros [numel] that live as long as the bucket, or the field if it exists. With a communicator, all ranks call
+  // this at the same time, and the memory is one that the group's transport can reach. `dtype` defaults to the gradients'.
   at::Tensor add_field(const std::string& field, Communicator* comm, std::optional<at::ScalarType> dtype);
   bool has(const std::string& field) const { return fields_.count(field) != 0; }
   std::vector<std::string> fields() const;
@@ -61,33 +60,33 @@ class Bucket {
   const std::vector<at::Tensor>& views(
       const std::string& field) const;  // one a parameter, in its shape and one piece
 
-  // What a field holds of a parameter, in its shape: a copy. set_value() replaces it.
+  // A copy of a field's values for one parameter, in the parameter's shape. set_value() replaces the values.
   at::Tensor value(const std::string& field, size_t position) const;
   void set_value(const std::string& field, size_t position, const at::Tensor& value);
 
-  // Brings the parameter's fresh gradient into the flat memory (times scale) and makes it a view of it, at once:
-  // while it is in the cache, and so that its own memory is freed. CPU only; one launch per tensor costs too much.
+  // Copies the parameter's fresh gradient (times scale) into the flat memory and makes the gradient a view of it, at once:
+  // while it is in the cache, and so that its own memory is freed. CPU only: one kernel launch a tensor costs too much.
   void take(size_t position, double scale);
 
-  // The same for every gradient that was not taken, in one pass: fresh ones are copied, views are scaled in place.
+  // The same in one pass for every gradient that was not taken: fresh ones are copied, views are scaled in place.
   // A parameter without a gradient contributes zeros and stays without one. Padding is zero afterwards.
   void gather(double scale);
 
-  // For gradients that stay where they are, given by their first bytes, in the order of the parameter's memory: `before`
-  // copies a part of them in, times scale, and zeroes its padding; `after` copies it back. `unused`: this rank has no
-  // gradient. Lasts until the next call.
+  // For gradients that stay where they are. `gradients` holds the address of each one's first element; elements are taken
+  // in the order of the parameter's memory. `before` copies a part of them in, times scale, and zeroes its padding;
+  // `after` copies it back. `unused`: this rank has no gradient for the parameter. Valid until the next call.
   Around around(const std::vector<uint8_t*>& gradients, std::vector<bool> unused, double scale);
 
-  // Gradients that exist, and weights that are not there (any more), move into the memory of their field.
+  // Moves existing gradients, or weights outside it, into the memory of their field.
   void adopt_gradients();  // if there is a field for them
   void adopt_weights();
 
-  // Zeroes what lies between the parameters. Needed only after something has written there, such as a codec: NaN,
-  // where the neighbour's block had one.
+  // Zeroes the gaps between parameters. Needed only after something wrote there, such as a codec: it writes NaN where a
+  // neighbour's block had one.
   void clear_padding(const std::string& field);
 
-  // Zeroes the field where this rank has no gradient, and returns (view, what was in it) to put back: if no rank has
-  // one, what is sent of such a parameter is thrown away, and must be nothing.
+  // Zeroes the field where this rank has no gradient, and returns (view, previous values) to put back. If no rank has a
+  // gradient for such a parameter, what is sent for it is dropped, so it must be zero.
   std::vector<std::pair<at::Tensor, at::Tensor>> set_aside(const std::string& field);
 
   std::string describe() const;  // "bucket 2 (grad, 6.3 MB)"
@@ -110,7 +109,7 @@ class Bucket {
   std::vector<int64_t> indices_;
   std::vector<at::Tensor> params_;
   std::vector<std::string> names_;
-  // As planned: a parameter may be changed afterwards.
+  // As planned: a parameter may change afterwards.
   std::vector<std::vector<int64_t>> sizes_, strides_;
   Placement placement_;
   std::vector<flat::Segment> padding_;

@@ -80,7 +80,7 @@ void Engine::output_gradient() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (in_backward_ && graph_task_ != -1 && graph_task_ != graph_task) {
-      // Its end was never reached, and this backward counts on top of what it left behind.
+      // That backward never reached its end, and this one counts on top of its gradients.
       hooks_.remember_failure(ErrorKind::comm, "its previous backward raised before it ended");
       in_backward_ = false;
     }
@@ -128,7 +128,7 @@ void Engine::abandon() {
 
 void Engine::end_round() {
   worker_.check_alive();
-  begin();  // where no gradient has come
+  begin();  // in case no gradient has come
   finish(/*abandoned=*/false);
 }
 
@@ -150,7 +150,7 @@ bool Engine::shadow() {
 void Engine::finish(bool abandoned) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (worker_.closed()) return;  // by a hook, in the middle of this backward
+    if (worker_.closed()) return;  // a hook closed it in the middle of this backward
   }
   struct Reset {
     Engine& engine;

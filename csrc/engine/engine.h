@@ -1,7 +1,6 @@
-// The engine of one model. It owns what a gradient meets on its way, and is what autograd and Python call at the
-// moments of a backward: hooks say that a gradient is ready, the flight sends its bucket in plan order, the worker runs
-// what is done with it, and an ending decides what the end of the backward means. Python's gossamer.engine plans the
-// buckets.
+// The engine of one model. It owns the objects that a gradient meets, and is called by autograd and Python at the moments
+// of a backward. Hooks say that a gradient is ready; the flight sends its bucket in plan order; the worker runs the
+// bucket's work; an ending decides what the end of the backward means. Python's gossamer.engine plans the buckets.
 #pragma once
 
 #include <atomic>
@@ -26,22 +25,22 @@ class Engine : public std::enable_shared_from_this<Engine> {
          std::function<void(std::vector<int64_t>)> on_order);
   ~Engine() { close(); }
 
-  // Between backwards, or in on_late, on_order and on_end. Gradients that exist move into the new bucket's memory, if
-  // it has a field for them. `work` is what is done with the bucket when its gradients are complete.
+  // Called between backwards, or in on_late, on_order and on_end. Existing gradients move into the new bucket's memory, if
+  // it has a field for them. `work` runs when the bucket's gradients are complete.
   void clear_buckets();
   void append_bucket(const std::shared_ptr<Bucket>& bucket, std::shared_ptr<BucketWork> work);
 
-  // Goes on where another engine was after so many synchronised backwards and optimizer steps, in the plan it has now.
+  // Continues as an engine that has ended so many synchronised backwards and optimizer steps, in the current plan.
   void resume(int64_t step, int64_t optimizer_steps);
   void close();  // idempotent
 
-  // Of the backwards that begin from now on: whether they communicate, and what their end means (one of endings()).
+  // Settings of the backwards that begin later: whether they communicate, and what their end means (one of endings()).
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
   void end_by(Ending& ending);
 
-  // Called when the model's output gets its gradient, which is before any parameter does and in the outermost
-  // backward. torch.autograd.grad, which leaves param.grad alone, is none of this engine's business.
+  // Called when the model's output gets its gradient, which is before any parameter does and in the outermost backward.
+  // torch.autograd.grad does not touch param.grad, and the engine ignores it.
   void output_gradient();
 
   // If the last backward raised before its end, completes its communication so that no rank waits for this one.
@@ -49,14 +48,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void end_round();  // see Rounds
 
-  // For a rank without input, in a join: takes part in one synchronised backward of the others, with zeros; gradients
-  // of before are dropped. False, and nothing was sent, if no rank has input.
+  // For a rank without input, in a join: takes part in one synchronised backward of the others, with zeros. Gradients
+  // that exist are dropped. Returns false, and sends nothing, if no rank has input.
   bool shadow();
 
-  // Why a CUDA graph cannot hold a step of this engine as it is now; empty if it can. Events, kernels and collectives
-  // of a capturable group go into the graph from whatever thread they are queued, the worker's too, because its side
-  // stream joins the capture by the first event. What the host does is done once, at capture: hooks, counters, the
-  // agreement.
+  // Why a CUDA graph cannot hold a step of this engine as it is now; empty if it can. Events, kernels and collectives of
+  // a capturable group go into the graph whatever thread queues them, also the worker, because its side stream joins the
+  // capture by the first event. What the host does happens once, at capture: hooks, counters, the agreement.
   std::string capture_refusal() const;
   void check_capture() const;  // throws that, where the current stream captures
 
@@ -85,7 +83,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<Ending*> chosen_ = &endings_.lockstep;
   Ending* ending_ = chosen_;  // of this backward: what was chosen when it began
   bool in_backward_ = false;
-  int graph_task_ = -1;  // autograd's number of the backward that the output's gradient came in
+  int graph_task_ = -1;  // autograd's number of the backward in which the output's gradient came
 };
 
 }  // namespace gossamer

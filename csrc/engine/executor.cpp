@@ -129,10 +129,10 @@ void Executor::run_one(State& state, std::unique_lock<std::mutex>& lock) {
   }
   state.recorder->leave(task.id);
   {
-    // Nobody joins this thread if the task has the last reference to its executor.
+    // Nobody joins this thread if the task holds the last reference to its executor.
     const WhilePythonLives python;
     if (!python) leak(task);
-    task = {};  // what it owns is freed before a waiter goes on
+    task = {};  // its captures are freed before a waiter goes on
   }
   lock.lock();
   state.busy = false;

@@ -1,6 +1,6 @@
-// One worker thread that runs tasks in the order they were submitted, so that every rank issues its
-// collectives in one order whatever order gradients arrive in. On an accelerator the thread works on a
-// high-priority side stream; the device's own events order it against the streams of backward.
+// One worker thread that runs tasks in the order of submission, so that every rank issues its collectives in one order,
+// whatever order gradients arrive in. On an accelerator the thread uses a high-priority side stream; the device's own
+// events order it against the streams of backward.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -29,20 +29,20 @@ class Executor {
   explicit Executor(c10::Device device);
   ~Executor() { stop(); }
 
-  // Drops what has not begun, lets the running task end, and ends the thread. In a forked child, where there is
-  // no such thread, it only forgets it; so does a task that lets go of the executor it runs on. Idempotent.
+  // Drops the tasks that have not begun, lets the running one end, and ends the thread. In a forked child, which has no
+  // such thread, and in a task that drops its own executor, it only forgets the thread. Idempotent.
   void stop();
   bool busy();  // something was submitted that has not ended
 
-  // `what` and `bucket` are for those who look at it: its recorder, and through that a trace or a profiler.
+  // `what` and `bucket` name the task for observers: the recorder, and through it a trace or a profiler.
   void submit(std::function<void()> task, std::string what = "task", int64_t bucket = -1);
 
-  // The same, behind what the caller's current stream holds.
+  // The same; the task runs after what the caller's current stream holds.
   void submit_behind_current(std::function<void()> task, std::string what = "task");
 
-  // Returns when every task has run; rethrows the first exception. After one, later tasks are dropped until it
-  // has been rethrown. The caller's current stream then waits for the side stream. `meanwhile` is called ten
-  // times a second and may end the wait by throwing.
+  // Returns when every task has run; rethrows the first exception. After an exception, later tasks are dropped until it has
+  // been rethrown. Afterwards the caller's current stream waits for the side stream. `meanwhile` is called ten times a
+  // second, and may end the wait by throwing.
   void wait(const std::function<void()>& meanwhile);
 
   std::optional<c10::Stream> side_stream() const { return state_->side_stream; }
@@ -50,14 +50,14 @@ class Executor {
   std::shared_ptr<observe::Recorder> shared_recorder() const { return state_->recorder; }
 
  private:
-  // Of the thread too, which may outlive the executor. Tasks are never destroyed with the mutex held: what they hold
-  // may need the GIL, whose holder may want the mutex.
+  // Shared with the thread, which may outlive the executor. Tasks are never destroyed with the mutex held: their captures
+  // may need the GIL, and the thread that holds the GIL may wait for the mutex.
   struct Task {
     std::function<void()> run;
     std::string what;
     int64_t bucket = -1;
     uint64_t id = 0;                             // the recorder's
-    std::shared_ptr<const ProfiledThread> from;  // who submitted it, if a profiler looks at that thread
+    std::shared_ptr<const ProfiledThread> from;  // the submitting thread, if a profiler watches it
   };
   struct State {
     std::shared_ptr<observe::Recorder> recorder = std::make_shared<observe::Recorder>();

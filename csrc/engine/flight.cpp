@@ -34,7 +34,7 @@ void Flight::gradient_complete(size_t number, size_t position, Ending& ending) {
   if (--progress.pending == 0) fire(ending, /*everything=*/false);
 }
 
-// One event per bucket and producing stream; recording again supersedes the earlier one.
+// One event for each bucket and producing stream; recording again replaces the earlier one.
 void Flight::record_event(Progress& progress) {
   const auto side = worker_.executor().side_stream();
   if (!side) return;
@@ -47,12 +47,12 @@ void Flight::record_event(Progress& progress) {
   progress.events.back().second.record(stream);
 }
 
-// Buckets that are complete, or every one that is left.
+// Sends the buckets that are complete; with `everything`, all that are left.
 void Flight::fire(Ending& ending, bool everything) {
   while (next_ < plan_.size() && (everything || progress_[next_].pending == 0)) {
     const bool last = next_ + 1 == plan_.size();
     if (last) ending.before_last_bucket();
-    // Buckets without a gradient of this backward still follow what the caller's stream did to their memory.
+    // A bucket without a gradient in this backward still follows what the caller's stream did to its memory.
     if (everything) record_event(progress_[next_]);
     submit(next_++);
     if (last) ending.after_last_bucket();

@@ -1,6 +1,6 @@
-// The buckets of one model on their way: each goes to the worker, in plan order, when its gradients are complete, so
-// that every rank issues its collectives in one order whatever order gradients come in. What is done with a bucket is
-// its BucketWork's business, what goes with the last one the ending's.
+// The buckets of one model on their way. Each bucket goes to the worker when its gradients are complete, in plan order, so
+// that every rank issues its collectives in one order, whatever order gradients come in. The bucket's BucketWork says what
+// is done with it; the ending says what goes with the last one.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -41,8 +41,8 @@ class Flight {
 
   // --- without it ---
 
-  // From the next backward on, keeps a copy of each bucket's gradients as they are before they are sent: what a codec
-  // does to them cannot be told from what comes back. By bucket; false: forgets them.
+  // From the next backward on, keeps a copy of each bucket's gradients from before they are sent: what comes back does not
+  // show what a codec did to them. By bucket index. `false` drops the copies.
   void keep_gradients(bool keep);
   std::map<int64_t, at::Tensor> kept_gradients() const;
 

@@ -12,7 +12,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Compiled autograd would bake the hook's id into its cache key; the hook itself has no state to describe.
+// Compiled autograd would put the hook's id into its cache key; the hook itself has no state to describe.
 void no_compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {
   TORCH_CHECK(false, "gossamer: compiled autograd is not supported; compile the model, not its backward");
 }
@@ -174,7 +174,7 @@ void Hooks::refuse_surplus(int64_t index) {
                              "parameter that it shares; use torch.utils.checkpoint with use_reentrant=False");
 }
 
-// Bucket::take and gather leave alone what it refuses.
+// Bucket::take and gather do not touch a gradient that this refuses.
 void Hooks::check_gradient(int64_t index) {
   const at::Tensor& grad = params_[static_cast<size_t>(index)].grad();
   // Only a failure needs it: this runs for every gradient of every backward.

@@ -1,6 +1,6 @@
-// Readiness: hooks on autograd's gradient accumulators count and check the gradients of one model as they come, in C++,
-// so that a backward never waits for the GIL here. They know where a parameter lies in the plan, and not when a bucket
-// goes.
+// Readiness. Hooks on autograd's gradient accumulators count and check the gradients of one model as they come, in C++, so
+// that a backward never waits for the GIL here. Hooks know the place of a parameter in the plan, but not when a bucket is
+// sent.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@
 
 namespace gossamer {
 
-// The calling thread is in a backward, such as a recomputed forward.
+// Whether the calling thread is in a backward, for example in a recomputed forward.
 bool inside_backward();
 
 class Hooks {
@@ -29,18 +29,18 @@ class Hooks {
 
   // --- from Python, between backwards ---
 
-  // A parameter may get its gradient as often in one backward as it did in the first, and is complete with the last.
-  // The first synchronised backward, which counts, sends everything at its end. Before that backward.
+  // In a static graph each parameter gets its gradient equally often in every backward, and is complete with the last one.
+  // The first synchronised backward counts, and sends everything at its end. Call this before that backward.
   void set_static_graph() { static_graph_ = true; }
 
-  // Parameters of the plan that no synchronised backward since begin_forward() has brought a gradient for (in a static
-  // graph: as many as in the first), as of the end of the last one, and whether any rank has such.
+  // The planned parameters that got no gradient in any synchronised backward since begin_forward() (in a static graph:
+  // fewer than in the first), as of the end of the last one; and whether any rank has such parameters.
   void begin_forward();
   const std::vector<int64_t>& left_out() const { return left_out_; }
   bool left_out_somewhere() const { return left_out_somewhere_; }
 
-  // Throws if a parameter was converted or moved since it was planned (its hook is gone then). Returns the trainable
-  // parameters outside the plan; if there are any, this rank is late(), and the next agreement says so.
+  // Throws if a parameter was converted or moved since it was planned, because its hook is gone then. Returns the
+  // trainable parameters outside the plan; if there are any, this rank is late(), and the next agreement tells the others.
   std::vector<int64_t> survey();
   bool late() const { return late_; }
   void set_late(bool late) { late_ = late; }
@@ -50,7 +50,7 @@ class Hooks {
 
   // --- with the mutex ---
 
-  using Listener = std::function<void(int64_t index, bool arrived)>;  // called without it
+  using Listener = std::function<void(int64_t index, bool arrived)>;  // called without the mutex
   void adopt(const std::shared_ptr<Bucket>& bucket, size_t number, const Listener& listener);
   void forget_plan();
   void remove();
@@ -59,7 +59,7 @@ class Hooks {
   void expect(int64_t passes);                         // gradients until a parameter is complete, from now on
   std::vector<int64_t> awaited(size_t buckets) const;  // how many parameters of each bucket
 
-  // Counts the gradient that has just come, or the word that none will.
+  // Counts the gradient that has just come, or the message that none will come.
   enum class Arrival { none, complete, surplus };
   void begin_backward() { order_.clear(); }
   Arrival arrive(int64_t index, bool arrived);
@@ -69,14 +69,15 @@ class Hooks {
   bool any_complete() const;
   void drop_gradients();  // of the plan
 
-  // Which parameters have a gradient: those that just got one, or that were left out but kept an earlier one.
+  // Which parameters have a gradient: those that just got one, and those that got none but kept an earlier one.
   std::vector<bool> used() const;
   std::vector<int64_t> unreached() const;  // what left_out() will be
-  // What this backward has brought, before the plan grows, which forgets it. `counts`: its arrivals may be the model's.
+  // Keeps what this backward has brought, before the plan grows and forgets it. `counts`: its arrivals can count as the
+  // model's.
   void take_stock(bool counts, std::optional<bool> left_out_somewhere);
   const std::vector<int64_t>& order() const { return order_; }  // of completion, in this backward
 
-  // What makes this rank's part of this backward useless, the first reason.
+  // The first reason why this rank's part of this backward is useless.
   void remember_failure(ErrorKind kind, const std::string& text);
   const std::optional<std::pair<ErrorKind, std::string>>& failure() const { return failure_; }
 
@@ -86,7 +87,7 @@ class Hooks {
     size_t number = 0;               // of the bucket
     size_t position = 0;             // within it
     bool ready = false;
-    bool has_gradient = false;          // meaningful where ready: autograd may bring none
+    bool has_gradient = false;          // valid if ready: autograd may bring none
     bool reached = false;               // ready in some backward since begin_forward()
     int64_t arrivals = 0;               // in this backward
     int64_t expected = 1;               // arrivals that make it ready; a static graph may have others
@@ -107,7 +108,7 @@ class Hooks {
   std::optional<int64_t> passes_;  // of every parameter, where expect() has been called
   std::atomic<bool> late_{false};
   bool static_graph_ = false;
-  bool counted_ = false;  // the arrivals of its first backward
+  bool counted_ = false;  // the first backward has been counted
   std::vector<int64_t> left_out_;
   bool left_out_somewhere_ = false;
 };

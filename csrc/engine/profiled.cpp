@@ -1,4 +1,4 @@
-// See profiled.h. Also what turns spans of observe/ into torch's, which both its profilers show: "gossamer::encode".
+// See profiled.h. Also turns spans of observe/ into torch's, which both of torch's profilers show: "gossamer::encode".
 #include "engine/profiled.h"
 
 #include <string>

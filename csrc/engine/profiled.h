@@ -1,6 +1,6 @@
-// A profiler that looks at one thread, and the worker that does that thread's work: what torch keeps of it in thread-local
-// memory goes along with a task. Not torch's whole at::ThreadLocalState, whose grad mode and dispatch keys would change
-// what tasks do. Used by executor.cpp; named in executor.h.
+// A profiler watches one thread; the worker does that thread's work. So torch's thread-local state of the profiler travels
+// with a task. It is not torch's whole at::ThreadLocalState: its grad mode and dispatch keys would change what tasks do.
+// Used by executor.cpp; declared in executor.h.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -15,7 +15,7 @@ struct ProfiledThread {
   at::RecordFunctionTLS callbacks;
 };
 
-// Of the calling thread; null where no profiler looks at it.
+// The calling thread's state; null if no profiler watches it.
 std::shared_ptr<const ProfiledThread> profiled_thread();
 
 class ProfiledGuard {

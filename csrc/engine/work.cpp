@@ -81,7 +81,7 @@ void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucke
   const c10::OptionalDeviceGuard guard(bucket->device());
   if (comm.size() == 1) return;
   at::Tensor smallest;
-  std::vector<at::Tensor> extremes;  // NaN wins both
+  std::vector<at::Tensor> extremes;  // a NaN wins in aminmax
   for (const auto& param : bucket->params()) {
     const at::Tensor& grad = param.grad();
     if (!grad.defined() || grad.layout() != at::kStrided || grad.numel() == 0) continue;
@@ -94,7 +94,7 @@ void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucke
   if (!extremes.empty()) bad.fill_(at::isfinite(at::stack(extremes)).all().logical_not().to(at::kFloat));
   comm.all_reduce(bad, ReduceOp::max)->wait();
   if (!smallest.defined()) return;
-  // Without a look at the value, which would stop an accelerator's stream.
+  // The value is not read on the host, which would make it wait for the device.
   smallest.copy_(at::where(bad.gt(0).squeeze(), std::numeric_limits<double>::quiet_NaN(), smallest));
 }
 
@@ -109,7 +109,7 @@ void raise_interrupt() {
 
 PythonCallable::PythonCallable(pybind11::object callable)
     : callable_(new pybind11::object(std::move(callable)), [](pybind11::object* object) {
-        if (!Py_IsInitialized()) return;  // the interpreter took its objects with it
+        if (!Py_IsInitialized()) return;  // the interpreter has ended, and its objects with it
         pybind11::gil_scoped_acquire gil;
         delete object;
       }) {}

@@ -1,5 +1,5 @@
-// What the engine runs for a ready bucket. A native work needs no GIL; PythonWork calls an algorithm's
-// bucket_ready. Both run on the engine's executor.
+// What the engine runs for a ready bucket. A native work needs no GIL; PythonWork calls an algorithm's bucket_ready. Both
+// run on the engine's executor.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -24,14 +24,14 @@ class BucketWork {
   // The factor that gradients are multiplied by while they are gathered into the bucket.
   virtual double gather_scale(const Communicator&) const { return 1.0; }
   virtual void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) = 0;
-  // The same for gradients that `around` brings into the bucket and back: all of them, or part by part where the work
-  // sends parts.
+  // run() for gradients that `around` copies into the bucket and back: all at once, or part by part where the work sends
+  // parts.
   virtual void run_around(Communicator& comm, const std::shared_ptr<Bucket>& bucket, const Around& around) {
     around.before(bucket->numel(), 0, bucket->numel());
     run(comm, bucket);
     around.after(bucket->numel(), 0, bucket->numel());
   }
-  // Why a CUDA graph cannot hold it; empty if it can: kernels and the communicator's operations alone, the same each time.
+  // Why a CUDA graph cannot hold it. Empty if it consists of kernels and group operations alone, the same in each step.
   virtual std::string capture_refusal() const {
     return "its algorithm decides on the host, in Python or by counting steps, what a step does";
   }
@@ -51,7 +51,7 @@ class NativeAllReduce : public BucketWork {
   Scratch scratch_;
 };
 
-// The group's own sum between two factors, each of which rounds once to the gradient's dtype.
+// The group's own sum, with a factor before it and one after it. Each factor rounds once to the gradient's dtype.
 class ScaledAllReduce : public BucketWork {
  public:
   ScaledAllReduce(double prescale, double postscale) : prescale_(prescale), postscale_(postscale) {}
@@ -65,7 +65,7 @@ class ScaledAllReduce : public BucketWork {
   Scratch scratch_;
 };
 
-// The two-shot all-reduce through a codec; Identity makes it the deterministic exact one. With error feedback where
+// The two-shot all-reduce through a codec; Identity makes it the deterministic exact one. It uses error feedback where
 // the bucket has a field "error".
 class CodecAllReduce : public BucketWork {
  public:
@@ -84,20 +84,20 @@ class CodecAllReduce : public BucketWork {
   Scratch scratch_;
 };
 
-// Another work, and how long its last runs took: on the device, where the work is only queued from here.
+// Runs another work and measures the time of its runs, on the device, because from here the work is only queued.
 class TimedWork : public BucketWork {
  public:
   explicit TimedWork(std::shared_ptr<BucketWork> work) : work_(std::move(work)) {}
   double gather_scale(const Communicator& comm) const override { return work_->gather_scale(comm); }
   void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
   std::string capture_refusal() const override { return "autotune is still measuring"; }
-  // Seconds of each run since the last call, which waits for the device.
+  // Seconds of each run since the last call. Waits for the device.
   std::vector<double> take_seconds();
 
  private:
   using Events = std::pair<c10::Event, c10::Event>;
   std::shared_ptr<BucketWork> work_;
-  std::mutex mutex_;  // the worker runs, any thread asks
+  std::mutex mutex_;  // the worker runs; any thread may ask
   std::vector<double> seconds_;
   std::vector<Events> events_;
 };
@@ -107,20 +107,20 @@ class NoWork : public BucketWork {
   void run(Communicator&, const std::shared_ptr<Bucket>&) override {}
 };
 
-// For algorithms that leave every rank its own gradients: a NaN or Inf on any rank puts a NaN into the others' too, so
-// that a GradScaler skips the step on all of them, as it does where gradients are averaged. Four bytes a bucket.
+// For algorithms that leave each rank its own gradients. A NaN or Inf on any rank puts a NaN into the gradients of all, so
+// that a GradScaler skips the step on all ranks, as it does where gradients are averaged. Four bytes a bucket.
 class AgreeOnFinite : public BucketWork {
  public:
   void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
 };
 
-// A Python callable that native threads may call and destroy without holding the GIL. Its exception is carried as
+// A Python callable that native threads may call and destroy without holding the GIL. Its exception becomes a
 // python_error, which crosses threads and autograd.
 class PythonCallable {
  public:
   explicit PythonCallable(pybind11::object callable);
 
-  // Whether it returned True itself.
+  // Returns whether the callable returned True itself.
   template <class... Arguments>
   bool operator()(Arguments&&... arguments) const {
     const pybind11::gil_scoped_acquire gil;
@@ -148,9 +148,8 @@ class PythonCallable {
   std::shared_ptr<pybind11::object> callable_;
 };
 
-// For Executor::wait: Ctrl-C while the other ranks keep this one waiting. Python's handlers run in its main thread only,
-// which is where a backward on the CPU ends; on an accelerator it ends in autograd's thread, and the interrupt waits
-// for the group.
+// For Executor::wait: lets Ctrl-C end a wait for other ranks. Python's handlers run in its main thread only. A backward on
+// the CPU ends there; on an accelerator it ends in autograd's thread, and the interrupt waits for the group.
 void raise_interrupt();
 
 // Calls callable(bucket). The callable gives its own errors their context.

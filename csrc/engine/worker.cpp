@@ -62,7 +62,7 @@ void Worker::fail_wait() {
     rethrow_with_context(facts + ": ");
   } catch (const std::exception& error) {
     broken_ = error.what();
-    announce_failure();  // so that the worker's operation and the other ranks' end soon as well
+    announce_failure();  // so that the operations of the worker and of the other ranks end soon
     throw;
   }
 }
@@ -91,7 +91,7 @@ void Worker::give_up(const std::string& why, bool announce) {
 }
 
 void Worker::stop(bool in_backward, const std::string& what) {
-  // An operation that waits for other ranks, and ranks that wait for this one, would go on for the whole timeout.
+  // Otherwise the worker's operation, and the ranks that wait for this one, would wait for the whole timeout.
   if (in_backward || executor_.busy()) announce_failure(what);
   executor_.stop();
 }
@@ -104,7 +104,7 @@ void Worker::announce_failure(const std::string& what) noexcept {
 void Worker::tell_stall(const std::string& facts, bool stop) {
   {
     const std::lock_guard<std::mutex> lock(stall_mutex_);
-    if (stopped_) return;  // what ended it is what is said of it
+    if (stopped_) return;  // the facts that ended the wait stay
     stall_ = facts;
     stopped_ = stop;
   }

@@ -1,6 +1,6 @@
-// The worker of one engine: its executor, the errors that come out of tasks and waits, and whether the engine still
-// goes. Errors say their place, and what the stall watch (python/gossamer/observe/stall.py, on a thread of its own) has
-// found out about a wait that lasts long. It knows nothing of gradients.
+// The worker of one engine: its executor, the errors of its tasks and waits, and whether the engine still runs. Errors name
+// their place, and what the stall watch has found about a long wait. (The stall watch is Python's, gossamer.observe, on a
+// thread of its own.) It knows nothing of gradients.
 #pragma once
 
 #include <atomic>
@@ -18,15 +18,15 @@ namespace gossamer {
 
 class Worker {
  public:
-  // `control` is a CPU group of the same ranks: the same object where `comm` is one.
+  // `control`: a CPU group of the same ranks; the same object as `comm` if that is one.
   Worker(CommunicatorPtr comm, CommunicatorPtr control);
   Communicator& comm() const { return *comm_; }
   Communicator& control() const { return *control_; }
   Executor& executor() { return executor_; }
 
-  // Queues a task behind everything before it, on the side stream behind the caller's stream. All ranks submit the
-  // same. Its exception, with `what` and the step in its text, comes out of the next wait(), or of the backward that
-  // ends next.
+  // Queues a task after everything before it; on the side stream, after the caller's current stream. All ranks submit the
+  // same tasks. The next wait(), or the backward that ends next, throws the task's exception, with `what` and the step in
+  // its text.
   void submit(std::function<void()> task, const std::string& what);
   void wait();  // for everything submitted; what follows on the current stream comes after it
 
@@ -41,8 +41,8 @@ class Worker {
   bool closed() const { return closed_; }
   bool broken() const { return broken_.has_value(); }
 
-  // Ends this engine. give_up(): for an error that it has no part in; `announce`: lets the other ranks know, who have
-  // not had it. stop(): it has been closed; `in_backward`: others may wait for this rank, and are told `what` it did.
+  // Ends this engine. give_up(): after an error from elsewhere; `announce` tells the other ranks, which have not had it.
+  // stop(): the engine was closed; `in_backward`: others may wait for this rank, and are told `what` it did.
   void break_off(const std::string& why) { broken_ = why; }
   void give_up(const std::string& why, bool announce);
   void mark_closed() { closed_ = true; }
@@ -50,14 +50,14 @@ class Worker {
             const std::string& what = "closed or deleted its model in the middle of a step");
   void announce_failure(const std::string& what = Communicator::kFailed) noexcept;
 
-  // From any thread: what is known of a wait that lasts too long, which the error that ends it says too; empty if none
-  // does any more. `stop`: ends the wait, of the others for this rank as well, and this engine.
+  // Called from any thread. `facts`: what is known of a wait that lasts too long; the error that ends it repeats them; empty
+  // once no wait does. `stop` ends the wait, also that of other ranks for this one, and the engine.
   void tell_stall(const std::string& facts, bool stop);
 
  private:
   [[noreturn]] void rethrow_with_context(const std::string& context);
   [[noreturn]] void fail_wait();  // in a catch
-  void look_around() const;       // while a thread waits: throws if it must not any more
+  void look_around() const;       // called while a thread waits: throws if the wait must end
   std::string stall_facts() const;
 
   CommunicatorPtr comm_;

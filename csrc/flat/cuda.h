@@ -13,8 +13,8 @@ void gather(Dtype dtype, const Segment* segments, int64_t count, void* flat, dou
 void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* flat, double scale,
              cudaStream_t stream);
 void scale(Dtype dtype, void* flat, int64_t numel, double scale, cudaStream_t stream);
-// kMaxRows rows and outs at most: their addresses travel as an argument of the kernel.
-constexpr int kMaxRows = 72;  // as many ranks as torch's symmetric memory takes
+// At most kMaxRows rows and outs: their addresses travel as an argument of the kernel.
+constexpr int kMaxRows = 72;  // the most ranks that torch's symmetric memory takes
 void sum_rows(Dtype dtype, const RowSum& sum, double scale, cudaStream_t stream);
 
 }  // namespace gossamer::flat::cuda

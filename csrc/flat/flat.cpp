@@ -13,7 +13,7 @@ using scalar::Scaled;
 using scalar::Summed;
 using scalar::with_element_type;
 
-// Tensors may start at any byte: such a one is staged through an aligned buffer.
+// Tensors may start at any byte: an unaligned one is staged through an aligned buffer.
 template <class T>
 bool is_aligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % alignof(T) == 0;
@@ -22,7 +22,7 @@ bool is_aligned(const void* p) {
 template <class T>
 void move_scaled(const Scaled<T>& scaled, const T* from, int64_t numel, T* to) {
   if (is_aligned<T>(from) && is_aligned<T>(to)) {
-    if (from == to)  // apart from the other case, which the compiler guards against overlap
+    if (from == to)  // a loop of its own: the compiler guards the other against overlap
       for (int64_t i = 0; i < numel; ++i) to[i] = scaled(to[i]);
     else
       for (int64_t i = 0; i < numel; ++i) to[i] = scaled(from[i]);

@@ -15,8 +15,8 @@ struct Segment {
   int64_t numel;
 };
 
-// flat[offset + i] = tensor[i] * scale (computed in accumulate_dtype). A segment whose tensor already is
-// its place in the flat buffer is scaled in place, and left alone when scale is 1. tensor == nullptr: zeros.
+// flat[offset + i] = tensor[i] * scale (computed in accumulate_dtype). A tensor that already lies in its place in the flat
+// buffer is scaled in place, and not touched when scale is 1. tensor == nullptr: zeros.
 void gather(Dtype dtype, const Segment* segments, int64_t count, void* flat, double scale);
 
 // tensor[i] = flat[offset + i] * scale.
@@ -25,8 +25,8 @@ void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* fl
 // flat[i] *= scale.
 void scale(Dtype dtype, void* flat, int64_t numel, double scale);
 
-// Rows of `numel` elements each; `count` of them are added, and `outs` rows get the result. They do not overlap, but
-// a row may stand in both lists.
+// The sum of `count` rows of `numel` elements each, written to every row of `outs`. Rows do not overlap, but one may be in
+// both lists.
 struct RowSum {
   const void* const* rows;
   int64_t count;
@@ -36,7 +36,7 @@ struct RowSum {
 };
 
 // Every out becomes scale * the sum of the rows: added in their order, from zero, in accumulate_dtype, and rounded once.
-// The bits of the identity codec's reduce_encode.
+// Gives the bits of the identity codec's reduce_encode.
 void sum_rows(Dtype dtype, const RowSum& sum, double scale);
 
 }  // namespace gossamer::flat

@@ -13,8 +13,8 @@ using device::with_element_type;
 
 constexpr int kThreads = 256;
 constexpr int64_t kChunk = 8192;  // elements of one thread block
-// Segments of one launch: few, whose arguments are copied sooner, or as many as fit into the 32764 bytes of arguments
-// that Volta and later take.
+// Segments of one launch: few, because a small argument is copied sooner; or as many as fit into the 32764 bytes of
+// arguments that Volta and later take.
 constexpr int kFew = 128, kMany = 1024;
 
 // Segments move from[i] -> to[i]; from == nullptr writes zeros.
@@ -104,7 +104,7 @@ class Mover {
   Table<kSize> table_{};
 };
 
-// body(mover, T{}) for the element type that `dtype` names, and what has been added to the mover is launched.
+// body(mover, T{}) for the element type that `dtype` names; then launches what was added to the mover.
 template <class Body>
 void move(Dtype dtype, int64_t count, double scale, cudaStream_t stream, const Body& body) {
   with_element_type(dtype, [&](auto element) {

@@ -1,4 +1,4 @@
-// Python's view of CommHook: gossamer._C.CommHook. Apart from module.cpp because torch's futures need a large header.
+// Python's view of CommHook: gossamer._C.CommHook. Not in module.cpp because torch's futures need a large header.
 #include "hook/bindings.h"
 
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -16,8 +16,8 @@ namespace {
 using Future = std::shared_ptr<torch::jit::PythonFutureWrapper>;
 using Release = py::call_guard<py::gil_scoped_release>;
 
-// DDP takes the value of a Python hook's future only as a Python object. Made here, so that the worker that completes
-// the future needs no GIL.
+// DDP takes the value of a Python hook's future only as a Python object. It is made here, so that the worker, which
+// completes the future, needs no GIL.
 c10::IValue as_object(const at::Tensor& x) {
   return torch::jit::toIValue(py::cast(x), c10::PyObjectType::get());
 }

@@ -38,7 +38,7 @@ void CommHook::set_steps(int64_t steps) {
   const std::lock_guard<std::mutex> lock(mutex_);
   step_ = steps - 1;
   for (size_t i = 0; i < params_.size(); ++i)
-    seen_.insert(static_cast<int64_t>(i));  // the next begins a step
+    seen_.insert(static_cast<int64_t>(i));  // the next gradient begins a step
 }
 
 int64_t CommHook::number_of(const at::Tensor& param, int64_t index) const {
@@ -86,7 +86,7 @@ CommHook::FuturePtr CommHook::submit(Message message, c10::IValue result) {
     text << "gradients must be on " << device << " as the group, got " << message.buffer.device();
     refuse(text.str());
   }
-  to_dtype(message.buffer.scalar_type(), "hooks: gradients");  // refused here rather than on the worker
+  to_dtype(message.buffer.scalar_type(), "hooks: gradients");  // throws here rather than on the worker
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto again = [this](int64_t number) { return seen_.count(number) != 0; };

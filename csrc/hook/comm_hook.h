@@ -1,6 +1,6 @@
-// A communication hook of torch's own DDP, natively: takes a bucket of its Reducer, lets a worker run the engine's bucket
-// works over it, and completes the future that the Reducer waits for at the end of backward. Which parameters travel
-// together is the Reducer's business, and it changes its mind after the first step: the hook then asks for other buckets.
+// A communication hook of torch's own DDP, in C++: takes a bucket of its Reducer, lets a worker run the engine's bucket works
+// over it, and completes the future that the Reducer waits for at the end of backward. The Reducer decides which parameters
+// travel together, and decides anew after the first step: the hook then asks for other buckets.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -28,31 +28,31 @@ class CommHook {
  public:
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
   using Works = std::vector<std::pair<std::shared_ptr<Bucket>, std::shared_ptr<BucketWork>>>;
-  // Our buckets, and their works, for a bucket of DDP: `numbers` are its parameters, `dtype` is that of their gradients.
-  // `anew`: DDP has other buckets now, and the hook has dropped all of ours. On the worker.
+  // Makes our buckets, and their works, for a bucket of DDP: `numbers` are its parameters, `dtype` their gradients' dtype.
+  // `anew`: DDP has other buckets now, and the hook has dropped all of ours. Called on the worker.
   using Arrange = std::function<Works(int64_t index, const std::vector<int64_t>& numbers,
                                       at::ScalarType dtype, bool anew)>;
 
-  // `params` are all that a bucket may hold, in an order that all ranks share. `control`: see Worker.
+  // `params` are all parameters that a bucket may hold, in an order that all ranks share. `control`: see Worker.
   CommHook(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params, Arrange arrange);
   ~CommHook() { close(); }
 
-  // Queues the bucket and returns at once; any thread. The future holds `result`, or the error.
+  // Queues the bucket and returns at once; any thread. The future will hold `result`, or the error.
   FuturePtr reduce_bucket(const c10d::GradBucket& bucket, c10::IValue result);
 
   // The same for one parameter's gradient, in place.
   FuturePtr reduce_gradient(const at::Tensor& grad, const at::Tensor& param, c10::IValue result);
 
-  // Until everything queued is done.
+  // Waits until everything queued is done.
   void wait() { worker_.executor().wait(raise_interrupt); }
 
-  // While nothing is queued: the buckets are made anew by the next backward.
+  // Called while nothing is queued: the next backward makes the buckets anew.
   void forget() { arranged_.clear(); }
 
   int64_t steps() const { return step_ + 1; }  // backward passes begun
   void set_steps(int64_t steps);
 
-  // Ends the worker; ranks that wait for this one in something unfinished get an error soon. Idempotent.
+  // Ends the worker. Ranks that wait for this one in an unfinished operation get an error soon. Idempotent.
   void close();
 
  private:
@@ -88,15 +88,15 @@ class CommHook {
   std::atomic<int64_t> step_{-1};
   std::unordered_set<int64_t> seen_;  // parameters of this step
 
-  // The worker's, or anyone's while it has nothing to do.
+  // The worker's; other threads use it only while the worker has nothing to do.
   std::map<int64_t, Arranged> arranged_;  // by the number of DDP's bucket
   std::exception_ptr failure_;            // nothing is sent after it
 
   bool closed_ = false;
-  Worker worker_;  // last: its thread ends before what it works on
+  Worker worker_;  // last: its thread ends before the members that it uses
 };
 
-// What a Reducer calls from autograd's thread, without the GIL.
+// The hook that a Reducer calls from autograd's thread, without the GIL.
 class NativeCommHook : public c10d::CommHookInterface {
  public:
   using FuturePtr = CommHook::FuturePtr;

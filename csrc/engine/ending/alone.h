@@ -1,4 +1,4 @@
-// The end of a backward that is each rank's own: nothing is sent at it, errors are this rank's alone, and the plan is
+// The end of a backward for ranks that are independent: nothing is sent, errors concern this rank alone, and the plan is
 // fixed.
 #pragma once
 

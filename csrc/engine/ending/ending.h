@@ -1,6 +1,6 @@
-// What the end of a backward means, as one object for each answer: Lockstep, Alone, Rounds. Here is what they have in
-// common: the moments at which they differ, and the parts of the engine that they work with. Called by engine.cpp and,
-// for the last bucket, by flight.cpp.
+// What the end of a backward means. Each answer is an object: Lockstep, Alone, Rounds. This file has the moments at which
+// they differ, and the parts of the engine that they work with. Called by engine.cpp and, for the last bucket, by
+// flight.cpp.
 #pragma once
 
 #include <mutex>
@@ -13,9 +13,9 @@ namespace gossamer {
 
 class Join;
 
-// Of one engine, which owns them. The mutex guards what autograd's threads and the caller share while a backward runs:
-// no thread takes the GIL while it holds it (but in a join that was asked to call or raise early), and callbacks run
-// without.
+// The parts of one engine, which owns them. The mutex guards what autograd's threads and the caller share while a backward
+// runs. No thread takes the GIL while it holds the mutex, except in a join that was asked to call or raise early; callbacks
+// run without the mutex.
 struct Parts {
   std::mutex& mutex;
   Worker& worker;
@@ -31,16 +31,16 @@ class Ending {
   Ending& operator=(const Ending&) = delete;
   virtual ~Ending() = default;
 
-  virtual bool takes_gradients() const { return true; }  // without the mutex; false: they are not looked at
+  virtual bool takes_gradients() const { return true; }  // called without the mutex; false: gradients are ignored
 
-  // With the mutex. begin(): whether the end of autograd's backward is this one's. surplus(): a gradient that came on
-  // top of one that may be travelling.
+  // Called with the mutex. begin(): whether the end of autograd's backward is this object's end. surplus(): one more
+  // gradient came for a parameter that was complete, whose gradient may already be travelling.
   virtual bool begin() { return true; }
   virtual void surplus(int64_t index) { parts_.hooks.refuse_surplus(index); }
   virtual void before_last_bucket() {}
   virtual void after_last_bucket() {}
 
-  // Without it: sends what is left, waits, and hands the gradients over. `abandoned`: the backward has raised.
+  // Called without it: sends what is left, waits, and hands the gradients over. `abandoned`: the backward has raised.
   virtual void end(bool abandoned) = 0;
 
  protected:

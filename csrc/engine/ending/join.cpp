@@ -11,7 +11,7 @@
 namespace gossamer {
 namespace {
 
-enum Presence : uint8_t { kAbsent, kPresent, kOver };  // over: this rank has input, and has left the join
+enum Presence : uint8_t { kAbsent, kPresent, kOver };  // over: this rank has input but has left the join
 
 }  // namespace
 
@@ -23,7 +23,7 @@ void Join::start(bool mean_of_active, bool raise_early, std::function<bool()> on
 }
 
 void Join::end() {
-  std::optional<Settings> ended;  // may hold a Python object, which goes without the mutex
+  std::optional<Settings> ended;  // may hold a Python object, which is freed without the mutex
   const std::lock_guard<std::mutex> lock(mutex_);
   ended.swap(settings_);
 }
@@ -43,11 +43,11 @@ void Join::call_roll(bool present) {
     if (control.size() > 1) control.all_reduce(roll, ReduceOp::max)->wait();
   };
   worker_.executor().submit([this, call] { worker_.run_guarded("join", call); }, "roll call");
-  // With the mutex, so that another device's thread of this backward sends nothing meanwhile.
+  // With the mutex, so that a thread of this backward for another device sends nothing meanwhile.
   if (present && settings_->raise_early) finish_roll(/*raise_early=*/true);
 }
 
-// Throws if it is over and a rank is absent that the others must not go on without.
+// Waits for the roll call. With `raise_early`, throws if some ranks are absent and some are not.
 void Join::finish_roll(bool raise_early) {
   worker_.wait();
   worker_.check_alive();  // it may have been closed meanwhile
@@ -71,7 +71,7 @@ bool Join::answer_roll() {
     raise_early = settings_->raise_early;
     call_roll(/*present=*/false);
   }
-  // Without the mutex: it takes as long as the others do, and Ctrl-C may close this engine.
+  // Without the mutex: the roll call takes as long as the other ranks need, and Ctrl-C may close this engine.
   finish_roll(raise_early);
   if (active() > 0) return true;
   roll_.reset();

@@ -1,6 +1,6 @@
-// Uneven inputs: a rank that is out of batches shadows the backwards of the others, so that none waits for it. Each
-// synchronised backward of a join begins with a roll call; what follows is the same for all ranks. It goes with any
-// ending, which asks it who takes part.
+// Uneven inputs: a rank that is out of batches takes part in the backwards of the others with zeros, so that none waits for
+// it; it "shadows" them. Each synchronised backward of a join begins with a roll call; what follows is the same on all
+// ranks. A join works with any ending; the ending asks the join who takes part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,9 +19,9 @@ class Join {
  public:
   Join(Worker& worker, std::mutex& mutex) : worker_(worker), mutex_(mutex) {}  // the engine's mutex
 
-  // Between backwards, the same on every rank. `mean_of_active`: averages are over the ranks that have input; over all
-  // otherwise. `raise_early`: the backward raises where a rank has none. `on_begin`, if any, is called before each roll
-  // call but those of ranks without input; where it returns false on any rank, the join ends on all with that backward.
+  // Called between backwards, the same on every rank. `mean_of_active`: averages are over the ranks that have input, else
+  // over all. `raise_early`: the backward raises where a rank has no input. `on_begin`, if any, is called before each roll
+  // call on ranks with input; if it returns false on any rank, the join ends on all ranks with that backward.
   void start(bool mean_of_active, bool raise_early, std::function<bool()> on_begin);
   void end();
   bool started() const { return settings_.has_value(); }
@@ -29,14 +29,14 @@ class Join {
     return ended_early_.has_value();
   }  // it has raised on all ranks, as it was asked to
 
-  // The moments of a backward. answer_roll(): of a rank without input, without the mutex; false if no rank has any.
+  // The moments of a backward. answer_roll(): for a rank without input, without the mutex; false if no rank has input.
   void begin_backward();  // with the mutex, as begin_shadow() and end_backward()
   bool answer_roll();
   void begin_shadow() { shadowing_ = true; }
   void settle();  // after the wait, without the mutex
   void end_backward();
 
-  // Who takes part in this backward; all but shadowing() after the wait.
+  // Who takes part in this backward; valid after the wait, but shadowing() always.
   bool shadowing() const { return shadowing_; }                 // this rank has no input
   bool everyone() const { return !roll_ || absent().empty(); }  // every rank has
   double scale() const;  // what averages over all ranks are to be multiplied by

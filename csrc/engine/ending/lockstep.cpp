@@ -16,14 +16,14 @@
 namespace gossamer {
 namespace {
 
-// Bytes are reduced with MAX, so "any rank" is one comparison. MAX over (steps mod m) and over (m - 1 - steps mod m)
-// adds up to m - 1 only if all ranks sent the same.
+// Bytes are reduced with MAX, so one comparison shows "any rank". MAX over (steps mod m) plus MAX over (m - 1 - steps
+// mod m) is m - 1 only if all ranks sent the same.
 constexpr int64_t kStepModulus = 251;
 enum Field : int64_t { kStep, kStepComplement, kFailed, kLate, kLeftOut, kUsed };
 constexpr int64_t kTextBytes = 1000;
-constexpr auto kAgreement = "agreement";  // as an observer sees it
+constexpr auto kAgreement = "agreement";  // the task's name for observers
 
-// Every rank's text, for the error that all of them raise; empty for a rank that has none to tell. Cut at kTextBytes.
+// Every rank's text, for the error that all ranks raise; empty for a rank without one. Cut at kTextBytes.
 std::vector<std::string> gather_texts(Communicator& control, const std::string& text) {
   const auto mine = at::zeros({kTextBytes}, at::kByte);
   std::memcpy(mine.data_ptr(), text.data(), std::min<size_t>(text.size(), kTextBytes - 1));
@@ -50,10 +50,10 @@ struct Agreement {
   std::vector<bool> used;  // by parameter index: some rank has a gradient
 };
 
-// What each rank tells the others: one small all-reduce of bytes.
+// What the ranks tell each other: one small all-reduce of bytes.
 class Vote {
  public:
-  // `steps` is this rank's number of optimizer steps; nullopt where it is not to be compared, on a rank that shadows.
+  // `steps`: this rank's number of optimizer steps; nullopt on a rank that shadows, whose number is not compared.
   Vote(Communicator& control, std::optional<int64_t> steps, bool failed, bool late, bool left_out,
        const std::vector<bool>& used)
       : control_(control), message_(at::zeros({kUsed + static_cast<int64_t>(used.size())}, at::kByte)) {
@@ -99,10 +99,10 @@ void Lockstep::reset() {
   used_.reset();
 }
 
-// All gradients are accounted for when the last bucket goes, and its flight hides the agreement's.
+// When the last bucket goes, all gradients are accounted for, and the bucket's flight hides the agreement's.
 void Lockstep::before_last_bucket() { submit_agreement(used_ ? *used_ : parts_.hooks.used()); }
 
-// Waited for here too: the caller's wait for the worker can be interrupted, this operation's cannot.
+// The worker waits for it too: the caller's wait can be interrupted, this operation cannot.
 void Lockstep::after_last_bucket() {
   parts_.worker.executor().submit([vote = vote_] { vote->wait(); }, kAgreement);
 }
@@ -120,7 +120,7 @@ void Lockstep::submit_agreement(const std::vector<bool>& used) {
 Agreement Lockstep::complete() {
   {
     const std::lock_guard<std::mutex> lock(parts_.mutex);
-    // Looked at before anything is submitted: from then on the worker owns the gradients of that bucket.
+    // Read before anything is submitted: from then on the worker owns the gradients of that bucket.
     used_ = parts_.hooks.used();
     parts_.flight.fire_rest(*this);
     if (!vote_) submit_agreement(*used_);  // a plan without buckets, after a failed re-plan
@@ -140,7 +140,7 @@ void Lockstep::end(bool abandoned, bool trained_too) {
     const Agreement agreement = complete();
     if (first_bucket == 0) worker.set_step(worker.step() + 1);
     if (!agreement.same_steps || agreement.failed) return raise_disagreement(agreement, abandoned);
-    // It came after the agreement, so the other ranks go on without this one.
+    // This failure came after the agreement, so the other ranks go on without this one.
     if (const auto& failure = hooks.failure()) {
       worker.break_off(failure->second);
       worker.announce_failure();
@@ -152,7 +152,7 @@ void Lockstep::end(bool abandoned, bool trained_too) {
     }
     for (size_t i = first_bucket; i < plan.size(); ++i) adopt(*plan[i].bucket, agreement.used, trained_too);
     if (!agreement.late) break;
-    // Some rank trains parameters that no bucket holds: plan them now and send them in this same step.
+    // Some rank trains parameters that no bucket holds: plan them now, and send them in this same step.
     first_bucket = plan.size();
     on_late_();
     hooks.set_late(false);
@@ -163,11 +163,11 @@ void Lockstep::end(bool abandoned, bool trained_too) {
   scale_to_active();
   share_order();
   worker.executor().recorder().end_step();
-  if (const auto on_end = on_end_) on_end();  // a copy: it may take itself away
+  if (const auto on_end = on_end_) on_end();  // a copy: it may remove itself
 }
 
-// A parameter without a gradient here takes the reduced one if any rank had one; if none had, it keeps none. One that
-// is `trained_too` takes the zeros, so that an optimizer treats it alike on all ranks whatever their graphs.
+// A parameter without a gradient on this rank takes the reduced one if any rank had one, and stays without one otherwise.
+// With `trained_too`, a trained parameter takes the zeros, so that optimizers on all ranks treat it alike.
 void Lockstep::adopt(const Bucket& bucket, const std::vector<bool>& used, bool trained_too) {
   if (!bucket.has("grad")) return;  // each rank's gradients are its own
   for (size_t position = 0; position < bucket.indices().size(); ++position) {
@@ -176,14 +176,14 @@ void Lockstep::adopt(const Bucket& bucket, const std::vector<bool>& used, bool t
     const at::Tensor& grad = param.grad();
     const bool wanted =
         used[static_cast<size_t>(bucket.indices()[position])] || (trained_too && param.requires_grad());
-    // A round may have been long over for the parameter when its gradient was replaced.
+    // The gradient may have been replaced long after the parameter's round was over.
     const bool elsewhere = trained_too && grad.defined() &&
                            (grad.layout() != at::kStrided || grad.data_ptr() != view.data_ptr());
     if (wanted && (!grad.defined() || elsewhere)) param.mutable_grad() = view;
   }
 }
 
-// The works have divided by all ranks.
+// Replaces the mean over all ranks, which the works computed, by the mean over the active ranks.
 void Lockstep::scale_to_active() {
   const double scale = parts_.join.scale();
   if (scale == 1.0) return;
@@ -212,14 +212,14 @@ void Lockstep::raise_disagreement(const Agreement& agreement, bool abandoned) {
     if (!texts[rank].empty()) message << "; rank " << rank << ": " << texts[rank];
   }
   if (!agreement.same_steps) parts_.worker.break_off(message.str());
-  // The rank whose backward raised has had its error already, and its training may go on. So may that of the others, if
+  // The rank whose backward raised already has its error, and its training may go on. So may that of the other ranks, if
   // they catch theirs; a rank that shadows them has no loop that could.
   if ((abandoned || parts_.join.shadowing()) && agreement.same_steps) return;
   throw PythonError(kind, message.str());
 }
 
 void Lockstep::share_order() {
-  if (order_shared_ || !parts_.join.everyone()) return;  // rank 0 may be one that saw no gradient arrive
+  if (order_shared_ || !parts_.join.everyone()) return;  // rank 0 may have seen no gradient arrive
   order_shared_ = true;
   std::vector<int64_t> order = parts_.hooks.order();
   const std::set<int64_t> seen(order.begin(), order.end());

@@ -1,5 +1,5 @@
-// The end of a backward that all ranks have in common: they agree on errors, on optimizer steps, and on which
-// parameters have a gradient anywhere, with one small all-reduce behind the last bucket. The default.
+// The end of a backward that all ranks share. They agree on errors, on the number of optimizer steps, and on which
+// parameters have a gradient on any rank, with one small all-reduce after the last bucket. The default.
 #pragma once
 
 #include <atomic>
@@ -18,14 +18,14 @@ class Vote;
 
 class Lockstep : public Ending {
  public:
-  // `on_late` is called, without the GIL, when some rank has trainable parameters outside the plan; it must
-  // append_bucket() the same on every rank. `on_order` is called once, at the end of the first synchronised backward,
-  // with rank 0's order of arrival: the same on every rank, at the same place in the sequence of collectives.
+  // `on_late` is called, without the GIL, when some rank has trainable parameters outside the plan; it must call
+  // append_bucket() in the same way on every rank. `on_order` is called once, at the end of the first synchronised
+  // backward, with rank 0's order of arrival: the same on every rank, at the same place in the sequence of collectives.
   Lockstep(const Parts& parts, std::function<void()> on_late,
            std::function<void(std::vector<int64_t>)> on_order);
 
-  // Called, without the GIL, at the end of each backward that succeeded on every rank: on all of them at the same place
-  // in the sequence of collectives, so it may change the plan, and communicate. Null: nothing.
+  // Called, without the GIL, at the end of each backward that succeeded on every rank. The call is at the same place in the
+  // sequence of collectives on all ranks, so it may change the plan and communicate. Null: nothing is called.
   void set_on_end(std::function<void()> on_end) { on_end_ = std::move(on_end); }
   bool on_end() const { return on_end_ != nullptr; }
 
@@ -40,7 +40,7 @@ class Lockstep : public Ending {
   void after_last_bucket() override;
   void end(bool abandoned) override { end(abandoned, /*trained_too=*/false); }
 
-  // `trained_too`: every trained parameter takes what was reduced, whether it has a gradient anywhere or not.
+  // `trained_too`: every trained parameter takes the reduced gradient, even if no rank has one.
   void end(bool abandoned, bool trained_too);
   void reset();  // with the mutex
 

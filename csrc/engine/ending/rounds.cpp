@@ -17,7 +17,7 @@ bool Rounds::under_way() const {
   return parts_.hooks.any_complete();
 }
 
-// What a forward does elsewhere: nobody else looks at the parameters before their gradients are sent.
+// The survey, which elsewhere a forward makes: nothing else looks at the parameters before their gradients are sent.
 bool Rounds::begin() {
   try {
     parts_.hooks.survey_locked();

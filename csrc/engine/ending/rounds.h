@@ -1,5 +1,5 @@
-// The end of a round, for a face that sees no forward, as Horovod's: backwards bring gradients, several may, and their
-// end means nothing. Engine::end_round() ends a round, as often on every rank, and does then what Lockstep does.
+// The end of a round, for a face that sees no forward, as Horovod's. Several backwards may bring the gradients of a round;
+// the end of a backward means nothing. Engine::end_round() ends the round, in step on all ranks, as Lockstep does.
 #pragma once
 
 #include "engine/ending/lockstep.h"
@@ -11,11 +11,11 @@ class Rounds : public Ending {
   Rounds(const Parts& parts, Lockstep& lockstep) : Ending(parts), lockstep_(lockstep) {}
 
   // A parameter is complete with its gradient number `passes`; one more before the round's end throws an AssertionError
-  // out of that backward. Between rounds; again, at any time, to count `passes` from now on for what is not complete.
+  // out of that backward. Called between rounds, or at any time to count `passes` anew for incomplete parameters.
   void set_passes(int64_t passes);
   bool under_way() const;  // some parameter of this round is complete
 
-  bool takes_gradients() const override { return !parts_.worker.broken(); }  // a round's end says so
+  bool takes_gradients() const override { return !parts_.worker.broken(); }  // the end of the round raises
   bool begin() override;
   void surplus(int64_t index) override;
   void before_last_bucket() override { lockstep_.before_last_bucket(); }
