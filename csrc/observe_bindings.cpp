@@ -1,5 +1,5 @@
-// Python's view of observe/: recorders, the trace, and a span of Python's own. Called by module.cpp; no torch header, so
-// that it compiles in seconds. Times are nanoseconds of the recorder's steady clock.
+// Python's view of observe/: recorders, the trace, and a span for Python. Called by module.cpp; it includes no torch
+// header, so it compiles in seconds. Times are nanoseconds of the recorder's steady clock.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,5 +1,5 @@
-// What module.cpp needs of observe_bindings.cpp: the classes of observe/ as Python sees them, and what an engine's
-// worker is at. Not included by the recorder itself, which knows no Python.
+// What module.cpp needs from observe_bindings.cpp: the classes of observe/ for Python, and the activity of an engine's
+// worker. The recorder, which knows no Python, does not include this.
 #pragma once
 
 #include <pybind11/pybind11.h>

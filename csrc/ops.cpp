@@ -1,5 +1,5 @@
-// torch.ops.gossamer: the codecs as tensor operations, schemas declared once, any device that
-// device_kernels.h knows. Python's codec classes call these; collectives/ and engine/ call the kernels directly.
+// torch.ops.gossamer: the codecs as tensor operations, on any device that device_kernels.h knows. Schemas are declared
+// once. Python's codec classes call these; collectives/ and engine/ call the kernels directly.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -13,7 +13,7 @@
 namespace gossamer {
 namespace {
 
-// `key`: 64 bits of codec::Spec::key, as a signed number, which is what schemas have.
+// `key`: the 64 bits of codec::Spec::key as a signed number, because schemas have no unsigned ones.
 codec::Spec spec_of(int64_t kind, int64_t block, at::ScalarType type, int64_t key = 0) {
   auto spec = CodecChoice{static_cast<codec::Kind>(kind), block}.spec(type);
   spec.key = static_cast<uint64_t>(key);

@@ -16,8 +16,8 @@ bool is_capturing() {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(current_stream(), &status) == cudaSuccess)
     return status != cudaStreamCaptureStatusNone;
-  (void)
-      cudaGetLastError();  // the legacy stream, while another one captures: asking was not allowed, and is forgotten
+  // Clears the error: the legacy stream must not be asked while another one captures.
+  (void)cudaGetLastError();
   return false;
 }
 

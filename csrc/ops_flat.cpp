@@ -12,7 +12,7 @@
 namespace gossamer {
 namespace {
 
-// The tensors' places in `flat`, one behind another.
+// The tensors' places in `flat`, one after another.
 std::vector<flat::Segment> segments_of(const char* where, at::TensorList tensors, const at::Tensor& flat) {
   check_argument(flat.dim() == 1 && flat.is_contiguous(), where, ": flat must be a contiguous vector, got ",
                  flat.sizes());

@@ -1,6 +1,6 @@
-// torch.ops.gossamer: an optimizer's step over lists of tensors in one call, on any device that device_kernels.h
-// knows. Called by python/gossamer/optim.py. Here are the checks, torch's scalars of a step, and the joining of
-// tensors that lie in a row; the arithmetic is in optim/.
+// torch.ops.gossamer: an optimizer's step over lists of tensors in one call, on any device that device_kernels.h knows.
+// Called by python/gossamer/optim.py. This file has the checks, the scalars of a step, and the joining of tensors that are
+// neighbours in memory; the arithmetic is in optim/.
 #include <ATen/DeviceGuard.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -18,7 +18,7 @@
 namespace gossamer {
 namespace {
 
-// Segments that one call of a kernel takes. `step` counts this one; 0 where it does not matter.
+// The segments of one kernel call. `step` counts this step; 0 where it does not matter.
 struct Batch {
   at::Device device;
   Dtype dtype;
@@ -31,7 +31,7 @@ bool follows(const void* next, const void* last, int64_t bytes) {
   return next == (last == nullptr ? nullptr : static_cast<const char*>(last) + bytes);
 }
 
-// Gathers the tensors of a step, and puts back what had to be copied. Nothing is changed before all are gathered.
+// Collects the tensors of a step, and copies results back where copies were needed. Changes nothing until all are checked.
 class Step {
  public:
   explicit Step(const char* where) : where_(where) {}
@@ -49,7 +49,7 @@ class Step {
     for (const auto& state : states) check_like(param, state, "state", state_type);
 
     Batch& batch = batch_of(param.device(), dtype, step);
-    // What decides is the order in which the parameter's elements lie in memory; the others follow it.
+    // The order of the parameter's elements in memory decides; gradient and states follow it.
     const at::Tensor base = param.is_non_overlapping_and_dense() ? param : param.contiguous();
     optim::Segment segment{changed(param, base), in_order_of(base, grad).const_data_ptr(), {}, param.numel()};
     int k = 0;
@@ -87,7 +87,7 @@ class Step {
     return kept_.back();
   }
 
-  // `memory` is the tensor or a copy of it.
+  // Marks a tensor as changed. `memory` is the tensor or a copy of it.
   void* changed(const at::Tensor& tensor, const at::Tensor& memory) {
     changed_.push_back(tensor);
     if (!memory.is_same(tensor)) put_back_.emplace_back(tensor, memory);
@@ -100,7 +100,7 @@ class Step {
     return batches_.emplace_back(Batch{device, dtype, step, &device_kernels(device.type()), {}});
   }
 
-  // Buckets hold parameters in the order of backward, optimizers in that of the model: hence the sort.
+  // Buckets hold parameters in the order of backward, optimizers in the order of the model: so the segments are sorted.
   static void join(Batch& batch) {
     const int64_t size = element_size(batch.dtype), state_size = element_size(accumulate_dtype(batch.dtype));
     std::sort(batch.segments.begin(), batch.segments.end(),
@@ -125,7 +125,7 @@ class Step {
   const char* where_;
   std::vector<Batch> batches_;
   std::vector<at::Tensor> changed_;
-  std::vector<at::Tensor> kept_;  // until the kernels have their memory
+  std::vector<at::Tensor> kept_;  // alive until the kernels have used their memory
   std::vector<std::pair<at::Tensor, at::Tensor>> put_back_;
 };
 
@@ -165,7 +165,7 @@ void adam_step_(at::TensorList params, at::TensorList grads, at::TensorList exp_
     adam.beta2 = beta2;
     adam.eps = eps;
     adam.step_size = lr / (1 - std::pow(beta1, batch.step));
-    adam.root_correction2 = std::pow(1 - std::pow(beta2, batch.step), 0.5);  // as Python's **: not sqrt
+    adam.root_correction2 = std::pow(1 - std::pow(beta2, batch.step), 0.5);  // as Python's **, not sqrt
     adam.weight_decay = decoupled_weight_decay ? 0 : weight_decay;
     adam.shrink = decoupled_weight_decay ? 1 - lr * weight_decay : 1;
     adam.maximize = maximize;
@@ -174,7 +174,7 @@ void adam_step_(at::TensorList params, at::TensorList grads, at::TensorList exp_
   for (const at::Tensor& each : steps) count_on(each);
 }
 
-// `momentum_buffers` is empty where momentum is 0; with `first` they hold nothing yet.
+// `momentum_buffers` is empty if momentum is 0; with `first` the buffers hold nothing yet.
 void sgd_step_(at::TensorList params, at::TensorList grads, at::TensorList momentum_buffers, double lr,
                double momentum, double dampening, double weight_decay, bool nesterov, bool maximize,
                bool first) {

@@ -103,8 +103,8 @@ GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank
 }
 
 GossamerBackend::~GossamerBackend() {
-  if (owner_ !=
-      getpid()) {  // a forked child has none of the threads, and must not say that the rank has left
+  // A forked child has none of the threads, and must not say that the rank has left.
+  if (owner_ != getpid()) {
     new std::shared_ptr<Queue>(std::move(queue_));
     mailbox_.release();
     hosts_.release();
@@ -172,7 +172,7 @@ void GossamerBackend::shutdown() {
   if (owner_ != getpid()) return;
   const WithoutGil without_gil;
   queue_->close();
-  std::unique_ptr<shm::Mailbox> mailbox;  // destroyed after the lock is released: its waiters may want the lock
+  std::unique_ptr<shm::Mailbox> mailbox;  // destroyed without the lock, which its waiters may want
   {
     const std::lock_guard<std::mutex> lock(mailbox_mutex_);
     shut_down_ = true;

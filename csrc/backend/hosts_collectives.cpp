@@ -180,8 +180,8 @@ void Hosts::broadcast(void* data, int64_t bytes, int root, shm::Deadline deadlin
 void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::Deadline deadline) {
   run([&] {
     agree(call_for(shm::CallKind::all_gather, bytes), deadline);
-    std::vector<std::vector<int>> carried(
-        local_.size());  // ranks whose parts each local rank hands on, its own first
+    // The ranks whose parts each local rank hands on, its own first.
+    std::vector<std::vector<int>> carried(local_.size());
     std::vector<Part> sends;
     for (int rank = 0; rank < size_; ++rank) {
       const int place = place_of_[rank] % local_.size();

@@ -172,8 +172,8 @@ class CpuAllocator : public symm::SymmetricMemoryAllocator {
     std::shared_ptr<shm::Block> block;
     size_t bytes;
     std::optional<std::string> group_name;
-    std::map<const GossamerBackend*, c10::intrusive_ptr<symm::SymmetricMemory>>
-        handles;  // keep their backends
+    // They keep their backends.
+    std::map<const GossamerBackend*, c10::intrusive_ptr<symm::SymmetricMemory>> handles;
   };
 
   Entry& entry_of(void* data) {

@@ -116,7 +116,7 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
   const int64_t n = comm.size();
   const int64_t numel = x.numel();
   if (numel == 0) return;
-  auto spec = codec.spec(error.scalar_type());  // float32 or float64 throughout: the error sees every rounding
+  auto spec = codec.spec(error.scalar_type());  // a wide type throughout: the error sees every rounding
   const int64_t chunk = chunk_numel(numel, comm.chunks(), spec.block);
   const auto call = [chunk](const Around::Part& part, int64_t begin, int64_t length) {
     if (part) part(chunk, begin, length);

@@ -28,17 +28,15 @@ class ByHosts : public Forwarding {
   std::string trouble() noexcept override;
   uint64_t bytes_sent() const override;
   uint64_t bytes_received() const override;
-  uint64_t bytes_across() const {
-    return across_ ? across_->bytes_sent() : 0;
-  }  // sent to other hosts by sums
+  // Bytes that sums have sent to other hosts.
+  uint64_t bytes_across() const { return across_ ? across_->bytes_sent() : 0; }
 
   const CommunicatorPtr& world() const { return other_; }
   Communicator& inside() const { return *inside_; }
   Communicator* across() const { return across_.get(); }
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
-  int64_t carriers() const {
-    return carriers_;
-  }  // ranks of each host that carry a part: all of the smallest host
+  // The ranks of each host that carry a part: as many as the smallest host has.
+  int64_t carriers() const { return carriers_; }
   int64_t largest_host() const { return largest_; }  // its ranks
 
   // At least `bytes` of memory from allocate(), kept between calls, for a tensor outside such memory. Collective on the host.

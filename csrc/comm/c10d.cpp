@@ -107,7 +107,7 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
   try {
     start(works);
   } catch (const std::exception& error) {
-      // Refused before anything was sent, for example an unsupported dtype: the group still works.
+    // Refused before anything was sent, for example an unsupported dtype: the group still works.
     throw PythonError(ErrorKind::comm, std::string(operation) + " of " + readable_bytes(bytes) +
                                            " was refused on rank " + place() + ": " +
                                            first_line(error.what()));

@@ -57,8 +57,8 @@ class Bucket {
   bool has(const std::string& field) const { return fields_.count(field) != 0; }
   std::vector<std::string> fields() const;
   at::Tensor flat(const std::string& field) const;  // [numel]
-  const std::vector<at::Tensor>& views(
-      const std::string& field) const;  // one a parameter, in its shape and one piece
+  // One for each parameter, in its shape and in one piece.
+  const std::vector<at::Tensor>& views(const std::string& field) const;
 
   // A copy of a field's values for one parameter, in the parameter's shape. set_value() replaces the values.
   at::Tensor value(const std::string& field, size_t position) const;

@@ -28,7 +28,7 @@ struct Summed {
   static HD void add(Sum& sum, const T& x) { Lane::add_to(&sum, Lane::load(&x)); }
   static HD T finish(Sum sum, Sum scale) {
     T x;
-    Lane::store(&x, Lane::quiet(Lane::mul(sum, scale)));  // one NaN for all: devices would keep different ones
+    Lane::store(&x, Lane::quiet(Lane::mul(sum, scale)));  // one NaN on all devices
     return x;
   }
 };

@@ -1,6 +1,6 @@
-// See adasum.h. Vector halving, distance doubling: at level 1, 2, 4, ... a rank swaps half of the piece that it holds with
-// rank ^ level, which holds the same piece of another combination; each combines the half that it keeps. A vector is then
-// spread over 2 * level ranks, which add up their shares of its sums. At the end the halves go back the way they came.
+// See adasum.h. Vector halving, distance doubling. At level 1, 2, 4, ... a rank swaps half of its piece with rank ^ level,
+// which holds the same piece of another combination; each of the two combines the half that it keeps. A vector is then
+// spread over 2 * level ranks, which add up their shares of its sums. At the end the halves go back the same way.
 #include "named/adasum.h"
 
 #include <ATen/DeviceGuard.h>
@@ -50,7 +50,7 @@ class Adasum {
         size_(comm.size()) {}
 
   void run() {
-    int ranks = 1;  // that take part in the tree
+    int ranks = 1;  // the ranks that take part in the tree
     while (2 * ranks <= size_) ranks *= 2;
     if (rank_ >= ranks) {
       exchange(flat_, {}, rank_ - ranks);
@@ -69,8 +69,8 @@ class Adasum {
   }
 
  private:
-  // On return `range` of flat_ is the result of all ranks of the tree. At first it is that of `level` ranks, of which this
-  // one holds the elements in `range`.
+  // At first this rank holds elements `range` of a combination of `level` ranks. On return `range` of flat_ holds the
+  // combination of all ranks of the tree.
   void combine_halves(Range range, int level, int ranks) {
     if (level == ranks) return;
     const int peer = rank_ ^ level;
@@ -89,8 +89,8 @@ class Adasum {
     exchange(mine, piece(given), peer);
   }
 
-  // Over the 2 * level ranks that share a vector. Both ranks of a pair add the same two numbers, so that all end with equal
-  // bits.
+  // Adds the sums of the 2 * level ranks that share a vector. Both ranks of a pair add the same two numbers, so all get
+  // equal bits.
   void add_up(const at::Tensor& sums, int level) {
     const auto received = at::empty_like(sums);
     for (int step = 1; step <= level; step *= 2) {
@@ -99,7 +99,7 @@ class Adasum {
     }
   }
 
-  // Either may be undefined.
+  // Sends `given` and receives into `got`; either may be undefined.
   void exchange(const at::Tensor& given, const at::Tensor& got, int peer) {
     comm_.exchange({{got, given, peer, peer}})->wait();
   }
@@ -131,7 +131,7 @@ void adasum(Communicator& comm, const at::Tensor& flat, const std::vector<int64_
   if (flat.numel() == 0 || comm.size() == 1) return;
   const at::NoGradGuard no_grad;
   const c10::OptionalDeviceGuard guard(at::device_of(flat));
-  // The same memory without a Python object: a backend's thread may drop the last reference, without the GIL.
+  // detach() gives the same memory without a Python object: a backend's thread may drop the last reference without the GIL.
   Adasum(comm, flat.detach(), std::move(offsets), options).run();
   at::Tensor* const kept = options.scratch;
   if (kept != nullptr && kept->defined() && static_cast<int64_t>(kept->nbytes()) > kKeptBytes)

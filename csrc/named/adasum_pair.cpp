@@ -51,7 +51,7 @@ class NativePair : public AdasumPair {
   std::vector<adasum::Factors> factors_;
 };
 
-// Works on kPart elements at a time, because float64 copies of the whole would take eight times its memory.
+// Works on kPart elements at a time, because float64 copies of everything would take eight times its memory.
 class TorchPair : public AdasumPair {
  public:
   explicit TorchPair(std::vector<int64_t> offsets) : offsets_(std::move(offsets)) {}
@@ -101,7 +101,7 @@ class TorchPair : public AdasumPair {
     return at::tensor(numbers, at::kLong).to(device);
   }
 
-  // Elements of each vector in `part`.
+  // The number of elements of each vector in `part`.
   std::vector<int64_t> overlaps(Range part) const {
     std::vector<int64_t> lengths;
     for (size_t v = 0; v + 1 < offsets_.size(); ++v)
@@ -111,8 +111,8 @@ class TorchPair : public AdasumPair {
   }
   at::Tensor lengths_in(Range part, at::Device device) const { return to_device(overlaps(part), device); }
 
-  // A GPU sums a segment by one block of threads. So long vectors are cut into strips: their lengths, and how many there are
-  // of each vector.
+  // A GPU sums a segment with one block of threads, so long vectors are cut into strips. Returns the strips' lengths, and
+  // the number of strips of each vector.
   std::pair<at::Tensor, at::Tensor> strips_in(Range part, at::Device device) const {
     std::vector<int64_t> lengths, counts;
     for (const int64_t numel : overlaps(part)) {
@@ -126,7 +126,7 @@ class TorchPair : public AdasumPair {
     return at::segment_reduce(terms, "sum", lengths, {}, {}, 0, /*unsafe=*/true, /*initial=*/0);
   }
 
-  // As adasum::factors; a norm that is NaN reaches the result.
+  // As adasum::factors; a NaN norm reaches the result.
   static at::Tensor factor(const at::Tensor& sums, int64_t norm_column) {
     const auto norm = sums.select(1, norm_column);
     return at::where(norm.lt(adasum::kNoNorm), at::ones_like(norm), 1.0 - sums.select(1, 0) / (2.0 * norm));

@@ -1,6 +1,6 @@
-// One step of Adasum on tensors: the sums over two pieces of a buffer of vectors, and their combination. On the CPU by
-// adasum/adasum.h, on other devices by torch's operations, which follow the same rules but add in another order. Not how the
-// pieces come to be on one rank: adasum.cpp, which calls this.
+// One step of Adasum on tensors: the sums over two pieces of a buffer of vectors, and their combination. The CPU uses
+// adasum/adasum.h; other devices use torch's operations, which follow the same rules but add in another order. How the
+// pieces come to one rank is in adasum.cpp, which calls this.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,11 +21,11 @@ class AdasumPair {
  public:
   virtual ~AdasumPair() = default;
 
-  // a and b hold the elements of `range` alone. The result, float64 on their device, has a row for each vector of the
-  // buffer: a.b, |a|^2, |b|^2, zeros where the range has none of its elements.
+  // a and b hold only the elements of `range`. The result, float64 on their device, has a row for each vector of the
+  // buffer: a.b, |a|^2, |b|^2; zeros where the range has none of the vector's elements.
   virtual at::Tensor sums(Range range, const at::Tensor& a, const at::Tensor& b) = 0;
 
-  // mine becomes the combination of both, by the sums over whole vectors; mine is a where `mine_first`.
+  // mine becomes the combination of both, by the sums over whole vectors. mine is vector a if `mine_first`, else b.
   virtual void combine(Range range, const at::Tensor& mine, const at::Tensor& other, const at::Tensor& sums,
                        bool mine_first) = 0;
 };

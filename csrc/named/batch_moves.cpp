@@ -1,4 +1,4 @@
-// allgather, broadcast and alltoall of batch_runner.h: bytes, whatever the elements are.
+// allgather, broadcast and alltoall of batch_runner.h: they move bytes, whatever the elements are.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -11,7 +11,7 @@
 namespace gossamer::named {
 namespace {
 
-// Beyond this, rows that are padded to the largest cost more than a broadcast from each rank.
+// If padding makes the rows more than this many times larger, a broadcast from each rank costs less.
 constexpr int64_t kMostPadding = 2;
 
 int64_t row_bytes(const negotiate::Request& request) {
@@ -88,7 +88,7 @@ void BatchRunner::allgather(Communicator& comm, Pieces& pieces) {
 void BatchRunner::broadcast(Communicator& comm, Piece& piece) {
   const bool in_place = piece.data->target.defined();
   const bool roots = comm.rank() == piece.response->request.root;
-  at::Tensor out = piece.input;  // the target itself, where that is contiguous
+  at::Tensor out = piece.input;  // the target itself, if it is contiguous
   if (!in_place && roots)
     out = piece.input.is_alias_of(piece.data->input) ? piece.input.clone() : piece.input;
   if (!in_place && !roots) out = at::empty_like(piece.input);

@@ -18,8 +18,8 @@ using negotiate::Aggregate;
 
 namespace {
 
-// Larger ones go alone: packing them costs more than another operation. But sums by hosts are made in memory that the ranks of
-// a host share, and scaled on the way there and back.
+// Small tensors are packed; packing a large one costs more than another operation. A sum by hosts is always packed: it is
+// computed in memory that the ranks of a host share, and scaled on the way in and out.
 bool goes_packed(Communicator& comm, const negotiate::Response& response, const at::Tensor& input,
                  size_t pieces) {
   const Aggregate op = response.request.op;
@@ -28,7 +28,7 @@ bool goes_packed(Communicator& comm, const negotiate::Response& response, const 
   return pieces > 1 && response.bytes <= int64_t{input.is_cpu() ? 512 << 10 : 4 << 20};
 }
 
-// The same reduction in a type that the communicator has. `wide` means that the result must be copied back.
+// An equal reduction in a type that the communicator supports. `wide`: the result must be copied back.
 struct Dressed {
   at::Tensor tensor;
   ReduceOp op;
@@ -57,7 +57,7 @@ Dressed dress(const at::Tensor& x, Aggregate reduction, const Communicator& comm
   }
 }
 
-// Factor after the reduction.
+// The factor after the reduction.
 double last_factor(const negotiate::Request& request, int size) {
   return request.op == Aggregate::average ? request.postscale / size : request.postscale;
 }
@@ -115,7 +115,7 @@ void BatchRunner::allreduce(Communicator& comm, Pieces& pieces) {
   if (!packed.empty()) allreduce_packed(comm, packed);
 }
 
-// Each begins before the one before it is over: a communicator may have several on their way.
+// Each reduction begins before the one before it has ended: a communicator may have several in flight.
 void BatchRunner::allreduce_alone(Communicator& comm, const std::vector<Piece*>& pieces) {
   std::vector<Reducing> begun;
   for (const Piece* piece : pieces) {
@@ -187,7 +187,7 @@ void BatchRunner::reducescatter(Communicator& comm, Pieces& pieces) {
     row_numel[i] = rows[i] == 0 ? 0 : pieces[i].input.numel() / rows[i];
     for (int rank = 0; rank < size; ++rank) numels[rank] += rows_of(rows[i], size, rank) * row_numel[i];
   }
-  const int64_t most = numels[0];  // the first ranks get the rows that are left over
+  const int64_t most = numels[0];  // the first ranks get the rows that remain
   const bool equal = numels[size - 1] == most;
   at::Tensor in = pieces.front().input.view({-1});
   const bool packs = pieces.size() > 1 || !equal;
@@ -220,7 +220,7 @@ void BatchRunner::reducescatter(Communicator& comm, Pieces& pieces) {
     shape[0] = rows_of(rows[i], size, comm.rank());
     const int64_t numel = shape[0] * row_numel[i];
     const auto part = out.narrow(0, at, numel).view(shape);
-    pieces[i].data->output = pieces.size() > 1 ? part.clone() : part;  // else one would hold all the memory
+    pieces[i].data->output = pieces.size() > 1 ? part.clone() : part;  // a view would keep all alive
     at += numel;
   }
 }

@@ -1,7 +1,7 @@
 // Carries out what a negotiation has agreed on: packs a batch into one flat buffer where that pays, scales, calls the
-// communicator of the device, unpacks. Runs on the negotiation's worker thread; on an accelerator on a stream of its own,
-// ordered against the submitters' streams by events. Horovod's rules of rounding: a factor is applied, and rounded, before the
-// sum and after it; integers are multiplied in float64 and cut off towards zero.
+// device's communicator, unpacks. Runs on the negotiation's worker thread; on an accelerator it uses a stream of its own,
+// which events order against the submitters' streams. Rounding follows Horovod: a factor is applied and rounded before the
+// sum, and another after it; integers are multiplied in float64 and truncated towards zero.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -19,18 +19,18 @@ using Devices = std::map<std::string, CommunicatorPtr>;  // by device type
 
 class BatchRunner {
  public:
-  // `near`: another connection of the same ranks, in memory that they share; carries what is small. May be null.
+  // `near`: another communicator of the same ranks, in memory that they share; it carries small batches. May be null.
   BatchRunner(Devices devices, CommunicatorPtr near) : devices_(std::move(devices)), near_(std::move(near)) {}
 
-  // Why this tensor cannot be reduced or moved by that kind and reduction; empty if it can.
+  // Why this kind of operation and reduction does not work on this tensor; empty if it does.
   std::string complaint(negotiate::Collective kind, negotiate::Aggregate op, const at::Tensor& tensor) const;
 
   void run(const std::vector<negotiate::Part>& parts);
 
-  // The ranks that wait for this one in a collective learn that it has failed; any thread.
+  // Tells the ranks that wait for this one in a collective that it has failed; any thread.
   void announce_failure() noexcept;
 
-  // Payload that this rank has handed to the others, and has taken from them; any thread.
+  // Payload bytes that this rank has sent to the others, and has received from them; any thread.
   uint64_t bytes_sent() const { return total(&Communicator::bytes_sent); }
   uint64_t bytes_received() const { return total(&Communicator::bytes_received); }
 
@@ -51,7 +51,7 @@ class BatchRunner {
   void allreduce(Communicator& comm, Pieces& pieces);
   void allreduce_alone(Communicator& comm, const std::vector<Piece*>& pieces);
   void allreduce_packed(Communicator& comm, Pieces& pieces);
-  // Reduces in place, contiguous; done once end() has returned. `lengths`: of the vectors in it, which Adasum treats one by one.
+  // Reduces in place; contiguous; done once end() has returned. `lengths`: of its vectors, which Adasum treats one by one.
   struct Reducing {
     at::Tensor flat, widened;  // the second, if defined, holds the result of the first
     PendingPtr pending;        // null: it is done
@@ -68,7 +68,7 @@ class BatchRunner {
   void broadcast(Communicator& comm, Piece& piece);
   void alltoall(Communicator& comm, Piece& piece);
 
-  // A flat buffer of these bytes, equal on all ranks, reused by the next batch.
+  // A flat buffer of `bytes`, the same on all ranks, which the next batch reuses.
   at::Tensor scratch(Communicator& comm, int64_t bytes);
 
   Devices devices_;

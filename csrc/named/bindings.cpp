@@ -1,5 +1,5 @@
-// See bindings.h. Whatever may wait releases the GIL, and so does what the negotiation's threads may hold; calls back
-// into Python take it.
+// See bindings.h. Everything that may wait, or may need a lock that the negotiation's threads hold, releases the GIL;
+// callbacks into Python take it.
 #include "named/bindings.h"
 
 #include <torch/csrc/utils/pybind.h>
@@ -35,8 +35,8 @@ negotiate::Aggregate reduction_of(int op) {
   return static_cast<negotiate::Aggregate>(op);
 }
 
-// A Python function for threads that do not hold the GIL, which may let go of it too. An exception in it is printed as
-// one that nobody can catch.
+// A Python function for threads without the GIL, which may also drop the last reference to it. An exception in it is
+// printed as unraisable.
 template <class Argument, class Convert>
 std::function<void(const Argument&)> callback(const py::object& function, Convert convert) {
   if (function.is_none()) return nullptr;
@@ -89,7 +89,7 @@ std::shared_ptr<NamedCollectives> open(c10::intrusive_ptr<c10d::Backend> control
   return std::shared_ptr<NamedCollectives>(
       new NamedCollectives(std::move(control), std::move(devices), std::move(near), std::move(options)),
       [](NamedCollectives* collectives) {
-        const WithoutGil without_gil;  // its thread may want it
+        const WithoutGil without_gil;  // the negotiation's thread may want it
         delete collectives;
       });
 }
@@ -139,7 +139,7 @@ void bind_named(py::module_& module) {
                                 reduction_of(op), root, prescale, postscale, std::move(splits),
                                 std::move(group), std::move(call_site)});
           },
-          // All may go by place: by name the call costs a quarter more.
+          // All arguments may be positional: keyword arguments make the call a quarter slower.
           py::arg("kind"), py::arg("tensors"), py::arg("names"), py::arg("in_place") = false,
           py::arg("op") = 1, py::arg("root") = 0, py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
           py::arg("splits") = py::none(), py::arg("group") = py::none(), py::arg("call_site") = "")

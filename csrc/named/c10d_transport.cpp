@@ -1,5 +1,5 @@
-// See c10d_transport.h. A message is one packet of fixed size, and a second with what did not fit into it: the receiver
-// must know sizes before.
+// See c10d_transport.h. The receiver must know the size of each packet, so a message is one packet of fixed size, and a
+// second packet with the bytes that did not fit.
 #include "named/c10d_transport.h"
 
 #include <ATen/ops/empty.h>
@@ -35,7 +35,7 @@ C10dTransport::C10dTransport(c10::intrusive_ptr<c10d::Backend> backend, std::fun
 }
 
 C10dTransport::~C10dTransport() {
-  if (getpid() != owner_) {  // a forked child has no such thread, and must not touch the connections
+  if (getpid() != owner_) {  // a forked child lacks the threads, and must not touch the connections
     for (Reader& reader : readers_) {
       reader.thread.detach();
       reader.receiving.release();
@@ -51,7 +51,7 @@ C10dTransport::~C10dTransport() {
       if (reader.receiving) reader.receiving->abort();
   }
   for (Reader& reader : readers_) reader.thread.join();
-  for (Sent& sent : sent_) {  // its memory is read until then
+  for (Sent& sent : sent_) {  // the memory is read until the send has ended
     try {
       sent.work->wait(std::chrono::seconds(1));
     } catch (const std::exception&) {
@@ -66,7 +66,7 @@ void C10dTransport::send(int to, const negotiate::Bytes& message) {
     sent_.push_back({memory, backend_->send(tensors, to, tag)});
   };
   try {
-    while (sent_.size() > kSendsInFlight) {  // the other side always receives: over at once, or lost
+    while (sent_.size() > kSendsInFlight) {  // ends soon: the peer always receives, or is lost
       sent_.front().work->wait();
       sent_.pop_front();
     }
@@ -130,7 +130,7 @@ void C10dTransport::run(Reader& reader) {
     }
   } catch (const std::exception& error) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (closing_ || failure_) return;  // another peer's reader has said so
+    if (closing_ || failure_) return;  // another reader has reported it
     failure_ = std::make_exception_ptr(
         Error(ErrorKind::comm, "negotiate: rank " + std::to_string(reader.from) +
                                    " of the process set is lost: " + first_line(error.what())));

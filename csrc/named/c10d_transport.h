@@ -1,7 +1,7 @@
-// Messages of a negotiation over a c10d backend's send and recv: what ranks on several hosts use, with Gloo. A thread for
-// each peer receives (rank 0 has all others, the rest rank 0): such a receive cannot be woken, and one from any peer would
-// not notice that one of them has died. The worker thread waits for the queue that they fill. The backend carries nothing
-// else, and its timeout must be longer than any silence.
+// Messages of a negotiation over a c10d backend's send and recv, for ranks on several hosts, with Gloo. A thread for each
+// peer receives (rank 0 has all others, another rank only rank 0). The reason: such a receive cannot be woken, and a
+// receive from any peer would not notice that one of them has died. The worker thread waits for the queue that these
+// threads fill. The backend carries nothing else, and its timeout must be longer than any silence.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -21,7 +21,7 @@ namespace gossamer::named {
 
 class C10dTransport : public negotiate::Transport {
  public:
-  // `lost` is called once, on a receiving thread, when a peer is lost: the worker may be blocked and not look.
+  // `lost` is called once, on a receiving thread, when a peer is lost: the worker may be blocked and not notice it.
   C10dTransport(c10::intrusive_ptr<c10d::Backend> backend, std::function<void()> lost);
   ~C10dTransport() override;
 

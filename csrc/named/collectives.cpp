@@ -18,7 +18,7 @@ using negotiate::Operation;
 
 namespace {
 
-// The same backend if all its ranks share one host, and null otherwise.
+// `control` as a backend "gossamer" whose ranks share one host; null if it is something else.
 c10::intrusive_ptr<GossamerBackend> on_one_host(const c10::intrusive_ptr<c10d::Backend>& control) {
   auto* shared = dynamic_cast<GossamerBackend*>(control.get());
   if (shared == nullptr || shared->hosts().size() != 1) return {};

@@ -1,5 +1,5 @@
-// The named operations of one process set: what Python submits, on its way through negotiate/ to the batch runner and back.
-// Owns the negotiation, its transport and the connections. Bound by bindings.cpp; gossamer.comm.named opens it.
+// The named operations of one process set. What Python submits goes through negotiate/ to the batch runner; the results
+// come back. Owns the negotiation, its transport and the connections. Bound by bindings.cpp; gossamer.comm.named opens it.
 #pragma once
 
 #include <atomic>
@@ -29,8 +29,8 @@ struct Call {
 class NamedCollectives {
  public:
   // Collective over the set. `control` carries the negotiation: a backend "gossamer" whose ranks share one host, or any
-  // other with send and recv that carries nothing else. `devices` and `near` carry the data, see BatchRunner; each is the
-  // set's alone.
+  // other backend with send and recv that carries nothing else. `devices` and `near` carry the data, see BatchRunner. No
+  // other process set may use any of them.
   NamedCollectives(c10::intrusive_ptr<c10d::Backend> control, Devices devices, CommunicatorPtr near,
                    negotiate::Options options);
   ~NamedCollectives();
@@ -40,12 +40,12 @@ class NamedCollectives {
   const std::vector<int>& ranks() const { return ranks_; }
   const BatchRunner& runner() const { return *runner_; }
 
-  // Throws Error(config) for what cannot work on this rank, which then fails on the other ranks too; Error(comm) after
-  // the end.
+  // Throws Error(config) for an operation that cannot work on this rank; it then fails on the other ranks too. Throws
+  // Error(comm) after the end.
   std::vector<TicketPtr> submit(const Call& call);
-  // Without tensors: barrier, join, add_process_set (numbers: its ranks), remove_process_set (numbers: its id).
+  // Operations without tensors: barrier, join, add_process_set (numbers: its ranks), remove_process_set (numbers: its id).
   TicketPtr submit(negotiate::Collective kind, std::vector<int64_t> numbers, const std::string& call_site);
-  // A join that this rank must not make. It takes part with zeros as in any join, and all ranks' joins fail together.
+  // A join that this rank must not make. It takes part with zeros, as in any join, and the joins of all ranks fail.
   TicketPtr refuse_join(const std::string& reason, const std::string& call_site);
   void refuse(negotiate::Collective kind, const std::string& name, const std::string& reason,
               const std::string& call_site);

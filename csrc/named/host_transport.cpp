@@ -13,14 +13,14 @@ constexpr uint32_t kPartBytes = 16 << 10;  // of a message in one frame
 constexpr auto kSpin = std::chrono::microseconds(20);
 constexpr auto kNear = std::chrono::milliseconds(1);
 constexpr auto kLook = std::chrono::milliseconds(200);  // how often a sleeper looks after its peers
-constexpr auto kFull = std::chrono::milliseconds(1);    // and after a ring that was full
+constexpr auto kFull = std::chrono::milliseconds(1);    // how soon a sleeper looks again after a full ring
 
 int64_t memory_bytes(int size) {
   const auto counters = static_cast<int64_t>(sizeof(shm::RingCounters)) * size;
   return kBellBytes + (counters + 4095) / 4096 * 4096 + shm::ring_bytes(size) * size;
 }
 
-// In the memory of the rank that reads it.
+// The ring of `writer`, in the memory of the rank that reads it.
 shm::Ring ring_of(void* base, int size, int writer) {
   auto* counters = static_cast<uint8_t*>(base) + kBellBytes;
   const auto all = (static_cast<int64_t>(sizeof(shm::RingCounters)) * size + 4095) / 4096 * 4096;
@@ -61,7 +61,7 @@ void HostTransport::send(int to, const negotiate::Bytes& message) {
   push(to, peer);
 }
 
-// Writes what fits; true if nothing is left.
+// Writes as much as fits; returns true if nothing is left.
 bool HostTransport::push(int rank, Peer& peer) {
   bool wrote = false;
   while (!peer.waiting.empty()) {
@@ -122,7 +122,7 @@ bool HostTransport::receive(negotiate::Received& received, Clock::time_point dea
 
 void HostTransport::doze(Clock::time_point until, bool blocked) {
   const auto begun = Clock::now();
-  // Not before a time that is near: that is the end of a window, for which the submitting thread needs the core.
+  // Does not spin if `until` is near: that is the end of a window, and the submitting thread needs the core.
   for (auto now = begun; now - begun < kSpin && now + kNear < until; now = Clock::now()) {
     for (int i = 0; i < 20; ++i) {
       if (news()) return;
@@ -141,7 +141,7 @@ void HostTransport::doze(Clock::time_point until, bool blocked) {
   if (mine.rung.load() == seen) require_peers();
 }
 
-// What a peer has sent before its end is received first: callers come here only where nothing has arrived.
+// Callers come here only if nothing has arrived, so what a peer sent before its end is received first.
 void HostTransport::require_peers() const {
   for (const auto& [rank, peer] : peers_) {
     const std::string trouble = backend_->trouble(rank);

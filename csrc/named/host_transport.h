@@ -1,6 +1,6 @@
-// Messages of a negotiation between ranks of one host: a ring in shared memory for each sender, and a doorbell a rank that
-// its worker thread sleeps on. No thread of its own. Uses the memory and the watch over peers of a backend
-// "gossamer", and none of its operations after construction, so that backend may run collectives meanwhile.
+// Messages of a negotiation between ranks of one host. Each sender has a ring in shared memory; each rank has a doorbell,
+// on which its worker thread sleeps. No thread of its own. It uses the memory of a backend "gossamer" and that backend's
+// watch over peers, but none of its operations after construction, so the backend may run collectives meanwhile.
 #pragma once
 
 #include <deque>
@@ -29,7 +29,7 @@ class HostTransport : public negotiate::Transport {
     shm::Ring in, out;
     std::deque<negotiate::Bytes> waiting;  // did not fit into `out`
     size_t written = 0;                    // of the first of them
-    negotiate::Bytes partial;              // of the message that comes in
+    negotiate::Bytes partial;              // the received part of a message
   };
 
   Bell& bell(int rank) const { return *reinterpret_cast<Bell*>(shared_->bases()[rank]); }
@@ -44,7 +44,7 @@ class HostTransport : public negotiate::Transport {
   std::shared_ptr<shm::Shared> shared_;
   int rank_;
   std::vector<std::pair<int, Peer>> peers_;  // rank 0: all others; elsewhere: rank 0
-  size_t next_ = 0;                          // whose ring is looked at first: nobody starves
+  size_t next_ = 0;                          // whose ring is read first; it changes, so that no peer starves
   std::atomic<bool> woken_{false};
 };
 

@@ -10,7 +10,7 @@ bool Ticket::done() const {
   return seen(done_);
 }
 
-// Its submitter knows now that it is over.
+// Returns `over`; if true, the negotiator learns that the submitter knows of the end.
 bool Ticket::seen(bool over) const {
   if (const auto negotiator = over ? negotiator_.lock() : nullptr) negotiator->waited();
   return over;
@@ -32,7 +32,7 @@ void Ticket::settle() const {
   const c10::Stream stream = guard.getStream(data_.output.device());
   data_.finished->block(stream);
   guard.recordDataPtrOnStream(data_.output.storage().data_ptr(),
-                              stream);  // it was made on the batch runner's
+                              stream);  // the batch runner's stream made it
 }
 
 void Ticket::complete(const negotiate::Result& result) {

@@ -1,4 +1,4 @@
-// One submitted operation as its submitter sees it: whether it is over, how it went, and what came of it. Made by
+// One submitted operation as its submitter sees it: whether it is over, whether it failed, and its result. Made by
 // collectives.cpp, completed on the worker thread of the negotiation, waited for by any thread. No GIL anywhere.
 #pragma once
 
@@ -19,26 +19,26 @@ namespace gossamer::named {
 
 class Ticket {
  public:
-  // What the batch runner reads and fills. The tensors have no Python object, so that any thread may let go of them.
+  // What the batch runner reads and fills. The tensors have no Python object, so any thread may free them.
   struct Data {
-    at::Tensor input;   // as it was given
-    at::Tensor target;  // given too: where the result is to land; undefined: in memory of its own
+    at::Tensor input;   // as the submitter gave it
+    at::Tensor target;  // where the submitter wants the result; undefined: in new memory
     at::Tensor output;
     std::vector<int64_t> received_splits;  // alltoall: rows from each rank
     std::optional<c10::Event> submitted;   // on the submitter's stream; none on the CPU
     std::optional<c10::Event> finished;    // on the batch runner's
   };
 
-  // `negotiator` is told when somebody waits, and when somebody has seen the end.
+  // `negotiator` is told when a thread waits, and when one has seen the end.
   Ticket(std::string name, std::weak_ptr<negotiate::Negotiator> negotiator)
       : name_(std::move(name)), negotiator_(std::move(negotiator)) {}
 
   const std::string& name() const { return name_; }
   bool done() const;
-  // Until it is over, or for this long; true if it is over.
+  // Waits until the operation is over, but not longer than `limit`; returns whether it is over.
   bool wait_for(std::chrono::milliseconds limit) const;
-  // After that: throws Error(config) if this operation failed on every rank, Error(comm) if everything has ended; else
-  // the caller's current stream waits for the result.
+  // Called once it is over. Throws Error(config) if this operation failed on every rank, and Error(comm) if the negotiation
+  // has ended; otherwise makes the caller's current stream wait for the result.
   void settle() const;
 
   Data& data() { return data_; }            // the batch runner's until done(), anyone's to read afterwards

@@ -1,7 +1,7 @@
-// The response cache, both sides of it. Every rank keeps a Cache of what was agreed; its slots are filled and dropped by
-// the decisions alone, so that all ranks hold the same. The coordinator also keeps Slots: which request of which rank
-// a bit stands for, and which slot gives way when all are taken (the longest unused). A slot that changes while a
-// bit is on its way: the bit is recognised by its age and ignored, and its sender submits the request in full.
+// The response cache, both sides of it. Every rank keeps a Cache of what was agreed. Only decisions fill and drop its
+// slots, so all ranks hold the same. The coordinator also keeps Slots: the request of each rank that a bit stands for, and
+// which slot is given up when all are taken (the longest unused). If a slot changes while a bit is on its way, the bit's
+// age shows it: the bit is ignored, and its sender submits the request in full.
 #pragma once
 
 #include <unordered_map>
@@ -12,9 +12,9 @@ namespace gossamer::negotiate {
 
 class Cache {
  public:
-  // The slot of an agreement that holds for `request`, or -1.
+  // The slot of an agreement that is valid for `request`, or -1.
   int32_t find(const Request& request) const;
-  // Throws Error(comm) where nothing is cached.
+  // Throws Error(comm) if the slot is empty.
   const std::shared_ptr<const Response>& at(int32_t slot) const;
   void store(std::shared_ptr<const Response> response, std::shared_ptr<const Request> own);
   void drop(int32_t slot);
@@ -32,21 +32,21 @@ class Slots {
  public:
   explicit Slots(int capacity) : capacity_(capacity) {}
 
-  // Whether a bit of a rank that had seen `seen` decisions means the present occupant.
+  // Whether a bit from a rank that had seen `seen` decisions means the slot's present occupant.
   bool current(int32_t slot, uint64_t seen) const;
   const std::shared_ptr<const Request>& request(int32_t slot, int rank) const {
     return slots_[slot].requests[rank];
   }
   const std::shared_ptr<const Response>& response(int32_t slot) const { return slots_[slot].response; }
 
-  void wait(int32_t slot) { slots_[slot].waits = true; }  // a bit has come: not to be taken from it
-  void use(int32_t slot, uint64_t sequence);              // runs in that decision
-  void release(const std::string& name);                  // what the bit waited for is over
+  void wait(int32_t slot) { slots_[slot].waits = true; }  // a bit has come: the slot must not be given up
+  void use(int32_t slot, uint64_t sequence);              // the slot's operation runs in that decision
+  void release(const std::string& name);                  // the operation that the bit waited for is over
 
-  // The slot of this name, else a free one, else the one unused for longest; -1 if all are busy. Its new occupant is
-  // `response`, which learns its slot.
+  // Puts `response` into the slot of its name, else into a free one, else into the one unused for longest, and sets its
+  // slot number; -1 if all slots are busy.
   void store(const std::shared_ptr<Response>& response, Requests requests, uint64_t sequence);
-  // Drops the agreement under this name; returns the slot it had, or -1.
+  // Drops the agreement with this name; returns its slot, or -1.
   int32_t drop(const std::string& name, uint64_t sequence);
 
  private:

@@ -29,7 +29,7 @@ void Negotiator::apply(Decision decision) {
       }
     }
   }
-  std::vector<Flight> again;  // rank 0 ignored or will ignore their bits, whose slots have changed meanwhile
+  std::vector<Flight> again;  // rank 0 ignores the bits of these, because their slots have changed
   for (const int32_t slot : changed) {
     if (static_cast<size_t>(slot) >= bit_flights_.size() || !bit_flights_[slot]) continue;
     again.push_back(std::exchange(bit_flights_[slot], nullptr));
@@ -92,11 +92,11 @@ void Negotiator::complete(const Part& part, const std::string& error) {
   }
 }
 
-// Never throws: whatever else goes wrong now has a reason already. `tell`: the others do not know it yet.
+// Never throws: another error now would follow from one already reported. `tell`: the other ranks do not know it yet.
 void Negotiator::end(std::string reason, bool tell) noexcept {
   running_ = false;
   try {
-    Received received;  // an end that rank 0 announced explains more than what followed from it
+    Received received;  // rank 0's announced reason explains more than its effects here
     while (tell && !coordinator_ && transport_->receive(received, Clock::time_point::min())) {
       const Message message = decode(received.message);
       if (const auto* stop = std::get_if<Stop>(&message)) {

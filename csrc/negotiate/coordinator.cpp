@@ -67,7 +67,7 @@ Agreed Coordinator::settle(Matched matched) {
     response->value = next_process_set_++;
   } else if (moves_data(request.kind) && request.era < 0 && everyone && capacity_ > 0) {
     slots_.store(response, std::move(matched.requests), sequence_);
-  } else {  // joined ranks could not compare their next request with one of their own
+  } else {  // a joined rank has no request of its own to compare its next one with
     slots_.release(request.name);
   }
   return {response, false};
@@ -77,7 +77,7 @@ std::optional<Decision> Coordinator::decide() {
   std::vector<Unit> units = table_.take();
   if (units.empty()) return std::nullopt;
   ++sequence_;
-  // First the cached ones: what they use must not give way to what is new.
+  // The cached ones first: the slots that they use must not be given up for new ones.
   for (const Unit& unit : units) {
     for (const Matched& matched : unit) {
       if (matched.slot >= 0 && matched.error.empty()) slots_.use(matched.slot, sequence_);

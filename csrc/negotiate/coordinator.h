@@ -1,5 +1,5 @@
-// What rank 0 knows: the matching table, the slots of the cache, and how both become decisions. No thread and no
-// transport of its own; negotiator.cpp feeds it on the worker thread of rank 0.
+// The state of rank 0: the matching table, the slots of the cache, and how both become decisions. It has no thread and no
+// transport; negotiator.cpp calls it on the worker thread of rank 0.
 #pragma once
 
 #include <optional>
@@ -15,9 +15,9 @@ class Coordinator {
  public:
   Coordinator(std::vector<int> ranks, const Fusing& fusing, int cache_capacity);
 
-  // Throws Error(comm) if it cannot have come from a rank of the same version.
+  // Throws Error(comm) if `submission` cannot come from a rank of the same version.
   void take(int rank, Submission submission, Clock::time_point now);
-  // What is to be done next, on every rank; nothing if no operation is complete.
+  // What every rank is to do next; nothing if no operation is complete.
   std::optional<Decision> decide();
 
   const Table& table() const { return table_; }
@@ -31,7 +31,7 @@ class Coordinator {
   Table table_;
   Slots slots_;
   uint64_t sequence_ = 0;         // of the last decision
-  int64_t next_process_set_ = 1;  // 0 is that of all ranks
+  int64_t next_process_set_ = 1;  // 0 is the set of all ranks
 };
 
 }  // namespace gossamer::negotiate

@@ -34,7 +34,7 @@ std::vector<std::vector<Agreed>> fuse(std::vector<std::vector<Agreed>> units, co
   for (auto& unit : units) {
     const bool grouped = unit.size() > 1;
     while (!unit.empty()) {
-      // Of a group: all that can run with its first one.
+      // From a group, takes all operations that can run with its first one.
       const Response& first = *unit.front().response;
       const bool fuses = fusable(first);
       const auto rest = std::stable_partition(unit.begin() + 1, unit.end(), [&](const Agreed& other) {

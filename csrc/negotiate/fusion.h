@@ -1,5 +1,5 @@
-// Which agreed operations run together: those of one kind, dtype, device, reduction and factors, up to a threshold. Decided
-// by the coordinator alone, whose decision every rank carries out, so ranks need not be configured alike.
+// Which agreed operations run together: those of one kind, dtype, device, reduction and factors, up to a threshold. The
+// coordinator alone decides, and every rank carries the decision out, so ranks may be configured differently.
 #pragma once
 
 #include "negotiate/request.h"
@@ -12,12 +12,12 @@ struct Agreed {
 };
 
 struct Fusing {
-  int64_t bytes = int64_t{128} << 20;  // of one batch; 0: nothing is fused but the operations of a group
+  int64_t bytes = int64_t{128} << 20;  // of one batch; 0: only the operations of a group are fused
   bool groups = true;                  // groups may be fused with other operations
 };
 
-// Batches in order of their first operations. A group (a unit of several) is never divided, even above the threshold,
-// unless its operations cannot run together at all. Broadcast, alltoall and errors stay alone.
+// Returns batches in the order of their first operations. A group (a unit of several) is never divided, even above the
+// threshold, unless its operations cannot run together. Broadcast, alltoall and errors stay alone.
 std::vector<std::vector<Agreed>> fuse(std::vector<std::vector<Agreed>> units, const Fusing& fusing);
 
 }  // namespace gossamer::negotiate

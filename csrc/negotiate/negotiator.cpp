@@ -10,8 +10,8 @@
 namespace gossamer::negotiate {
 namespace {
 
-constexpr int kWindowsToSkip = 8;    // after one in which nothing came
-constexpr int kLongestWindow = 100;  // of them, while operations keep coming
+constexpr int kWindowsToSkip = 8;    // windows to skip after one in which nothing came
+constexpr int kLongestWindow = 100;  // the longest wait, in windows, while operations keep coming
 
 std::vector<int> numbers_of(const std::vector<int>& ranks, int size) {
   if (!ranks.empty()) return ranks;
@@ -99,10 +99,10 @@ void Negotiator::handle(Received received) {
   }
 }
 
-// Whether to wait for more operations of a burst. `burst` is what was submitted between two moments with nothing in flight:
-// a burst that begins is expected to be as large as the last, and waited for while it grows and nobody waits for its
-// operations. So an operation alone is never held back, but for the first after a burst; and where bursts come slowly, most
-// windows are skipped.
+// Whether to wait for more operations of a burst. A burst is what is submitted between two moments with nothing in flight;
+// `burst_` counts it. It is expected to be as large as the last one, and is waited for as long as it grows and no thread
+// waits for its operations. So a single operation is never held back, except the first one after a burst. Where bursts come
+// slowly, most windows are skipped.
 bool Negotiator::hold(size_t queued, Clock::time_point now) {
   const auto take = [&] {
     window_seen_ = 0;

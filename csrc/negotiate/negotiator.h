@@ -1,10 +1,10 @@
-// Operations matched by name over the ranks of a process set: whatever order ranks submit them in, all ranks execute the
-// same ones together, in one order. One thread a rank and process set. A rank submits when its user does, by one
-// message to rank 0; rank 0 decides what all ranks have submitted, and its decisions are carried out by everybody. A
-// rank with nothing to submit sleeps in Transport::receive; nothing runs by the clock but the stall inspection.
+// Operations matched by name over the ranks of a process set. In whatever order ranks submit them, all ranks execute the
+// same operations together, in one order. Each rank has one thread for each process set. A rank sends what its user submits
+// at once, in one message to rank 0. Rank 0 decides which operations all ranks have submitted, and every rank carries out
+// its decisions. A rank with nothing to submit sleeps in Transport::receive; only the stall inspection runs by the clock.
 //
-// What goes wrong with one operation fails that operation on every rank. What goes wrong with a rank, its transport or
-// its executor ends the negotiation on every rank, with the reason: everything pending fails, later calls throw.
+// An error of one operation fails that operation on every rank. An error of a rank, its transport or its executor ends the
+// negotiation on every rank, with the reason: everything pending fails, and later calls throw.
 #pragma once
 
 #include <sys/types.h>
@@ -24,8 +24,8 @@ struct Operation {
   Request request;
   std::shared_ptr<void> payload;            // the executor's
   std::function<void(const Result&)> done;  // once, on the worker thread; short. May submit. Must not throw
-  int32_t slot = -1;                        // the negotiator's: of the bit that was sent for it
-  uint64_t waits = 0;                       // the negotiator's: of this rank before it was submitted
+  int32_t slot = -1;                        // the negotiator's: the slot of the bit that was sent for it
+  uint64_t waits = 0;                       // the negotiator's: this rank's waits before it was submitted
 };
 
 // One operation of a batch. `operation` is null where this rank has joined: it takes part with zeros.
@@ -34,25 +34,25 @@ struct Part {
   std::shared_ptr<Operation> operation;
 };
 
-// Runs a batch on the worker thread, in the order of the parts; all ranks get the same batches in the same order. May
-// block. Afterwards `done` is called for each part, but where the executor took it away (moved it) to call it later.
-// Error(config) fails the batch alone: throw it only for what fails on all ranks alike. Anything else ends all.
+// Runs a batch on the worker thread, in the order of the parts. All ranks get the same batches in the same order. May block.
+// Afterwards `done` is called for each part, unless the executor moved it away to call it later. Error(config) fails only
+// the batch: throw it only for errors that all ranks have alike. Any other exception ends the negotiation.
 using Execute = std::function<void(const std::vector<Part>&)>;
 
 enum class Phase { submitted, rank_ready, agreed, executing, done };
 struct Moment {
   Phase phase;
   const std::string& name;
-  int rank;  // rank_ready, on rank 0: who submitted it. Elsewhere: this rank
+  int rank;  // rank_ready, on rank 0: the rank that submitted it. Elsewhere: this rank
   Clock::time_point time;
 };
 
 struct Options {
   std::vector<int> ranks;  // numbers that messages show, one a rank of the set; empty: counted from 0
-  Fusing fusing;           // these two: rank 0's hold
+  Fusing fusing;           // rank 0's values of this and the next are used
   int cache_capacity = 1024;
   StallOptions stall;
-  std::chrono::microseconds window{50};  // after which a burst is thought to be over, see collect(); 0: none
+  std::chrono::microseconds window{50};  // a burst is taken to be over after this, see hold(); 0: no waiting
   double leave_s = 30;                   // how long shutdown() waits for rank 0
   std::function<void(const Moment&)> trace;  // from any thread; null costs nothing
 };
@@ -73,24 +73,26 @@ class Negotiator {
   Negotiator(const Negotiator&) = delete;
   Negotiator& operator=(const Negotiator&) = delete;
 
-  // Any thread. An empty name becomes <kind>.noname.<era>.<number>: numbers count the unnamed of that kind since the last
-  // barrier or join that this rank submitted, eras count those; so a rank that skipped one lines up there again.
-  // Throws Error(config) for a name in flight, without effect, and for one that was submitted since the last wait, so that
-  // it does not depend on how fast the first was; for a request that cannot work, which then fails on the
-  // other ranks too, once they submit it (a later one of that name waits for that); Error(comm) once the negotiation has ended.
+  // Any thread. An empty name becomes <kind>.noname.<era>.<number>. The number counts the unnamed operations of that kind
+  // since this rank's last barrier or join; the era counts barriers and joins. So a rank that skipped an operation matches
+  // again after the next barrier.
+  // Throws Error(config) for a name that is in flight, and for a name submitted since the last wait, so that the result does
+  // not depend on how fast the first one was. Throws Error(config) for a request that cannot work; the operation then fails
+  // on the other ranks too, once they submit it, and this rank's next one of that name waits for that. Throws Error(comm)
+  // once the negotiation has ended.
   void submit(Operation operation);
-  // The same, of several that complete or fail together. An empty group name is numbered as above.
+  // The same for several operations that complete or fail together. An empty group name is numbered as above.
   void submit_group(std::vector<Operation> operations, std::string group);
-  // This rank cannot take part, for a reason that the caller found: the operation fails on all ranks, and numbers count on.
+  // Says that this rank cannot take part, for the caller's reason: the operation fails on all ranks, and still counts.
   void refuse(Request request, const std::string& reason);
 
-  // Somebody waits, so a burst is over: what was submitted is negotiated now. Any thread.
+  // A thread waits, so the burst is over: what was submitted is negotiated now. Any thread.
   void hurry();
 
-  // This rank has seen that some operation is over: what was submitted before and is complete has names that are free.
+  // This rank has seen the end of some operation. Names of complete operations submitted before are free now.
   void waited() { ++waits_; }
 
-  // Ends the negotiation on all ranks. What is agreed on already is executed; what waits fails. Idempotent.
+  // Ends the negotiation on all ranks. Agreed operations are executed; waiting ones fail. Idempotent.
   void shutdown();
 
   Statistics statistics() const;
@@ -134,9 +136,9 @@ class Negotiator {
   mutable std::mutex mutex_;
   std::vector<Flight> queue_;
   std::unordered_map<std::string, Flight> in_flight_;
-  std::vector<std::vector<Flight>> deferred_;              // behind refused ones of the same names
-  std::atomic<uint64_t> waits_{0};                         // that have ended
-  std::unordered_map<std::string, std::string> unwaited_;  // names of complete ones, with call sites
+  std::vector<std::vector<Flight>> deferred_;              // wait for refused ones of the same names
+  std::atomic<uint64_t> waits_{0};                         // waits of this rank that have ended
+  std::unordered_map<std::string, std::string> unwaited_;  // names of complete operations, with call sites
   uint64_t unwaited_since_ = 0;                            // they were submitted after so many waits
   size_t wake_at_ = 1;                                     // queued operations that wake the worker
   std::string ended_;                                      // why
@@ -153,14 +155,14 @@ class Negotiator {
   StallInspector inspector_;
   Cache cache_;
   uint64_t seen_ = 0;                // decisions carried out
-  std::vector<Flight> bit_flights_;  // by slot: what a bit is on its way for
-  std::string stop_;                 // why rank 0 ends it after the present step
+  std::vector<Flight> bit_flights_;  // by slot: the operation whose bit is on its way
+  std::string stop_;                 // why rank 0 ends the negotiation after the present step
   bool running_ = true;
   Clock::time_point leave_by_ = Clock::time_point::max();
   size_t burst_ = 0;     // operations submitted since nothing was in flight
-  size_t expected_ = 1;  // the same of the burst before
-  size_t window_first_ = 0,
-         window_seen_ = 0;  // queued when it opened and when last looked at; 0: none is open
+  size_t expected_ = 1;  // the size of the previous burst
+  // Queued when the window opened, and when last looked at; 0: no window is open.
+  size_t window_first_ = 0, window_seen_ = 0;
   Clock::time_point window_opened_, window_end_;
   int skip_windows_ = 0;
 

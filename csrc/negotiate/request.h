@@ -1,6 +1,6 @@
-// What ranks negotiate about: a request is one rank's wish for one named operation, a response what all ranks agreed
-// on. Plain data; ranks are those of the process set, counted from 0. No torch: dtypes and devices go by their names,
-// which errors show. Used by every file of this folder and by the executor that runs what was agreed.
+// What ranks negotiate about. A request is one rank's wish for one named operation; a response is what all ranks agreed
+// on. Plain data; ranks are those of the process set, counted from 0. No torch: dtypes and devices are names, which errors
+// show. Used by every file of this folder, and by the executor that runs what was agreed.
 #pragma once
 
 #include <chrono>
@@ -30,7 +30,7 @@ enum class Aggregate : uint8_t { average = 0, sum, adasum, min, max, product }; 
 
 const char* name(Collective kind);
 const char* name(Aggregate op);
-// Operations on tensors go to the executor; the others are over once they are agreed on.
+// Whether the executor runs it: operations on tensors. The others are over once they are agreed on.
 inline bool moves_data(Collective kind) { return kind < Collective::barrier; }
 
 struct Request {
@@ -50,11 +50,11 @@ struct Request {
   std::string call_site;  // where the user called, for errors
   std::string refusal;    // why this rank cannot take part; then the operation fails on all ranks
   std::vector<int64_t> shape;
-  std::vector<int64_t>
-      numbers;  // alltoall: splits, one a rank; add_process_set: its ranks; remove_process_set: its id
+  // alltoall: splits, one for each rank; add_process_set: its ranks; remove_process_set: its id.
+  std::vector<int64_t> numbers;
 };
 
-// Whether an agreement on `a` holds for `b`: all that matters to the ranks is equal. Call sites may differ.
+// Whether an agreement on `a` is valid for `b`: everything but the call sites is equal.
 bool same(const Request& a, const Request& b);
 
 int64_t element_count(const Request& request);
@@ -65,11 +65,11 @@ struct Response {
   std::vector<int32_t> device_indices;  // of each rank; -1: joined
   int64_t value = -1;                   // join: the last rank to join; add_process_set: the new id
   int64_t bytes = 0;                    // of the result before scattering, what fusion counts
-  int32_t slot = -1;                    // cached there from now on; with an error: what is there is dropped
+  int32_t slot = -1;                    // cached there from now on; with an error: its occupant is dropped
   std::string error;                    // not empty: it failed on every rank
 };
 
-// One word for what happened to an operation on this rank.
+// What happened to an operation on this rank.
 struct Result {
   std::shared_ptr<const Response> response;  // null where the negotiation ended before an agreement
   ErrorKind kind = ErrorKind::config;        // config: this operation alone; comm: the negotiation has ended

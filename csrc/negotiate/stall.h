@@ -1,5 +1,5 @@
-// Tells of operations that some ranks have submitted and others not, for too long. Looks at the matching table when rank
-// 0's worker thread asks it to; says nothing about a rank that is slow to execute, which the transport has to bound.
+// Reports operations that some ranks submitted and others did not, for too long. Looks at the matching table when rank 0's
+// worker thread calls it. It does not see a rank that is slow to execute; the transport's timeout must bound that.
 #pragma once
 
 #include <functional>
@@ -10,8 +10,8 @@
 namespace gossamer::negotiate {
 
 struct StallOptions {
-  double warning_s = 60;  // an operation is reported after these, and again after as many more; 0: never
-  double shutdown_s = 0;  // the negotiation ends on all ranks after these; 0: never
+  double warning_s = 60;  // time until an operation is reported, and between reports; 0: never
+  double shutdown_s = 0;  // time until the negotiation ends on all ranks; 0: never
   std::function<void(const std::vector<Stalled>&)> report;  // on rank 0's worker thread; must be short
 };
 
@@ -19,7 +19,7 @@ class StallInspector {
  public:
   explicit StallInspector(StallOptions options) : options_(std::move(options)) {}
 
-  // When to look again; the end of time if there is nothing to look at.
+  // When to look again; Clock::time_point::max() if there is nothing to look at.
   Clock::time_point next(const Table& table) const;
   // Reports; returns why the negotiation must end, or nothing.
   std::string look(const Table& table, Clock::time_point now);

@@ -1,4 +1,4 @@
-// The side of negotiator.h that users' threads call: names, checks at submission, the queue.
+// The side of negotiator.h that user threads call: names, checks at submission, the queue.
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ void Negotiator::give_name(Request& request) {
   request.name += ".noname." + std::to_string(era_) + "." + std::to_string(unnamed_[kind]++);
 }
 
-// Throws if a name is in flight. One that was refused has nobody who could wait for its end: `must_wait` instead.
+// Throws if a name is in flight. A refused operation has nobody who could wait for its end; then sets `must_wait` instead.
 void Negotiator::require_free(const std::vector<Operation>& operations, bool& must_wait) const {
   std::set<std::string_view> taken;
   for (const auto& flights : deferred_) {
@@ -72,7 +72,7 @@ void Negotiator::require_free(const std::vector<Operation>& operations, bool& mu
   }
 }
 
-// Throws if a name is complete, but nobody has waited since it was submitted. A refusal must reach the other ranks.
+// Throws if a name is complete but nobody has waited since it was submitted. Refusals pass: they must reach other ranks.
 void Negotiator::require_waited(const Request& request) const {
   if (unwaited_since_ != waits_ || !request.refusal.empty()) return;
   const auto found = unwaited_.find(request.name);
@@ -82,7 +82,7 @@ void Negotiator::require_waited(const Request& request) const {
         " and before that ", found->second, "; wait for it, or give another name");
 }
 
-// Of an operation that is complete. Under the mutex.
+// Notes a complete operation. Under the mutex.
 void Negotiator::keep_until_waited(const Operation& operation) {
   const Request& request = operation.request;
   if (unwaited_since_ != waits_) {
@@ -93,7 +93,7 @@ void Negotiator::keep_until_waited(const Operation& operation) {
   if (named && operation.waits == unwaited_since_) unwaited_[request.name] = request.call_site;
 }
 
-// Moves on what no refused operation is in the way of. Whether the worker must be woken for it. Under the mutex.
+// Queues the deferred operations that no refused one blocks. Returns whether the worker must be woken. Under the mutex.
 bool Negotiator::release_deferred() {
   const size_t before = queue_.size();
   for (auto flights = deferred_.begin(); flights != deferred_.end();) {
@@ -141,7 +141,7 @@ void Negotiator::enqueue(std::vector<Operation> operations, const std::string& g
     }
     std::vector<Flight> flights;
     for (Operation& operation : operations) {
-      if (!refusal.empty()) {  // the caller gets it now, the other ranks by the negotiation
+      if (!refusal.empty()) {  // the caller gets it now, the other ranks through the negotiation
         operation.request.refusal = refusal;
         operation.done = nullptr;
         operation.payload = nullptr;

@@ -134,7 +134,7 @@ std::vector<Unit> Table::take() {
   return units;
 }
 
-// Every rank has submitted a group, but not of the same names: those that only some have would wait for ever.
+// Fails groups that every rank has submitted, but with different names: a name that some ranks lack would never complete.
 void Table::fail_unlike_groups(std::vector<Unit>& units) {
   for (const std::string& name : std::exchange(touched_, {})) {
     const auto found = groups_.find(name);
@@ -164,7 +164,7 @@ void Table::fail_unlike_groups(std::vector<Unit>& units) {
   }
 }
 
-// All ranks have passed the barrier or join that ended `era`; unnamed operations of it can find no partner any more.
+// All ranks have passed the barrier or join that ended `era`: fails the unnamed operations of that era that still wait.
 void Table::expire(int64_t era, std::vector<Unit>& units) {
   if (era < 0) return;
   std::vector<std::string> names;

@@ -1,6 +1,6 @@
-// The matching table: which names wait, and for whom. Kept by the coordinator. An operation is complete once every rank
-// has submitted it or has joined; a group once all its operations are, and then they leave together. Knows no cache but
-// for the slot a bit came for. Not thread-safe.
+// The matching table: which names wait, and for which ranks. Kept by the coordinator. An operation is complete once every
+// rank has submitted it or has joined. A group is complete once all its operations are; they then leave together. Knows
+// nothing of the cache except the slot of a bit. Not thread-safe.
 #pragma once
 
 #include <set>
@@ -33,9 +33,9 @@ class Table {
   // ranks[r]: the rank in the whole job, for messages.
   explicit Table(std::vector<int> ranks);
 
-  // `slot`: that of its bit; -1: it came in full. Requests of one group come together, before the next take().
+  // `slot`: the slot of its bit; -1 if it came in full. Requests of one group come together, before the next take().
   void add(int rank, std::shared_ptr<const Request> request, int32_t slot, Clock::time_point now);
-  // What has become complete, in that order.
+  // The operations that have become complete, in that order.
   std::vector<Unit> take();
 
   bool empty() const { return waiting_.empty(); }

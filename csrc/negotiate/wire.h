@@ -1,6 +1,6 @@
 // The messages of a negotiation and their bytes. Members send Submission, Leave and Failure to the coordinator (rank 0),
-// it sends Decision and Stop to them. Numbers are in the machine's own byte order: ranks of one job have one
-// architecture, as c10d assumes too. A message that is too short or too long is an Error(comm), never a wild read.
+// which sends Decision and Stop to them. Numbers have the machine's byte order: all ranks of a job have one architecture,
+// as c10d assumes too. A message that is too short or too long is an Error(comm), never a wild read.
 #pragma once
 
 #include <variant>
@@ -11,9 +11,9 @@ namespace gossamer::negotiate {
 
 using Bytes = std::vector<uint8_t>;
 
-// What a rank has submitted since its last one.
+// What a rank has submitted since its last Submission.
 struct Submission {
-  uint64_t seen = 0;           // decisions it had carried out: tells which occupant of a slot a bit means
+  uint64_t seen = 0;           // decisions it had carried out: shows which occupant of a slot a bit means
   std::vector<uint64_t> bits;  // slots of cached operations; the tail without bits is left out
   std::vector<Request> requests;
 };
@@ -33,11 +33,11 @@ struct Decision {
 
 // A member shuts down.
 struct Leave {};
-// A member can go on no longer.
+// A member has failed.
 struct Failure {
   std::string reason;
 };
-// The end, for everyone.
+// The end of the negotiation, for all ranks.
 struct Stop {
   std::string reason;
 };

@@ -1,4 +1,4 @@
-// See recorder.h. One recorder's counters and what is under way; spans are in span.cpp.
+// See recorder.h: one recorder's counters, and its activity. Spans are in span.cpp.
 #include "observe/recorder.h"
 
 #include <algorithm>
@@ -85,7 +85,7 @@ void Recorder::end_step() {
   const std::lock_guard<std::mutex> lock(mutex_);
   step_.wall = now - step_began_;
   Step ended = std::exchange(step_, {});
-  if (std::exchange(step_began_, now) == 0) return;  // nobody knows when the first began
+  if (std::exchange(step_began_, now) == 0) return;  // the first step's begin is unknown
   ++totals_.steps;
   totals_.wall += ended.wall;
   totals_.communication += ended.communication;

@@ -1,6 +1,6 @@
-// What one worker thread and those that wait for it are doing, and how long it took: counters that are always on, what is
-// queued or runs now, and spans where a trace or a profiler is on. Measures only: no result and no order depends on it.
-// Torch-free. engine/executor.h owns one; collectives/ and comm/ find it by the thread that they run on.
+// What one worker thread, and the threads that wait for it, do and how long it takes: counters that are always on, what is
+// queued or runs now, and spans while a trace or a profiler is on. It only measures: no result and no order depends on it.
+// Torch-free. engine/executor.h owns one; collectives/ and comm/ find it through the thread that they run on.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@
 
 namespace gossamer::observe {
 
-// What always-on counters cost can only be measured against this.
+// Turns counting off, to measure what the counters cost.
 void set_counting(bool on);
 bool counting();
 
 struct Step {                 // in nanoseconds
-  int64_t wall = 0;           // from the end of the synchronised backward before to the end of this one
+  int64_t wall = 0;           // from the end of the previous synchronised backward to the end of this one
   int64_t communication = 0;  // some operation with other ranks was under way
-  int64_t exposed = 0;        // callers stood still until the worker was done
-  int64_t waits = 0;          // how often they did
+  int64_t exposed = 0;        // callers waited for the worker
+  int64_t waits = 0;          // how often callers waited
   std::vector<int64_t> communication_of;  // by bucket
 };
 
@@ -40,21 +40,21 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
   Recorder();
   uint32_t number() const { return number_; }  // from 1, of this process
 
-  // Something that begins to wait or to run, until leave(). 0, which leave() ignores, where nothing is counted.
+  // Something begins to wait or to run, until leave(). Returns its id, or 0 if counting is off; leave() ignores 0.
   uint64_t enter(std::string_view what, int64_t bucket);
-  void change(uint64_t id, std::string_view what);  // from now on it is this
+  void change(uint64_t id, std::string_view what);  // its text from now on
   void leave(uint64_t id);
   void leave_all();
   std::vector<Activity> activity() const;
 
-  // Communication is the time in which at least one operation is under way. It is counted when the last of them ends, for
-  // that one's bucket.
+  // Communication is the time in which at least one operation is under way. It is counted when the last of these operations
+  // ends, for the bucket of that one.
   void begin_operation();
   void end_operation(int64_t bucket);
   void add_exposed(int64_t ns);
   void end_step();
 
-  // Ended steps since the last clear(), the last kKept of them; and how many there were in all.
+  // The last kKept steps that ended since the last clear(), and how many ended in all.
   std::vector<Step> steps() const;
   struct Totals {
     int64_t steps = 0, wall = 0, communication = 0, exposed = 0;
@@ -79,12 +79,12 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
   Totals totals_;
 };
 
-// Where spans of this thread belong. Set by a Scope, and nothing is recorded outside of one.
+// Where the spans of this thread belong. A Scope sets it; outside of a Scope nothing is recorded.
 struct Context {
   Recorder* recorder = nullptr;
   uint32_t thread = 0;
   int64_t bucket = -1, step = -1;
-  bool profiled = false;  // a profiler looks at this thread
+  bool profiled = false;  // a profiler watches this thread
   uint64_t ticks = 0;     // spans that have begun or ended
 };
 Context& context();
@@ -100,14 +100,14 @@ class Scope {
   Context before_;
 };
 
-// Of a profiler that knows nothing of this library: begin() gives what end() takes.
+// A profiler that knows nothing of this library. begin() returns the token that end() takes.
 struct Profiler {
   void* (*begin)(const char* name) = nullptr;
   void (*end)(void* token) = nullptr;
 };
 void set_profiler(Profiler profiler);
 
-// From here to the end of the block. `name` must outlive it, `category` is a literal.
+// A span from its construction to the end of the block. `name` must outlive it; `category` is a literal.
 class Span {
  public:
   Span(const char* name, const char* category, int64_t bytes = 0);
@@ -123,12 +123,12 @@ class Span {
   void* token_ = nullptr;
 };
 
-// Only for a trace.
+// An event without duration, for a trace only.
 void instant(std::string_view name, int64_t bucket, int64_t step, int64_t bytes = 0);
 
-// One operation with other ranks: posted by the constructor's caller up to posted(), and perhaps waited for later on. In a
-// trace the two are one span, if nothing came between them. A bucket's is under way from the one to the end of the other;
-// any other, such as the agreement, which is in flight beside buckets, only while its thread is inside.
+// One operation with other ranks: posted between construction and posted(), and possibly waited for later. In a trace the
+// two are one span if nothing came between them. An operation of a bucket is under way from the construction to the end of
+// the wait. Any other, such as the agreement, which flies beside buckets, is under way only while its thread is in it.
 class Flight {
  public:
   Flight(const char* operation, int64_t bytes);  // a literal
@@ -143,7 +143,7 @@ class Flight {
   void open();
   void close();
   void add(int64_t begin, int64_t end);
-  std::shared_ptr<Recorder> recorder_;  // none: nothing is recorded
+  std::shared_ptr<Recorder> recorder_;  // null: nothing is recorded
   const char* operation_;
   int64_t bytes_;
   int64_t bucket_ = -1, step_ = -1;
@@ -154,7 +154,7 @@ class Flight {
   void* token_ = nullptr;
 };
 
-// A caller that stands still for the worker: counted as exposed, and a span.
+// A caller that waits for the worker: counted as exposed, and recorded as a span.
 class Waiting {
  public:
   Waiting(Recorder& recorder, const char* what, bool profiled);

@@ -1,5 +1,5 @@
-// Spans of recorder.h: what a thread does, for a trace, for a profiler, and, for operations with other ranks and for
-// waits, for the counters.
+// The spans of recorder.h: what a thread does, for a trace and for a profiler. Operations with other ranks, and waits, feed
+// the counters too.
 #include "observe/recorder.h"
 
 #include <utility>
@@ -108,7 +108,7 @@ Flight::Flight(Flight&& other) noexcept
       token_(std::exchange(other.token_, nullptr)) {}
 
 Flight::~Flight() {
-  end_profiled(token_);  // it failed
+  end_profiled(token_);  // still open only after a failure
   if (!recorder_) return;
   close();
   recorder_->leave(id_);

@@ -1,4 +1,4 @@
-// See trace.h. The lock is held for one copy of an event, and only while a trace is on.
+// See trace.h. The lock is held while one event is copied, and only while a trace is on.
 #include "observe/trace.h"
 
 #include <algorithm>

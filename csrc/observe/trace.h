@@ -1,5 +1,5 @@
-// The spans of this process while a timeline is written: a ring of fixed size that any thread adds to, and the clock that
-// all of them are on. Not a file format: Python takes the events and writes them. Torch-free; fed by recorder.h.
+// The spans of this process while a timeline is recorded: a ring of fixed size to which any thread adds, and the clock of
+// all spans. Not a file format: Python takes the events and writes them. Torch-free; fed by recorder.h.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace gossamer::observe {
 
-int64_t now_ns();  // steady: of this host, since some moment that it keeps
+int64_t now_ns();  // a steady clock of this host, with an arbitrary origin
 
 struct TraceEvent {
   std::array<char, 48> name{};  // cut, and ended by a zero
@@ -25,7 +25,7 @@ struct TraceEvent {
   void set_name(std::string_view text);
 };
 
-// Whether events are kept now. Asked before anything is measured for a trace alone.
+// Whether events are recorded now. Asked before anything is measured only for a trace.
 extern std::atomic<bool> trace_is_on;
 inline bool tracing() { return trace_is_on.load(std::memory_order_relaxed); }
 

@@ -1,6 +1,6 @@
-// The loop that runs a rule over a segment. Included once by each cpu_*.cpp, which names the namespace
-// (GOSSAMER_ISA). Free of std:: code: what is compiled here carries that file's flags. There is no scalar loop
-// beside the vector one: elements that do not fill a lane are padded on the stack.
+// The loop that runs a rule over a segment. Included once by each cpu_*.cpp, which names the namespace (GOSSAMER_ISA).
+// Free of std:: code: everything compiled here carries that file's flags. There is only the vector loop: elements that do
+// not fill a lane are padded on the stack.
 
 #include <cstring>
 #include <type_traits>
@@ -14,7 +14,7 @@ using optim::Adam;
 using optim::Segment;
 using optim::Sgd;
 
-// The lane that begins at element i.
+// Updates the lane that begins at element i.
 template <class Lane, class T, class Rule>
 HD void update(const Rule& rule, T* param, const T* grad, typename Lane::N* const* states, int64_t i) {
   typename Lane::V p = Lane::load(param + i), state[Rule::kStates + 1];

@@ -1,6 +1,6 @@
-// The lanes of the updates: one number (host, CUDA thread) or one vector register of numbers. Narrower than
-// those of base/lanes.h, which hold 32 floats: an update keeps four streams and nine constants in registers. And
-// for float64 as well. V has the operators + - * / and unary -, by the compiler's own vectors. Included by rules.h.
+// The lanes of the updates: one number (host, CUDA thread) or one vector register of numbers, float32 or float64. They are
+// narrower than the lanes of base/lanes.h, which hold 32 floats, because an update keeps four streams and nine constants in
+// registers. V has the operators + - * / and unary -, through the compiler's vectors. Included by rules.h.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace gossamer::GOSSAMER_ISA {
 
-// a * b + c, rounded once. Without the instruction it is a library call: right, and slow.
+// a * b + c, rounded once. Without the instruction it is a library call: correct but slow.
 HD float multiply_add(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
@@ -42,7 +42,7 @@ struct One {
   static constexpr int width = 1;
 
   static HD V set(N x) { return x; }
-  // Tensors may start at any byte on the host; on a device the caller has seen to their alignment.
+  // Tensors may start at any byte on the host; on a device the caller has checked their alignment.
   template <class T>
   static HD V load(const T* p) {
 #if defined(__CUDA_ARCH__)

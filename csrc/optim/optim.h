@@ -12,7 +12,7 @@
 
 namespace gossamer::optim {
 
-// A parameter, or several that lie in a row with their gradients and states.
+// A parameter, or several that are neighbours in memory, as their gradients and states are.
 struct Segment {
   void* param;
   const void* grad;  // of param's dtype

@@ -1,7 +1,7 @@
-// The arithmetic of the updates, shared by cpu_driver.inl and optim_cuda.cu: one lane of parameter, gradient and
-// states. Operations stand in the order of torch's own (torch.optim, foreach and single-tensor), and a product
-// is fused with a sum where torch's AVX2 and AVX-512 kernels fuse it (add with alpha, addcmul, lerp), and
-// nowhere else. A rule holds its numbers in the lane's form, so that they are broadcast once.
+// The arithmetic of the updates, shared by cpu_driver.inl and optim_cuda.cu: one lane of parameter, gradient and states.
+// Operations are in the order of torch's (torch.optim, foreach and single-tensor). A product is fused with a sum only
+// where torch's AVX2 and AVX-512 kernels fuse it (add with alpha, addcmul, lerp). A rule holds its numbers in the lane's
+// form, so that they are broadcast once.
 #pragma once
 
 #include "optim/lane.h"

@@ -1,5 +1,5 @@
-// See hosts.h. Between two meetings of a host's ranks, a carrier alone touches its part, in the memory of all of them. So
-// the sums of a piece run while the piece before is on its way across, and nothing else keeps the ranks in step.
+// See hosts.h. Between two meetings of a host's ranks only the carrier touches its part, in the memory of all of them. So
+// a piece is summed while the piece before it crosses the network, and nothing else keeps the ranks in step.
 #include "route/hosts.h"
 
 #include <ATen/DeviceGuard.h>
@@ -27,7 +27,7 @@ struct Sum {  // one call
   const DeviceKernels& kernels;
   int64_t share;          // elements of a part
   int64_t begin, numel;   // this rank's part; empty where it carries none
-  double inside, beyond;  // the scale, in two factors
+  double inside, beyond;  // the scale as two factors
   at::Tensor error;
 
   at::Tensor error_of_part() const { return error.defined() ? error.narrow(0, begin, numel) : error; }
@@ -42,7 +42,7 @@ Dtype float_of(const at::Tensor& x) {
   return *dtype;
 }
 
-// Calls with the elements of the part that lie in this piece of every chunk.
+// call(first, numel) for each range of the part that lies in this piece of a chunk.
 template <class Call>
 void each_range(const Sum& sum, int64_t chunk, int64_t begin, int64_t numel, const Call& call) {
   for (int64_t first = begin; first < sum.numel; first += chunk)
@@ -87,7 +87,7 @@ void through_memory(const Sum& sum, PeerBlock& block, const Across& across) {
   meet(block);
 }
 
-// Where the ranks of a host do not read each other's memory: NCCL, and islands of several hosts.
+// For ranks of a host that do not read each other's memory: NCCL, and islands of several hosts.
 void by_operations(const Sum& sum, const Across& across) {
   Communicator& inside = sum.comm.inside();
   const int64_t carriers = sum.comm.carriers();
@@ -129,7 +129,7 @@ void sum_by_hosts(ByHosts& comm, const at::Tensor& x, double scale, int64_t bloc
   const bool carries = comm.across() != nullptr;
   const int64_t begin = std::min(carries ? comm.inside().rank() * share : 0, flat.numel());
   const int64_t numel = carries ? std::min(share, flat.numel() - begin) : 0;
-  // Sums of float16 could overflow before they are scaled.
+  // Sums of float16 could overflow before they are scaled, so they are scaled first.
   const double inside = x.scalar_type() == at::kHalf ? 1.0 / static_cast<double>(comm.largest_host()) : 1.0;
   Sum sum{comm,           flat,
           float_of(x),    device_kernels(x.device().type()),

@@ -11,9 +11,9 @@ namespace {
 
 constexpr int64_t kLongRow = int64_t{64} << 10;  // bytes
 constexpr int64_t kLeastPiece = int64_t{32} << 10, kLargestPiece = int64_t{256} << 10;
-constexpr double kPieceSeconds = 3e-3;  // of a slow link
-constexpr int kTrials = 3;              // hops with long rows that the link is judged by
-constexpr int kSmallRings = 8;          // that its latency is judged by
+constexpr double kPieceSeconds = 3e-3;  // time of a piece on a slow link
+constexpr int kTrials = 3;              // hops with long rows that are measured
+constexpr int kSmallRings = 8;          // for the latency
 constexpr double kSmallRingsSeconds = 0.1;
 constexpr double kFastBytesPerSecond = 3e8;  // from 2.4 Gbit/s on
 
@@ -22,7 +22,7 @@ double largest(Communicator& comm, double own) {
              received = static_cast<int64_t>(comm.bytes_received());
   const at::Tensor all = at::full({1}, own, at::kDouble);
   comm.all_reduce(all, ReduceOp::max)->wait();
-  // How often that is done depends on the clock; what is counted does not.
+  // This runs a number of times that depends on the clock; the byte counters must not.
   comm.count(sent - static_cast<int64_t>(comm.bytes_sent()),
              received - static_cast<int64_t>(comm.bytes_received()));
   return all.item<double>();
@@ -48,8 +48,8 @@ void Pace::decide(Communicator& comm, int64_t row_bytes) {
   if (bytes_per_second >= kFastBytesPerSecond) return;
   piece_bytes_ =
       std::clamp(static_cast<int64_t>(bytes_per_second * kPieceSeconds), kLeastPiece, kLargestPiece);
-  // Now that all are here: rings of small messages, one after the other. The best, which no computing has held up. Each
-  // tells all ranks how long the one before took, so that they stop alike where messages take long.
+  // All ranks are here now. Measures rings of small messages, one after the other; the best is one that no computation has
+  // delayed. Each ring tells all ranks how long the one before took, so that all stop together if messages take long.
   double ring_seconds = std::numeric_limits<double>::infinity(), own = 0, spent = 0;
   for (int ring = 0; ring < kSmallRings && spent < kSmallRingsSeconds; ++ring) {
     const auto begun = std::chrono::steady_clock::now();

@@ -1,7 +1,7 @@
-// Rows in memory that all ranks read in each other, and route/peers.h. The ranks meet twice a call. The first meeting is also
-// what keeps a rank from writing its own row anew while another still reads that of the call before; it lies where it lay
-// then. What a rank reads or writes in another's memory lies between two meetings, and between meetings no element is touched
-// by two ranks.
+// Rows in memory that all ranks read in each other, and route/peers.h. The ranks meet twice a call. What a rank reads or
+// writes in another's memory, it reads or writes between two meetings, and between two meetings no element is touched by two
+// ranks. The first meeting also keeps a rank from overwriting its own row while another still reads the row of the previous
+// call, which is in the same place.
 #include "route/peers.h"
 
 #include <ATen/DeviceGuard.h>
@@ -18,7 +18,7 @@
 namespace gossamer {
 namespace {
 
-constexpr int64_t kAlignmentBytes = 16;  // of what a rank sums, so that kernels move whole vectors
+constexpr int64_t kAlignmentBytes = 16;  // of a rank's part, so that kernels move whole vectors
 
 class RowsOfPeers : public Rows {
  public:
@@ -66,7 +66,7 @@ void meet(PeerBlock& block) {
   flight.posted();
 }
 
-// Rank j alone reads and writes chunk j, of every rank's memory.
+// Only rank j reads and writes chunk j, in every rank's memory.
 bool sum_in_place(Communicator& comm, const at::Tensor& x, double scale) {
   const auto dtype = float_dtype(x.scalar_type());
   if (!dtype || !x.is_contiguous()) return false;

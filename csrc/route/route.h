@@ -1,5 +1,5 @@
-// What the ways of rows keep of a group from call to call: what its link is worth, and memory that its ranks read in each
-// other. It lies with the communicator, which knows nothing of it.
+// What the ways of rows keep of a group between calls: the speed of its link, and memory that its ranks read in each other.
+// The communicator owns it and knows nothing of it.
 #pragma once
 
 #include "comm/communicator.h"
@@ -12,8 +12,8 @@ class Route {
   static Route& of(Communicator& comm);
 
   Pace& pace() { return pace_; }
-  // Rows on every rank that all read in place: size() for what a rank sends to each, and behind them one for what it has
-  // for all, always in the same place. Collective where it has to grow. For a communicator that shares memory.
+  // Rows on every rank that all ranks read in place: size() rows for what a rank sends to each, then one for what it sends
+  // to all, always in the same place. Collective if it has to grow. For a communicator that shares memory.
   struct Shared {
     PeerBlock* block = nullptr;
     int64_t row_bytes = 0;

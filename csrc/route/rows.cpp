@@ -1,4 +1,4 @@
-// See rows.h: the choice of a way, and how rows are cut.
+// See rows.h: the choice of a way, and the cutting of rows.
 #include "route/rows.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace gossamer {
 namespace {
 
-constexpr int64_t kLeastBlock = 64;  // elements; a row's begin on the wire is aligned anyway
+constexpr int64_t kLeastBlock = 64;  // elements; rows are aligned on the wire in any case
 
 Shape shape_of_bytes(int64_t row_bytes, Hops hops) {
   return {{codec::Kind::identity, Dtype::f32, 1}, (row_bytes + 3) / 4, true, at::kCPU, hops};
@@ -53,7 +53,7 @@ Rows::Rows(Communicator& comm, const Shape& shape, int64_t piece_bytes) : comm_(
 }
 
 RowsPtr open_rows(Communicator& comm, Scratch& scratch, const Shape& shape) {
-  // A hop alone would leave nothing that keeps a rank from writing its rows of the next call too early.
+  // With only one hop, nothing would keep a rank from writing its rows of the next call too early.
   if (comm.shares_memory() && shape.hops == Hops::both) return rows_of_peers(comm, shape);
   const bool pieces = goes_in_pieces(comm, codec::row_bytes(shape.spec, shape.chunk));
   return pieces ? rows_in_turns(comm, scratch, shape) : whole_rows(comm, scratch, shape);

@@ -1,7 +1,7 @@
-// Rows in pieces, sent in turns. A rank sends one piece after the other: in the first hop those for the next rank, then those
-// for the one after it, and so on; in the second, along a ring, its own, then what came from the rank before. Where all send
-// to all at once, several send to one, and the links of the others have nothing to do. Between two ranks too, as Gloo's
-// collectives tell late that this rank receives; see Communicator::exchange. See rows.h.
+// Rows in pieces, sent in turns; see rows.h. A rank sends one piece after another. In the first hop it sends the pieces for
+// the next rank, then those for the rank after it, and so on. In the second hop, a ring, it sends its own pieces, then those
+// that came from the rank before. If all ranks sent to all at once, several would send to one, and the other links would be
+// idle. Turns help two ranks too, because Gloo's collectives announce their receives late; see Communicator::exchange.
 #include <algorithm>
 #include <deque>
 
@@ -11,7 +11,7 @@
 namespace gossamer {
 namespace {
 
-constexpr int64_t kRowsInFlight = 4;  // beside what the link itself holds; with more, ranks get out of step
+constexpr int64_t kRowsInFlight = 4;  // besides what the link itself holds; with more, ranks get out of step
 constexpr int64_t kAlignment = 64;    // bytes, of a part of a row that is encoded whole
 
 class RowsInTurns : public Rows {
@@ -57,12 +57,12 @@ class RowsInTurns : public Rows {
   }
 
  private:
-  struct Part {  // of every row of a piece: what one operation moves
+  struct Part {  // the part of every row of a piece that one operation moves
     size_t piece;
     int64_t begin, bytes;
   };
 
-  // What is encoded in one piece is cut on the wire alone.
+  // A row that is encoded as one piece is cut only on the wire.
   void cut(int64_t piece_bytes) {
     const bool one = pieces_.size() == 1;
     const int64_t row = pieces_[0].row_bytes;
@@ -79,7 +79,7 @@ class RowsInTurns : public Rows {
   }
   size_t hop_items() const { return parts_.size() * static_cast<size_t>(comm_.size() - 1); }
 
-  // A matrix of the caller's has its rows behind each other, scratch memory its pieces.
+  // The caller's matrix has whole rows one after the other; scratch memory has the rows of each piece together.
   int64_t sent_at(const Piece& piece, int row) const {
     if (!in_place_) return piece.offset + row * piece.row_bytes;
     return (row * sending_.numel() + piece.offset) / comm_.size();
@@ -96,7 +96,7 @@ class RowsInTurns : public Rows {
     const size_t count = parts_.size(), part = item % count;
     if (item < hop_items()) return part < posted_;
     if (item < hop_items() + count) return part < shared_;
-    return item - count < arrived_;  // what is passed on has come a turn ago
+    return item - count < arrived_;  // what a rank passes on arrived one turn before
   }
 
   void send_next() {
@@ -115,7 +115,7 @@ class RowsInTurns : public Rows {
     }
   }
 
-  // Until the last turn of a hop, which ends after `items`, has brought this piece.
+  // Waits until the last turn of a hop, which ends after `items`, has brought this piece.
   void wait_for(const Piece& piece, size_t items) {
     while (arrived_ <= items - parts_.size() + last_part(piece)) {
       flying_.front()->wait();
@@ -129,8 +129,8 @@ class RowsInTurns : public Rows {
   at::Tensor sending_, receiving_;
   std::vector<Part> parts_;
   size_t posted_ = 0, shared_ = 0;  // parts
-  size_t sent_ = 0,
-         arrived_ = 0;    // items of both hops, in the order in which they are sent: a part to a rank each
+  // Items of both hops in sending order; an item is a part for a rank.
+  size_t sent_ = 0, arrived_ = 0;
   size_t in_flight_ = 0;  // items at most
   std::deque<PendingPtr> flying_;
 };

@@ -1,4 +1,4 @@
-// Rows that travel whole: each hop is one operation of the group, and tells what its link is worth. See rows.h.
+// Rows that travel whole: each hop is one operation of the group, and measures the link. See rows.h.
 #include <chrono>
 
 #include "route/route.h"
@@ -23,7 +23,7 @@ class WholeRows : public Rows {
     end();
     return bytes_of(receiving_);
   }
-  // After the first hop this rank's own row of what it sent is free.
+  // After the first hop, the row that this rank sent to itself is free.
   uint8_t* own(const Piece&) override { return bytes_of(sending_) + comm_.rank() * bytes_; }
   void share(const Piece&) override {
     begin([&] { return comm_.all_gather(sending_, sending_.narrow(0, comm_.rank() * bytes_, bytes_)); });

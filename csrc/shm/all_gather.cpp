@@ -1,4 +1,4 @@
-// Every rank writes its part, piece by piece, and reads the others'. gather is the same with one reader. See
+// Every rank writes its part, piece by piece, and reads the parts of the others. gather is the same with one reader. See
 // collectives.h.
 #include "shm/collectives.h"
 #include "shm/pieces.h"

@@ -1,6 +1,6 @@
-// Two-shot all-reduce: rank r folds slice r of every chunk, in rank order, and hands the result to all. Tensors that
-// lie in symmetric memory are folded where they are; others pass through the segments, chunk by chunk, with
-// three chunks in flight and one meeting a chunk. See collectives.h.
+// Two-shot all-reduce: rank r folds slice r of every chunk, in rank order, and hands the result to all. Tensors in
+// symmetric memory are folded in place. Others pass through the segments, chunk by chunk, with three chunks in flight and
+// one meeting for each chunk. See collectives.h.
 #include <array>
 
 #include "shm/collectives.h"
@@ -12,8 +12,8 @@ namespace {
 using Pointers = std::array<const void*, kMaxLocalRanks>;
 using Factors = std::array<double, kMaxLocalRanks>;
 
-// Up to here every rank folds the whole tensor itself: one meeting instead of two. Meetings cost more where
-// ranks have to wake each other.
+// Up to this size every rank folds the whole tensor itself: one meeting instead of two. Meetings cost more where ranks
+// have to wake each other.
 constexpr int64_t kOneShotBytes = int64_t{16} << 10;
 constexpr int64_t kOneShotSleepingBytes = int64_t{64} << 10;
 
@@ -58,8 +58,8 @@ void fold_whole(Group& group, void* data, int64_t count, const Fold& reduction) 
   reduce(reduction, sources.data(), group.size(), &data, 1, count);
 }
 
-// A segment holds a place for each rank's slice of a chunk. In one round, the places of the others carry this rank's
-// input for their slices, and its own place the result of the chunk before.
+// A segment has a place for each rank's slice of a chunk. In one round the other ranks' places hold this rank's input for
+// their slices, and its own place holds its result of the chunk before.
 class Chunks {
  public:
   Chunks(Group& group, void* data, int64_t count, Type type)
@@ -148,7 +148,7 @@ void all_reduce(Group& group, void* data, int64_t count, const Summing& summing,
   const Fold reduction = with_factors(group, summing, factors);
   if (any_in_window(group)) {
     if (all_in_window(group, window)) return in_place(group, *window, count, reduction);
-    write_first();  // some tensors lie in symmetric memory, and some do not
+    write_first();  // the tensors of some ranks are not in symmetric memory
     group.meet();
   }
   if (whole) return fold_whole(group, data, count, reduction);

@@ -1,5 +1,5 @@
-// Every rank writes a piece for each other one and reads those for itself, round by round, until the largest part is
-// through. What each rank sends and expects stands before the pieces: parts may differ in size. See collectives.h.
+// Every rank writes a piece for each other rank and reads the pieces for itself, round by round, until the largest part is
+// through. Parts may differ in size: the bytes that each rank sends and expects stand before the pieces. See collectives.h.
 #include "base/check.h"
 #include "shm/collectives.h"
 #include "shm/pieces.h"
@@ -7,7 +7,7 @@
 namespace gossamer::shm {
 namespace {
 
-// The beginning of a segment: int64 bytes sent to each rank, then expected of each.
+// The table at the start of a segment: int64 bytes sent to each rank, then bytes expected from each.
 int64_t table_bytes(int size) { return ceil_div(2 * size * 8, kLine) * kLine; }
 
 int64_t entry(const uint8_t* segment, int index) {

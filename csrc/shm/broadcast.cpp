@@ -1,4 +1,4 @@
-// The root writes, piece by piece, and everyone reads; scatter gives each rank a place of its own. A barrier is a round
+// The root writes, piece by piece, and everyone reads. scatter gives each rank a place of its own. A barrier is a round
 // without data. See collectives.h.
 #include "shm/collectives.h"
 #include "shm/pieces.h"

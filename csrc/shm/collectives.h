@@ -1,6 +1,6 @@
 // The collectives of one host, each a loop of rounds in a file of its own. Blocking; all local ranks make the same call.
-// `peers`, `ins`, `outs` and `bytes` have one entry a local rank, in rank order. Memory is the caller's; any
-// alignment. An Error(config) is thrown on all ranks alike, and the group goes on; after an Error(comm) it is broken.
+// `peers`, `ins`, `outs` and `bytes` have one entry for each local rank, in rank order. The caller owns the memory, which
+// may have any alignment. All ranks throw an Error(config) alike, and the group goes on; an Error(comm) breaks the group.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace gossamer::shm {
 // What is summed, and how; for avg the divisor is set, see reduce.h.
 struct Summing {
   Fold reduction;
-  double factor = 1;  // this rank's, of premul_sum
+  double factor = 1;  // this rank's factor of premul_sum
 };
 
-// The same tensor in the memory of each local rank, if all of them can be reached. See symmetric.h.
+// The same tensor in the memory of each local rank, if this rank maps all of them. See symmetric.h.
 struct Window {
   int64_t id = 0;      // equal on all ranks, never 0
   int64_t offset = 0;  // of the tensor in it, bytes
@@ -43,8 +43,8 @@ void all_gather(Group& group, const void* in, void* const* outs, const int64_t* 
 void all_to_all(Group& group, const void* const* ins, const int64_t* in_bytes, void* const* outs,
                 const int64_t* out_bytes, Deadline deadline);
 
-// What all_to_all compares: entry(r, p) is the bytes that rank r sends to rank p, entry(r, size + p) what it expects of
-// it. Throws Error(config) if two ranks differ; `global_rank` names them. Returns the largest.
+// What all_to_all compares. entry(r, p) is the bytes that rank r sends to rank p; entry(r, size + p) the bytes that it
+// expects from p. Throws Error(config) if two ranks differ; `global_rank` names them. Returns the largest.
 int64_t compare_splits(int size, const std::function<int(int)>& global_rank,
                        const std::function<int64_t(int, int)>& entry);
 
@@ -58,7 +58,7 @@ void scatter(Group& group, const void* const* ins, void* out, int64_t bytes, int
 
 void barrier(Group& group, Deadline deadline);
 
-// Makes sure that all ranks go on with `count` operations.
+// Checks that all ranks go on with the same number of operations, `count`.
 void agree_on_count(Group& group, int64_t count, Deadline deadline);
 
 }  // namespace gossamer::shm

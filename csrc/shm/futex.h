@@ -1,5 +1,5 @@
-// Sleeping and waking on a word of shared memory. Not a lock: barrier and mailbox build on it. A sleep may end
-// for no reason, so callers look at the word again.
+// Sleeping and waking on a word of shared memory. Not a lock: barrier and mailbox build on it. A sleep may end without a
+// reason, so callers look at the word again.
 #pragma once
 
 #include <linux/futex.h>
@@ -33,7 +33,7 @@ inline void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// A breath inside a spin loop.
+// A short pause inside a spin loop.
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();

@@ -28,7 +28,7 @@ double seconds(Clock::duration duration) {
   return static_cast<double>(std::chrono::round<std::chrono::milliseconds>(duration).count()) / 1000;
 }
 
-// Process ids mean the same to processes of one space.
+// Process ids have the same meaning for all processes of one space.
 uint64_t process_space() {
   struct stat space{};
   return stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
@@ -138,7 +138,7 @@ void Group::meet() {
   slot(rank_).arrived.store(round_, std::memory_order_release);
   if (head.count.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(size())) {
     head.count.store(0, std::memory_order_relaxed);
-    head.generation.store(generation + 1);  // sequentially consistent, as is the read of sleepers
+    head.generation.store(generation + 1);  // sequentially consistent, like the read of sleepers
     if (head.sleepers.load() > 0) futex_wake_all(head.generation);
     return;
   }
@@ -159,8 +159,8 @@ void Group::meet() {
   while (!wait_for(generation)) check_peers(generation);
 }
 
-// Whether a rank that has not come was last seen on the core that this one spins on. The scheduler leaves two ranks on
-// one core for long, beside an idle one, and a yield does not always hand the core over.
+// Whether a rank that has not come was last seen on the core on which this rank spins. The scheduler may leave two ranks on
+// one core for long beside an idle core, and a yield does not always hand the core over.
 bool Group::needed_core() const {
   const int core = sched_getcpu();
   for (int peer = 0; peer < size(); ++peer) {
@@ -172,7 +172,7 @@ bool Group::needed_core() const {
   return false;
 }
 
-// Sleeps until the round ends; false if it is time to look after the peers.
+// Sleeps until the round ends. Returns false if it is time to look at the peers.
 bool Group::wait_for(uint32_t generation) {
   auto& head = header();
   head.sleepers.fetch_add(1);
@@ -184,12 +184,12 @@ bool Group::wait_for(uint32_t generation) {
   return head.generation.load(std::memory_order_acquire) != generation;
 }
 
-// Also after those that have come to this round: one that was killed since may have been about to end it.
+// Checks ranks that have entered this round too: one that was killed afterwards may have been about to end the round.
 void Group::check_peers(uint32_t generation) {
   const auto ended = [&] { return header().generation.load(std::memory_order_acquire) != generation; };
   for (int peer = 0; peer < size(); ++peer) {
     const std::string why = trouble(peer);
-    // Whoever has left did so after its last round, which may be this one; then meet() returns as it should.
+    // A rank that has left did so after its last round. That may be this round, which then ends as it should.
     if (!why.empty() && !ended()) break_with(why, why);
   }
   if (Clock::now() < deadline_) return;
@@ -201,8 +201,8 @@ void Group::check_peers(uint32_t generation) {
   break_with(text.str(), told.str());
 }
 
-// The first rank of a host watches the others, and they watch it. Once it has gone they look themselves; they can where
-// they see each other's processes.
+// The first rank of a host watches the others, and they watch it. Once it is gone the others check each other's processes
+// themselves, if they can see them.
 bool Group::has_ended(int peer) const {
   const auto leader = static_cast<Presence>(slot(0).presence.load());
   if (leader == Presence::joining || leader == Presence::present) return false;
@@ -222,7 +222,7 @@ std::string Group::trouble(int peer) const {
   switch (static_cast<Presence>(slot(peer).presence.load())) {
     case Presence::dead: return who + " has ended without a word (killed, or crashed)";
     case Presence::left: return who + " has left the group";
-    case Presence::failed: {  // perhaps because of another rank; then that is what to say
+    case Presence::failed: {  // its reason may be another rank's failure; then report that
       const std::string reason = slot(peer).reason;
       return reason.compare(0, 5, "rank ") == 0 ? reason : who + " has failed: " + reason;
     }
@@ -282,7 +282,7 @@ std::vector<Fd> Group::share(int fd, int64_t bytes, Deadline deadline) {
     const Socket& socket = sockets_[rank_ == 0 ? peer : 0];
     while (!socket.readable(std::min(deadline, Clock::now() + kLook)) && Clock::now() < deadline) {
       const std::string why = trouble(peer);
-      // What it wrote before it left counts.
+      // Bytes that it wrote before it left still count.
       GOSSAMER_CHECK(why.empty() || socket.readable(Clock::now()), ErrorKind::comm, why);
     }
     char word = 0;
@@ -316,7 +316,7 @@ void Group::abort(const std::string& reason) {
   fail(reason);
 }
 
-// The first reason stays: others may be reading it.
+// The first reason stays: other ranks may be reading it.
 void Group::fail(const std::string& reason) {
   const std::lock_guard<std::mutex> lock(reason_mutex_);
   auto& own = slot(rank_);

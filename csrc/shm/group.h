@@ -1,8 +1,8 @@
-// The ranks of a group that share a host, and their rounds. A round is: write into my segment, meet(), read the
-// others' segments. There are two segments a rank, used in turn, so one meet() per round is enough: whoever
-// writes into a segment again has met everyone who was still reading it. Every collective is a loop of rounds
-// (all_reduce.cpp, ...). Not thread-safe but for abort() and what mailbox.h uses: the backend runs one
-// collective of a group at a time. Ranks are local ones here, numbered as in hosts()[host()].
+// The ranks of a group that share a host, and their rounds. A round is: write into my segment, meet(), read the others'
+// segments. Each rank has two segments, used in turn, so one meet() for each round is enough: before a rank writes into a
+// segment again, it has met every rank that was reading it. Every collective is a loop of rounds (all_reduce.cpp, ...). Not
+// thread-safe, except abort() and what mailbox.h uses: the backend runs one collective of a group at a time. Ranks are
+// local ones here, numbered as in hosts()[host()].
 #pragma once
 
 #include <atomic>
@@ -24,12 +24,12 @@ class Group {
 
   int rank() const { return rank_; }
   int size() const { return layout_.size; }
-  // As its peers name it in what they say: by its number, or what name_ranks() has given it.
+  // The number that messages show for a peer: its rank in the group, or the name that name_ranks() has given it.
   int global_rank(int peer) const {
     const int rank = slot(peer).rank;
     return names_.empty() ? rank : names_.at(static_cast<size_t>(rank));
   }
-  // For a group of some ranks of another: what each is called there. Before anything is called.
+  // For a subgroup: sets each rank's number in the parent group. To be called before anything else.
   void name_ranks(std::vector<int> names) { names_ = std::move(names); }
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   int host() const { return host_; }
@@ -39,16 +39,15 @@ class Group {
   void begin(const Call& call, Deadline deadline);
   // How much of a segment the collectives fill in one round.
   static constexpr int64_t round_bytes() { return kSegmentBytes; }
-  uint8_t* mine() { return segment(rank_, round_ & 1); }  // to write in this round
-  const uint8_t* theirs(int peer) const {
-    return segment(peer, (round_ + 1) & 1);
-  }  // of the round that ended
+  uint8_t* mine() { return segment(rank_, round_ & 1); }  // this rank writes it in this round
+  // The peer's segment of the round that ended.
+  const uint8_t* theirs(int peer) const { return segment(peer, (round_ + 1) & 1); }
   void meet();  // throws Error(comm) if a peer ends, fails, or does not come before the deadline
-  // After the first meet(): what the others began. Throws Error(config) on all ranks alike if the calls differ.
+  // After the first meet(): compares the ranks' calls. Throws Error(config) on all ranks alike if they differ.
   void compare();
   const Call& call_of(int peer) const { return slot(peer).calls[(round_ + 1) & 1]; }
 
-  // Takes the place of an operation that this rank cannot begin; all ranks throw, and the group goes on.
+  // Replaces an operation that this rank cannot begin. All ranks throw, and the group goes on.
   void refuse(const std::string& reason, Deadline deadline);
 
   // Tells the others that this rank takes part in nothing any more.
@@ -57,7 +56,7 @@ class Group {
   // Ends what this rank waits for, now and later; any thread.
   void abort(const std::string& reason);
 
-  // Hands one descriptor of each rank, of memory of `bytes`, to all of them; in rank order.
+  // Gives one descriptor of each rank, of memory of `bytes`, to all ranks; returns them in rank order.
   std::vector<Fd> share(int fd, int64_t bytes, Deadline deadline);
 
   // ---- for the mailbox
@@ -65,10 +64,10 @@ class Group {
   Slot& slot(int local) const { return *reinterpret_cast<Slot*>(region_.data() + layout_.slot(local)); }
   bool may_spin() const { return spin_; }
   bool aborted() const { return aborted_.load(std::memory_order_relaxed); }
-  // Why nothing more can come from a peer: it has ended, left or failed, or this rank was aborted. Else empty.
+  // Why nothing more can come from a peer: it has ended, left or failed, or this rank was aborted. Empty if it can.
   std::string trouble(int peer) const;
 
-  // Bytes of shared memory of this host's ranks, touched or not.
+  // Bytes of shared memory of this host's ranks, whether touched or not.
   int64_t memory_bytes() const { return layout_.bytes; }
 
  private:
@@ -79,7 +78,7 @@ class Group {
   bool wait_for(uint32_t generation);
   bool needed_core() const;
   void check_peers(uint32_t generation);
-  // `told`: what the other ranks get to hear; they pass it on as it is if it begins with "rank ".
+  // `told`: the reason for the other ranks, who repeat it unchanged if it begins with "rank ".
   [[noreturn]] void break_with(const std::string& reason, const std::string& told);
   std::string missing() const;
   bool has_ended(int peer) const;

@@ -1,5 +1,4 @@
-// How messages are offered, matched and moved; see mailbox.h. All of it under the mailbox's lock, none of it
-// waits.
+// How messages are offered, matched and moved; see mailbox.h. All functions run under the mailbox's lock, and none waits.
 #include <algorithm>
 #include <sstream>
 
@@ -10,14 +9,14 @@ namespace gossamer::shm {
 namespace {
 
 constexpr int64_t kWholeBytes = 4096;  // up to this size a message goes with its offer
-constexpr int kWholeMessages = 32;     // of them without an answer, to one peer
+constexpr int kWholeMessages = 32;     // of these without an answer, to one peer
 constexpr int64_t kPartsInRing = 8;    // both sides copy at the same time
 
 }  // namespace
 
-// ---- what comes in
+// ---- incoming
 
-// Reads what was there when it began, so that no peer keeps the others waiting.
+// Reads what was there at the start, so that one busy peer does not delay the others.
 bool Mailbox::drain(int index) {
   const Ring& ring = peers_[index].in;
   const uint64_t end = ring.written();
@@ -27,7 +26,7 @@ bool Mailbox::drain(int index) {
     handle(index, frame, ring);
     ring.pop(frame);
   }
-  rouse(index);  // once: a writer that waits for room should find much of it
+  rouse(index);  // only once, so that a waiting writer finds much room
   return true;
 }
 
@@ -95,7 +94,7 @@ void Mailbox::pair(Operation receive, int source, const Frame& offer, const Copy
 
 void Mailbox::take_part(Peer& peer, const Frame& frame, const Ring& ring) {
   const auto found = peer.receiving.find(frame.id);
-  if (found == peer.receiving.end()) return;  // the rest of a message that was given up
+  if (found == peer.receiving.end()) return;  // the rest of an abandoned message
   Operation& receive = found->second;
   GOSSAMER_CHECK(frame.payload <= receive.bytes - receive.moved, ErrorKind::comm, describe(receive),
                  " has been sent ", receive.moved + frame.payload, " bytes");
@@ -144,21 +143,20 @@ std::exception_ptr Mailbox::mismatch(int source, int target, uint64_t tag, int64
   return std::make_exception_ptr(Error(ErrorKind::config, text.str()));
 }
 
-// ---- what goes out
+// ---- outgoing
 
 void Mailbox::answer(int index, FrameKind kind, uint64_t id, int64_t bytes) {
   auto& peer = peers_[index];
   if (peer.gone.empty()) peer.answers.push_back({kind, 0, id, 0, bytes});
 }
 
-// Before a send is erased.
+// Called before a send is erased.
 void Mailbox::forget_send(Peer& peer, uint64_t id) {
   if (peer.sends.at(id).whole) --peer.whole_messages;
   peer.granted.erase(std::remove(peer.granted.begin(), peer.granted.end(), id), peer.granted.end());
 }
 
-// Writes as much as there is room for. What is left follows when the peer has read, which it tells by
-// rouse().
+// Writes as much as there is room for. The rest follows once the peer has read, which it signals by rouse().
 bool Mailbox::push(int index) {
   bool moved = false;
   while (write_next(peers_[index])) {
@@ -168,7 +166,7 @@ bool Mailbox::push(int index) {
   return moved;
 }
 
-// False if nothing is left, or there is no room.
+// Returns false if nothing is left, or there is no room.
 bool Mailbox::write_next(Peer& peer) {
   if (!peer.answers.empty()) {
     if (!peer.out.write(peer.answers.front(), nullptr)) return false;

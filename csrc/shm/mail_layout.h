@@ -1,7 +1,6 @@
-// The shared memory of the mailboxes (mailbox.h): for every ordered pair of local ranks a ring of frames,
-// written by one rank and read by the other. Zero-filled memory is an empty ring, so a rank may write before
-// its peer has a mailbox. All counters lie together, so that looking for news touches no page of a ring that
-// nobody uses.
+// The shared memory of the mailboxes (mailbox.h): a ring of frames for every ordered pair of local ranks, written by one
+// rank and read by the other. Zero-filled memory is an empty ring, so a rank may write before its peer has a mailbox. All
+// counters lie together, so that looking for news touches no page of an unused ring.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +12,7 @@
 
 namespace gossamer::shm {
 
-constexpr int64_t kFrameUnit = 32;  // frames begin at multiples of it, so a header never wraps
+constexpr int64_t kFrameUnit = 32;  // bytes; frames begin at multiples of it, so a header never wraps
 
 enum class FrameKind : uint32_t {
   offer = 1,  // I have a message of `bytes`
@@ -46,15 +45,15 @@ inline int64_t counters_bytes(int size) {
 }
 inline int64_t mail_bytes(int size) { return counters_bytes(size) + ring_bytes(size) * size * size; }
 
-// One side's view of a ring. The counters are stored sequentially consistent: whoever goes to sleep says so
-// first and then looks at them, whoever moves them looks for sleepers afterwards.
+// One side's view of a ring. The counters are stored sequentially consistent: a side that goes to sleep announces that
+// first and then reads them; a side that changes them looks for sleepers afterwards.
 class Ring {
  public:
   Ring(uint8_t* mail, int size, int from, int to)
       : counters_(reinterpret_cast<RingCounters*>(mail) + from * size + to),
         data_(mail + counters_bytes(size) + ring_bytes(size) * (from * size + to)),
         capacity_(static_cast<uint64_t>(ring_bytes(size))) {}
-  // Elsewhere than in the mail area.
+  // A ring in other memory than the mail area.
   Ring(RingCounters* counters, uint8_t* data, int64_t capacity)
       : counters_(counters), data_(data), capacity_(static_cast<uint64_t>(capacity)) {}
 
@@ -77,7 +76,7 @@ class Ring {
     return true;
   }
 
-  // ---- for the reader, of the first frame; there must be one
+  // ---- for the reader: the first frame, which must exist
   Frame front() const {
     Frame frame;
     std::memcpy(&frame, data_ + read() % capacity_, sizeof(frame));

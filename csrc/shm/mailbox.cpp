@@ -1,4 +1,4 @@
-// The mailbox's thread, its sleep, deadlines and the ends of peers; see mailbox.h.
+// The mailbox's thread, its sleep, deadlines and the loss of peers; see mailbox.h.
 #include "shm/mailbox.h"
 
 #include <pthread.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kSpinsBetweenClocks = 16;
-// How often a sleeper looks after its peers and whether a wake was lost, with and without operations pending.
+// How often a sleeper checks its peers and looks for a lost wake, with and without pending operations.
 constexpr auto kLook = std::chrono::milliseconds(100);
 constexpr auto kIdleLook = std::chrono::seconds(1);
 // How long the destructor waits for room for the answers that peers still need to finish their sends.
@@ -88,7 +88,7 @@ void Mailbox::receive(int from, uint64_t tag, void* data, int64_t bytes, Deadlin
   posted(deadline);
 }
 
-// The caller has moved what could be moved, so the thread is woken only for what else it must do.
+// The caller has moved what could be moved, so the thread is woken only for other work.
 void Mailbox::posted(Deadline deadline) {
   next_deadline_ = std::min(next_deadline_, deadline);
   if (!finished_.empty() || deadline < wake_at_) nudge();
@@ -105,7 +105,7 @@ void Mailbox::run() {
   close();
 }
 
-// Does all there is to do. False if that was nothing.
+// Does all work there is. Returns false if there was none.
 bool Mailbox::pass() {
   bool moved = false;
   {
@@ -121,7 +121,7 @@ bool Mailbox::pass() {
 
 bool Mailbox::serve(int index, const std::string& own_trouble) {
   if (!peers_[index].gone.empty()) return false;
-  // Asked before the ring is drained: what the peer wrote before its end counts.
+  // Read before the ring is drained: what the peer wrote before its end counts.
   std::string why = own_trouble.empty() ? group_.trouble(index) : own_trouble;
   bool moved = false;
   try {
@@ -167,7 +167,7 @@ void Mailbox::close() {
 
 // ---- sleep
 
-// A sum of counters that only grow: it changes when there is something to look at. Takes no lock.
+// A sum of counters that only grow: it changes when there is something to do. Takes no lock.
 uint64_t Mailbox::signs() const {
   uint64_t sum = group_.slot(group_.rank()).doorbell.load();
   for (const auto& peer : peers_) sum += peer.in.written() + peer.out.read();
@@ -181,7 +181,7 @@ bool Mailbox::spin(uint64_t seen) const {
       if (signs() != seen) return true;
       relax();
     }
-    std::this_thread::yield();  // the scheduler likes to put the one who would bring news on this very core
+    std::this_thread::yield();  // the scheduler often puts the thread that would bring news on this core
   } while (Clock::now() < until);
   return false;
 }
@@ -194,14 +194,14 @@ void Mailbox::doze(uint64_t seen) {
   own.dozing.store(0);
 }
 
-// Makes the own thread look at something that is not in a ring.
+// Makes this mailbox's thread look at something that is not in a ring.
 void Mailbox::nudge() {
   auto& own = group_.slot(group_.rank());
   own.doorbell.fetch_add(1);
   if (own.dozing.exchange(0)) futex_wake_all(own.doorbell);
 }
 
-// After something was written into a ring for a peer, or taken from one of its.
+// To be called after writing into a ring for a peer, or reading from one of the peer's.
 void Mailbox::rouse(int index) {
   auto& slot = group_.slot(index);
   if (!slot.dozing.load() || !slot.dozing.exchange(0)) return;
@@ -209,7 +209,7 @@ void Mailbox::rouse(int index) {
   futex_wake_all(slot.doorbell);
 }
 
-// ---- ends
+// ---- the loss of peers
 
 void Mailbox::bury(int index, const std::string& why) {
   auto& peer = peers_[index];
@@ -221,7 +221,7 @@ void Mailbox::bury(int index, const std::string& why) {
   arrived_.remove_if(
       [&](const Arrival& item) { return item.source == index && item.frame.kind == FrameKind::offer; });
 
-  // One that has left owes nothing to a receive from any source, unless nobody else is there.
+  // A rank that has left owes nothing to a receive from any source, unless no other rank is left.
   const bool left = static_cast<Presence>(group_.slot(index).presence.load()) == Presence::left;
   bool others = false;
   for (int other = 0; other < group_.size(); ++other) {

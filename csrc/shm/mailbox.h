@@ -1,13 +1,12 @@
-// Messages between the ranks of one host, with tags: c10d's send, recv and recv from any source. Sizes need
-// not be agreed on before, any mixture of messages goes at once, and none blocks one with another tag. One a
-// group and rank, made when first needed; peers may make theirs later, or never. Not a collective, and not
-// for ranks on other hosts. mailbox.cpp: the thread, deadlines and ends; mail_flow.cpp: matching and moving.
+// Messages between the ranks of one host, with tags: c10d's send, recv and recv from any source. Sizes need not be agreed
+// on before, any mixture of messages goes at once, and no message blocks one with another tag. Each rank of a group has
+// one, made when first needed; peers may make theirs later, or never. Not a collective, and not for ranks on other hosts.
+// mailbox.cpp: the thread, deadlines and lost peers; mail_flow.cpp: matching and moving.
 //
-// A message is offered to the receiver, which keeps a list of offers, and goes in parts once a receive was
-// posted for it: so the ring holds only what has a place to go to, and nothing in it waits for the user. A
-// small message goes with its offer; `kWholeMessages` bounds what the receiver keeps of those. A send is done
-// when it is matched and its last byte is in shared memory: as with Gloo and NCCL, sending without a receive
-// waits.
+// A message is offered to the receiver, which keeps a list of offers. It goes in parts once a receive was posted for it: so
+// the ring holds only data that has a destination, and nothing in it waits for the user. A small message goes with its
+// offer; `kWholeMessages` bounds how many of those the receiver keeps. A send is done when it is matched and its last byte
+// is in shared memory: as with Gloo and NCCL, a send without a receive waits.
 #pragma once
 
 #include <atomic>
@@ -28,21 +27,21 @@ namespace gossamer::shm {
 
 class Mailbox {
  public:
-  // Called exactly once for each operation, from the mailbox's thread, with no lock held: it may post more,
-  // must be short, must not throw and must not destroy the mailbox. `source` is the message's sender, or -1
-  // where a receive from any source has failed before one was found.
+  // Called exactly once for each operation, from the mailbox's thread, with no lock held. It may post more, must be short,
+  // must not throw and must not destroy the mailbox. `source` is the message's sender, or -1 where a receive from any
+  // source failed before a message was found.
   using Done = std::function<void(int source, std::exception_ptr error)>;
 
-  explicit Mailbox(Group& group);  // which must outlive it
-  // What is pending fails. What was sent whole stays in shared memory for its receiver.
+  explicit Mailbox(Group& group);  // the group must outlive it
+  // Pending operations fail. A small message that was already sent stays in shared memory for its receiver.
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // Any thread; ranks are local ones, that of the caller included. The memory must stay until `done`.
-  // Messages of one sender with one tag are matched in order. If the sizes differ both sides fail, and the
-  // next pair is matched as usual. So it is after a timeout, which withdraws the operation; but a send that
-  // timed out can still be met by a receive until the peer hears of it.
+  // Any thread. Ranks are local ones; the caller's own is allowed. The memory must stay until `done`. Messages of one sender
+  // with one tag are matched in order. If the sizes differ both sides fail, and the next pair is matched as usual. A timeout
+  // withdraws the operation, with the same effect; but a receive can still match a send that timed out until the peer
+  // learns of it.
   void send(int to, uint64_t tag, const void* data, int64_t bytes, Deadline deadline, Done done);
   void receive(int from, uint64_t tag, void* data, int64_t bytes, Deadline deadline,
                Done done);  // from -1: any
@@ -65,16 +64,16 @@ class Mailbox {
   struct Peer {
     Peer(Ring in, Ring out) : in(in), out(out) {}
     Ring in, out;
-    std::string gone;           // why nothing goes to or from it any more
-    std::deque<Frame> answers;  // to its offers; they go out first
+    std::string gone;           // why nothing can go to or from it
+    std::deque<Frame> answers;  // answers to its offers; they go out first
     uint64_t next_id = 1;
     uint64_t next_offer = 1;       // sends from this id on are not offered yet
     Operations sends;              // by id
-    std::deque<uint64_t> granted;  // ids of sends
+    std::deque<uint64_t> granted;  // ids of granted sends
     int whole_messages = 0;        // sent and not answered yet
     Operations receiving;          // granted, by the peer's id
   };
-  struct Arrival {  // that nobody has posted a receive for
+  struct Arrival {  // a message without a posted receive
     int source;
     Frame frame;
     std::vector<uint8_t> payload;
@@ -123,11 +122,11 @@ class Mailbox {
   std::exception_ptr mismatch(int source, int target, uint64_t tag, int64_t sent, int64_t expected) const;
 
   Group& group_;
-  std::mutex mutex_;  // of all that follows, but for the rings, which are read and written by signs() too
+  std::mutex mutex_;  // guards all that follows, except the rings' counters, which signs() reads without it
   std::vector<Peer> peers_;
   Operations posted_;  // receives without a message
   uint64_t next_receive_ = 1;
-  std::list<Arrival> arrived_;  // messages without a receive, as they came
+  std::list<Arrival> arrived_;  // messages without a receive, in order of arrival
   std::string any_gone_;        // why a receive from any source may wait in vain
   std::vector<Finished> finished_;
   int64_t open_ = 0;  // operations posted and not finished

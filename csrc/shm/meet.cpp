@@ -1,4 +1,4 @@
-// The handshake; see meet.h. The lowest rank of a host leads: it makes the memory and sends it to the others.
+// The handshake; see meet.h. The lowest rank of a host leads: it creates the memory and sends it to the others.
 #include "shm/meet.h"
 
 #include <sched.h>
@@ -24,15 +24,15 @@ struct Hello {  // to the leader
 struct Welcome {  // from the leader, with the memory
   int32_t local;
   int32_t size;
-  uint64_t proof;  // stands in the header
+  uint64_t proof;  // the same number stands in the header
 };
-struct Proof {  // to the leader; stands in the rank's slot
+struct Proof {  // to the leader; the same number stands in the rank's slot
   uint64_t proof;
 };
 
 std::string peer_name(int rank) { return "rank " + std::to_string(rank); }
 
-// What rank `rank` has put into the store.
+// The value that rank `rank` has put into the store.
 std::string ask(Store& store, const char* key, int rank, Deadline deadline) {
   try {
     return store.get(key + std::string("/") + std::to_string(rank), deadline);
@@ -53,7 +53,7 @@ int count_bits(const uint8_t* bits) {
                          [](int sum, uint8_t byte) { return sum + __builtin_popcount(byte); });
 }
 
-// The lowest rank whose socket can be reached from here, and the socket to it; this rank itself if there is none.
+// The lowest rank whose socket this rank can reach, and the socket to it; this rank itself if there is none.
 int find_leader(Store& store, int rank, Deadline deadline, Socket& socket) {
   for (int candidate = 0; candidate < rank; ++candidate) {
     auto found = connect(ask(store, "socket", candidate, deadline));
@@ -85,7 +85,7 @@ std::vector<std::vector<int>> hosts_of(const std::vector<int>& leaders) {
   return hosts;
 }
 
-// Connections of the other local ranks, by place. Others who found the name are turned away.
+// Connections of the other local ranks, by place. Strangers who found the name are turned away.
 std::vector<Socket> greet(const Listener& listener, const std::vector<int>& local_ranks, uint8_t* cores,
                           Deadline deadline) {
   std::vector<Socket> sockets(local_ranks.size());
@@ -168,7 +168,7 @@ void join(Meeting& meeting, Socket leader, Deadline deadline) {
   meeting.sockets.push_back(std::move(leader));
 }
 
-// What the first rank has said, if it has, and else what this rank saw itself.
+// The first rank's reason, if it has given one; otherwise what this rank saw.
 std::string reason_of(Store& store, const std::string& key, const std::string& seen) {
   try {
     return store.get(key, Clock::now() + kAfterwards);
@@ -213,7 +213,7 @@ Meeting meet(Store& store, int rank, int size, Deadline deadline) {
     try {
       lead(meeting, listener, deadline);
     } catch (const Error& error) {
-      store.set(failure, error.what());  // the others only see this rank go
+      store.set(failure, error.what());  // the other ranks see only that this one is gone
       throw;
     }
   } else {

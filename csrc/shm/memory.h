@@ -1,5 +1,5 @@
-// Anonymous shared memory: a memfd and its mapping. Nothing has a name, so nothing is left when the processes that
-// hold it end, however they end, and the size of /dev/shm does not matter. Passed on by socket.h.
+// Anonymous shared memory: a memfd and its mapping. It has no name, so nothing is left when the processes that hold it end,
+// however they end, and the size of /dev/shm does not matter. socket.h passes it on.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,8 @@ class Mapping {
  public:
   Mapping() = default;
   static Mapping create(size_t bytes);
-  // Maps another process's memory. Refuses a file of another size, or one that its owner could still shrink:
-  // to read beyond its end would be a SIGBUS.
+  // Maps another process's memory. Refuses a file of another size, or one that its owner could still shrink: reading beyond
+  // its end would be a SIGBUS.
   static Mapping attach(Fd fd, size_t bytes);
 
   Mapping(Mapping&& other) noexcept { *this = std::move(other); }

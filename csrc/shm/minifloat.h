@@ -1,6 +1,6 @@
-// Floats of 8 and 16 bits, by integer arithmetic without branches, so that loops over it are vectorised.
-// Rounds to nearest even; what overflows becomes what torch 2.13 makes of it. float16 and bfloat16 come here
-// only where the lane type has no instructions for them. Called by strip.h.
+// Floats of 8 and 16 bits, by integer arithmetic without branches, so that loops over it are vectorised. Rounds to nearest
+// even; overflow gives what torch 2.13 gives. float16 and bfloat16 use it only where the lane type has no instructions for
+// them. Called by strip.h.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ HD uint32_t select(bool condition, uint32_t yes, uint32_t no) {
   return (yes & mask) | (no & ~mask);
 }
 
-// What the codes beyond the largest finite number mean.
+// The meaning of the codes beyond the largest finite number.
 enum class Specials {
   ieee,  // Inf, then NaN; overflow gives Inf
   fn,  // no Inf, NaN has all bits set; overflow gives the largest finite number (torch before 2.13: that NaN)
@@ -42,7 +42,7 @@ struct Minifloat {
     const uint32_t magnitude = code & kMagnitude;
     const uint32_t shifted = magnitude << kShift;
     uint32_t bits = shifted + kRebias;
-    // A denormal: one exponent up, and the float subtraction takes off the leading one that it has not.
+    // A denormal: one exponent up; the float subtraction removes the leading one that a denormal does not have.
     const float denormal = bit_cast<float>(bits + (1u << 23)) - bit_cast<float>(kSmallestNormal);
     bits = select(magnitude < (1u << mantissa_bits), bit_cast<uint32_t>(denormal), bits);
     if constexpr (specials == Specials::ieee) {

@@ -1,4 +1,4 @@
-// Arithmetic of cutting buffers into the pieces of rounds. Used by the collectives of this folder.
+// Arithmetic for cutting buffers into the pieces of rounds. Used by the collectives of this folder.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,7 @@
 
 namespace gossamer::shm {
 
-constexpr int64_t kLine =
-    64;  // bytes of a cache line: pieces begin on one, so that no two ranks write into it
+constexpr int64_t kLine = 64;  // bytes of a cache line; pieces begin on one, so no two ranks write into it
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_down(int64_t value, int64_t multiple) { return value / multiple * multiple; }
@@ -19,7 +18,7 @@ struct Range {
   int64_t count = 0;
 };
 
-// Piece number `index` where pieces hold `piece` and all of it `total`; empty beyond the end.
+// Piece number `index` of `total` elements cut into pieces of `piece`; empty beyond the end.
 constexpr Range piece_of(int64_t total, int64_t piece, int64_t index) {
   const int64_t begin = std::min(total, piece * index);
   return {begin, std::min(piece, total - begin)};
@@ -31,7 +30,7 @@ constexpr Range slice_of(int64_t count, int slices, int index, int64_t element_b
   return piece_of(count, ceil_div(ceil_div(count, slices), unit) * unit, index);
 }
 
-// Where, in the segment of rank `in`, the place for rank `of` is: a segment has one for each rank but its own.
+// Where the segment of rank `in` has its place for rank `of`: a segment has one for each rank but its own.
 constexpr int place_for(int of, int in) { return of > in ? of - 1 : of; }
 
 inline uint8_t* at(void* base, int64_t bytes) { return static_cast<uint8_t*>(base) + bytes; }

@@ -1,5 +1,5 @@
-// reduce.h: the facts about types, the checks, and the choice of a kernel. The kernels are compiled once per
-// instruction set in cpu_*.cpp. A reduction is first turned into one of the few that they know.
+// reduce.h: the facts about types, the checks, and the choice of a kernel. cpu_*.cpp compile the kernels once for each
+// instruction set. A reduction is first turned into one of the few that they have.
 #include "shm/reduce.h"
 
 #include "base/check.h"
@@ -21,7 +21,7 @@ struct Facts {
   int64_t size;
   Class kind;
   Type sums;   // what sums run in
-  Type parts;  // of a complex number; of a signed integer its unsigned twin; else the type itself
+  Type parts;  // a complex number's parts; a signed integer's unsigned twin; else the type itself
 };
 
 // In the order of Type; names as torch spells them.
@@ -82,7 +82,7 @@ void check(const Fold& r, int source_count, int out_count, int64_t numel) {
                  "reduce: the divisor of an average must be positive, got ", r.divisor);
 }
 
-// An equal reduction that the kernels know; `numel` then counts in elements of the new types.
+// An equal reduction that the kernels have; `numel` then counts elements of the new types.
 Fold simplified(Fold r, int64_t& numel) {
   const Facts& from = facts(r.from);
   if (r.op != Op::avg) r.divisor = 1;

@@ -1,5 +1,5 @@
-// Between reduce.cpp, which checks and simplifies a reduction, and the kernels, which are compiled once per
-// instruction set in cpu_*.cpp. Not for callers of reduce(); tests and benchmarks pick a table by name here.
+// Between reduce.cpp, which checks and simplifies a reduction, and the kernels, which cpu_*.cpp compile once for each
+// instruction set. Not for callers of reduce(); tests and benchmarks pick a table by name here.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace gossamer::shm {
 
-// What is left of a Fold for a kernel that already knows its types and operation.
+// What a kernel needs of a Fold; the kernel already knows its types and operation.
 struct Job {
   const void* const* sources;
   int source_count;  // at least 1

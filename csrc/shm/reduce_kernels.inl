@@ -17,14 +17,14 @@ namespace {
 using shm::Job;
 using shm::Kernel;
 
-// Instead of an operation: the kernel asks the job. One kernel for all that a small float is rarely put to.
+// Stands for "the job says which operation". Used by one kernel for the rare operations of small floats.
 constexpr Op kAsked = static_cast<Op>(-1);
 
 template <Type type>
 constexpr bool kIsComplex = type == Type::c32 || type == Type::c64 || type == Type::c128;
 
-// (a + bi)(c + di) = (ac - bd) + (bc + ad)i, as (a, b) * (c, c) + (-b, a) * (d, d). The arithmetic is left to
-// vectors: GCC 12 makes of a loop over ac - bd, ad + bc a fused vfmaddsub, against -ffp-contract=off.
+// (a + bi)(c + di) = (ac - bd) + (bc + ad)i, as (a, b) * (c, c) + (-b, a) * (d, d). The arithmetic is done on vectors: GCC
+// 12 turns a loop over ac - bd, ad + bc into a fused vfmaddsub, despite -ffp-contract=off.
 template <class T>
 HD Strip<T> complex_product(const Strip<T>& x, const Strip<T>& y) {
   constexpr int64_t numel = Strip<T>::numel;
@@ -76,7 +76,7 @@ HD T multiplied(T x, double factor) {
   constexpr T least = static_cast<T>(std::is_signed_v<T> ? T{1} << (8 * sizeof(T) - 1) : 0);
   constexpr T most = static_cast<T>(~least);
   const double y = static_cast<double>(x) * factor;
-  // `most` may be no double; one more than it is, and so is twice its half.
+  // `most` may not be representable as a double; one more than it is, as twice half of that.
   if (y >= 2.0 * static_cast<double>(most / 2 + 1)) return most;
   return y > static_cast<double>(least) ? static_cast<T>(y) : y == y ? least : T{0};
 }
@@ -121,7 +121,7 @@ HD Strip<T> combined(const Strip<T>& x, const Strip<T>& y, Op asked) {
   }
 }
 
-// The result of one strip; `read(k)` gives that of source k.
+// The result of one strip; `read(k)` gives the strip of source k.
 template <Type type, Op op, class Read>
 HD auto folded(const Job& job, Read read) {
   const auto factored = [&](int k) {
@@ -143,7 +143,7 @@ HD auto folded(const Job& job, Read read) {
   return x;
 }
 
-// Copies what an Element's `store` wrote, in pieces no larger than its stores: a larger load would wait.
+// Copies what an Element's `store` wrote, in pieces no larger than its stores: a larger load would stall.
 template <int64_t bytes, int64_t piece>
 HD void copy_strip(char* to, const char* from) {
   for (int64_t i = 0; i < bytes; i += piece) memcpy(to + i, from + i, piece);
@@ -183,9 +183,9 @@ void run(const Job& job) {
   }
 }
 
-// The choice of a kernel. reduce.cpp asks for few of the combinations that reduce.h allows: its `simplified`
-// turns bitwise operations into those of bytes, signed sums into unsigned ones, an average of floats into a
-// sum with a divisor, and all but products of complex numbers into operations on their parts.
+// The choice of a kernel. reduce.cpp asks for only a few of the combinations that reduce.h allows. Its `simplified` turns
+// bitwise operations into those of bytes, signed sums into unsigned ones, an average of floats into a sum with a divisor,
+// and all operations on complex numbers but products into operations on their parts.
 
 template <Type from, Type to, Op... ops>
 Kernel among(Op op) {
@@ -196,7 +196,7 @@ Kernel among(Op op) {
 
 template <Type type>
 Kernel of_integer(Op op) {
-  // These gain little from a wider instruction set: they divide, or convert from double, one by one.
+  // These gain little from a wider instruction set: they divide, or convert from double, one number at a time.
   if constexpr (kIsBase)
     if (const Kernel found = among<type, type, Op::avg, Op::premul_sum>(op)) return found;
   using T = typename Element<type>::Number;
@@ -225,7 +225,7 @@ Kernel of_narrow(Op op) {
   }
 }
 
-// Floats of type `narrow` that are summed as `wide`, on either side or both.
+// Kernels for floats of type `narrow` that are summed as `wide`; `from`, `to` or both are narrow.
 template <Type narrow, Type wide>
 Kernel of_narrow(Type from, Type to, Op op) {
   if (from == wide) return of_narrow<wide, narrow>(op);

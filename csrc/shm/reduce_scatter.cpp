@@ -1,4 +1,4 @@
-// Every rank hands its input for the slices of the others over, piece by piece, and folds its own. See collectives.h.
+// Every rank hands over its input for the slices of the others, piece by piece, and folds its own. See collectives.h.
 #include <array>
 
 #include "shm/collectives.h"

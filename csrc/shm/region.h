@@ -1,4 +1,4 @@
-// How the shared memory of a group's ranks on one host is laid out: a header, a slot a rank, the mail area (mailbox.h)
+// The layout of the shared memory of a group's ranks on one host: a header, a slot for each rank, the mail area (mailbox.h)
 // and the segments. Plain data and atomics only; group.h gives it meaning.
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace gossamer::shm {
 
 constexpr int kMaxLocalRanks = 128;
-constexpr int64_t kSegmentBytes = int64_t{512} << 10;  // of one rank, for one round; there are two of each
+constexpr int64_t kSegmentBytes = int64_t{512} << 10;  // of one rank, for one round; each rank has two
 constexpr size_t kReasonBytes = 512;
 
 enum class Presence : uint32_t { joining = 0, present, left, failed, dead };
@@ -31,13 +31,13 @@ enum class CallKind : int32_t {
   several,
 };
 
-// What a rank is about to do; posted in the first round of every operation and compared by all.
+// What a rank is about to do. Posted in the first round of every operation, and compared by all ranks.
 struct Call {
   CallKind kind = CallKind::barrier;
   int32_t type = -1;  // shm::Type, or -1 where only bytes move
   int32_t op = -1;    // shm::Op, or -1
   int32_t root = -1;
-  int64_t count = 0;      // elements (bytes where type is -1) of the part that all ranks share the size of
+  int64_t count = 0;      // elements (bytes if type is -1) of the part whose size is equal on all ranks
   int64_t symmetric = 0;  // which symmetric memory the tensor lies in, and where; 0: none
   int64_t offset = 0;
   double factor = 1;  // of premul_sum; the one field beside symmetric and offset that may differ
@@ -46,13 +46,13 @@ struct Call {
 struct alignas(64) Slot {
   std::atomic<uint64_t> arrived;   // rounds this rank has entered
   std::atomic<uint32_t> presence;  // Presence
-  std::atomic<int32_t> core;       // that it was on when it entered the round
+  std::atomic<int32_t> core;       // the core it was on when it entered the round
   std::atomic<uint32_t> doorbell;  // of its mailbox
   std::atomic<uint32_t> dozing;    // its mailbox thread sleeps on the doorbell
-  int32_t process;                 // its id, in a space of ids that is named by the inode
+  int32_t process;                 // its process id, valid in process_space
   uint64_t process_space;
   int32_t rank;                           // in the whole group
-  uint64_t proof;                         // what the rank said at the meeting, see meet.cpp
+  uint64_t proof;                         // the number from the meeting, see meet.cpp
   alignas(64) Call calls[2];              // by parity of the round
   alignas(64) char reason[kReasonBytes];  // why it has failed
   char refusals[2][kReasonBytes];         // why it refused its call; by parity of the round

@@ -1,6 +1,6 @@
-// Unix sockets that introduce ranks of one host to each other: they carry descriptors of shared memory, and their
-// end tells that a peer has ended. No payload goes through them. Names are abstract (no file), so a socket can
-// be reached only inside its network namespace; both sides check that the other is the same user.
+// Unix sockets that introduce ranks of one host to each other. They carry descriptors of shared memory, and their end shows
+// that a peer has ended. No payload goes through them. Names are abstract (no file), so a socket can be reached only inside
+// its network namespace; both sides check that the other is the same user.
 #pragma once
 
 #include <sys/types.h>
@@ -25,15 +25,15 @@ class Socket {
   // One message of at most 64 KiB with its descriptors. `peer` names the other side in errors.
   void send(const void* data, size_t bytes, const std::vector<int>& fds, Deadline deadline,
             const std::string& peer) const;
-  // Exactly `bytes` and `fd_count` descriptors.
+  // Receives exactly `bytes` and `fd_count` descriptors.
   std::vector<Fd> receive(void* data, size_t bytes, size_t fd_count, Deadline deadline,
                           const std::string& peer) const;
 
-  // Whether there is something to receive, or the other side has ended; waits for that.
+  // Waits until there is something to receive, or the other side has ended; false at the deadline.
   bool readable(Deadline deadline) const;
 
-  // The other side's user id; and a pidfd that becomes readable when its process ends (none where the process
-  // is in another PID namespace and the kernel is older than 6.5).
+  // The other side's user id; and a pidfd that becomes readable when its process ends (none if the process is in another PID
+  // namespace and the kernel is older than 6.5).
   uid_t peer_user() const;
   Fd peer_process() const;
 
@@ -52,7 +52,7 @@ class Listener {
   Fd fd_;
 };
 
-// Nothing where no such socket exists in this network namespace.
+// Returns nothing if this network namespace has no such socket.
 std::optional<Socket> connect(const std::string& name);
 
 // 16 random bytes from the kernel, in hexadecimal.

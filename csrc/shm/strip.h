@@ -1,6 +1,6 @@
-// A strip: four vector registers of numbers, and how each element type gets into and out of them. Vectors
-// are the compiler's own (GCC, Clang), as wide as the including file says (kVectorBytes); 16-bit floats go
-// through its VectorLane where that has instructions for them. Included by reduce_kernels.inl alone.
+// A strip: four vector registers of numbers, and how each element type is loaded into and stored from them. Vectors are the
+// compiler's (GCC, Clang), of the width that the including file sets (kVectorBytes). 16-bit floats go through VectorLane if
+// it has instructions for them. Included by reduce_kernels.inl alone.
 #pragma once
 
 #include <type_traits>
@@ -37,7 +37,7 @@ HD Strip<T> each(F f, const Strip<T>& x, const Strip<T>& y) {
   return {f(x.a, y.a), f(x.b, y.b), f(x.c, y.c), f(x.d, y.d)};
 }
 
-// What cannot be said in vectors: `f(array)` changes the numbers of a strip in memory.
+// For operations without a vector form: `f(array)` changes the numbers of a strip in memory.
 template <class T, class F>
 HD Strip<T> in_memory(F f, const Strip<T>& x) {
   alignas(kVectorBytes) T numbers[Strip<T>::numel];
@@ -80,8 +80,8 @@ struct Boolean : Plain<uint8_t> {
   }
 };
 
-// A float of 8 or 16 bits by integer arithmetic, in loops that the compiler vectorises. They are out of line:
-// one copy for all kernels.
+// A float of 8 or 16 bits by integer arithmetic, in loops that the compiler vectorises. The loops are out of line, so that
+// all kernels share one copy.
 template <class Format, class Code>
 struct Narrow {
   using Number = float;
@@ -147,7 +147,7 @@ struct Converted {
 template <class T, class Format>
 using Float16Bits = std::conditional_t<(VectorLane::width > 1), Converted<T>, Narrow<Format, uint16_t>>;
 
-// Of a complex number its parts.
+// The element of `type`; for a complex number, the element of its parts.
 template <Type type>
 constexpr auto element() {
   if constexpr (type == Type::u8) return Plain<uint8_t>{};

@@ -1,4 +1,4 @@
-// Memory that every rank of a host maps: each makes its own, all map all of them, and an operation on a tensor in it
+// Memory that every rank of a host maps. Each rank makes a block, all map all blocks, and an operation on a tensor in one
 // needs no copy. Torch-free; the allocator behind torch's symmetric memory is backend/symmetric_memory.cpp.
 #pragma once
 
@@ -13,13 +13,13 @@
 
 namespace gossamer::shm {
 
-// One rank's own part, before and after it is shared.
+// One rank's own block, before and after it is shared.
 struct Block {
   explicit Block(int64_t bytes) : mapping(Mapping::create(static_cast<size_t>(bytes))) {}
   Mapping mapping;
 };
 
-// The parts of all ranks of a group, as this rank maps them.
+// The blocks of all ranks of a group, as this rank maps them.
 class Shared {
  public:
   // Collective: all ranks bring blocks of equal size. `id` is equal on all ranks.
@@ -36,12 +36,12 @@ class Shared {
   std::vector<void*> bases_;
 };
 
-// What a group has shared, by address. Entries vanish when their memory is freed. Thread-safe.
+// The shared memory of a group, by address. Entries vanish when their memory is freed. Thread-safe.
 class Windows {
  public:
   void add(const std::shared_ptr<Shared>& shared);
-  // The window that [data, data + bytes) lies in, kept alive by `keep`; id 0 if there is none. `peers` is filled with
-  // the addresses of the same bytes in the ranks' parts.
+  // The window that holds [data, data + bytes), kept alive by `keep`; id 0 if there is none. `peers` gets the addresses of
+  // the same bytes in the ranks' blocks.
   Window find(const void* data, int64_t bytes, std::shared_ptr<Shared>& keep, std::vector<void*>& peers);
   int64_t next_id() { return ++last_id_; }
 

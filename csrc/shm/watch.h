@@ -1,6 +1,6 @@
-// Notices the end of other processes: one sleeping thread for the whole process, whatever the number of groups.
-// A peer has ended when its process has (pidfd) or its socket is closed; the pidfd matters where a forked child
-// still holds the socket. Used by group.h.
+// Notices the end of other processes: one sleeping thread for the whole process, for any number of groups. A peer has ended
+// if its process has (pidfd) or its socket is closed. The pidfd is needed where a forked child still holds the socket. Used
+// by group.h.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ class Watch {
  public:
   static Watch& of_this_process();
 
-  // Calls `on_end` once, from the watching thread, when the process behind `socket` ends. The socket stays the
-  // caller's and must live until remove().
+  // Calls `on_end` once, from the watching thread, when the process behind `socket` ends. The caller keeps the socket, which
+  // must live until remove().
   uint64_t add(const Socket& socket, std::function<void()> on_end);
-  // Afterwards on_end is not running and will not run. Not to be called from on_end.
+  // After it returns, on_end does not run and will not run. Not to be called from on_end.
   void remove(uint64_t id);
 
  private:

@@ -31,7 +31,7 @@ class Ending {
   Ending& operator=(const Ending&) = delete;
   virtual ~Ending() = default;
 
-  virtual bool takes_gradients() const { return true; }  // called without the mutex; false: gradients are ignored
+  virtual bool takes_gradients() const { return true; }  // without the mutex; false: ignores them
 
   // Called with the mutex. begin(): whether the end of autograd's backward is this object's end. surplus(): one more
   // gradient came for a parameter that was complete, whose gradient may already be travelling.

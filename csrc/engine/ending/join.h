@@ -25,9 +25,8 @@ class Join {
   void start(bool mean_of_active, bool raise_early, std::function<bool()> on_begin);
   void end();
   bool started() const { return settings_.has_value(); }
-  bool ended_early() const {
-    return ended_early_.has_value();
-  }  // it has raised on all ranks, as it was asked to
+  // Whether it has raised on all ranks, as it was asked to.
+  bool ended_early() const { return ended_early_.has_value(); }
 
   // The moments of a backward. answer_roll(): for a rank without input, without the mutex; false if no rank has input.
   void begin_backward();  // with the mutex, as begin_shadow() and end_backward()
