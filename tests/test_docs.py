@@ -4,8 +4,9 @@
 # A Python block is run if the line before it is <!-- runnable -->. The marked blocks of one page are one script:
 # they run in order, in one process, alone.
 
-import ast
+import difflib
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as GitHub spells them."""
+    """The anchors of its headings, as GitHub spells them."""
     headings = re.findall(
         r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M
     )
@@ -78,34 +79,32 @@ def test_every_page_of_docs_is_in_the_index() -> None:
 
 
 @cache
-def literals() -> str:
-    """Text of the string literals of the source, one per line, neighbours joined as the compiler joins them."""
-    texts: list[str] = []
-    for path in [*(ROOT / "python").rglob("*.py"), ROOT / "setup.py"]:
-        nodes = ast.walk(ast.parse(path.read_text()))
-        texts += [
-            node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        ]
-    for path in (ROOT / "csrc").rglob("*"):
-        if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".inl"):
-            joined = re.sub(r'"\s*(<<\s*)?"', "", re.sub(r"^\s*//.*$|\\$", "", path.read_text(), flags=re.M))
-            texts += re.findall(r'"((?:[^"\\\n]|\\.)*)"', joined)
-    return "\n".join(texts)
-
-
 def messages() -> list[str]:
-    """First cells of the tables of errors.md, as far as they are code."""
-    cells = re.findall(r"^\| `([^`]+)`", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
-    return [cell for cell in cells if " " in cell]
+    """Texts of the source, with "..." in place of values, as docs/messages.py reads them."""
+    source = runpy.run_path(str(ROOT / "docs" / "messages.py"))
+    return [message.text for message in source["messages"]()]
 
 
-@pytest.mark.parametrize("message", messages())
-def test_error_message_in_the_documentation_exists_in_the_source(message) -> None:
-    # Values stand as "..."; what is before and after a colon may come from two places.
-    fragments = [fragment.strip(" ':;") for fragment in re.split(r"\.\.\.|[:;] |, got", message)]
-    missing = [fragment for fragment in fragments if fragment not in literals()]
-    assert missing == [], f"docs/errors.md explains {message!r}"
+def explained() -> list[str]:
+    """What docs/errors.md quotes of messages: the code in the first cells of its tables, if it is more than a word."""
+    cells = re.findall(r"^\| (`.*?`) \| ", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    return [quote for cell in cells for quote in re.findall(r"`([^`]+)`", cell) if " " in quote]
+
+
+@pytest.mark.parametrize("quote", explained())
+def test_error_message_in_the_documentation_exists_in_the_source(quote) -> None:
+    if not any(quote in message for message in messages()):
+        nearest = difflib.get_close_matches(quote, messages(), n=1, cutoff=0)
+        pytest.fail(f"docs/errors.md quotes {quote!r}, which no message says; the nearest is {nearest}")
 
 
 def test_errors_page_is_read_at_all() -> None:
-    assert len(messages()) > 50
+    assert len(explained()) > 50
+
+
+def test_messages_are_read_as_a_user_meets_them() -> None:
+    found = runpy.run_path(str(ROOT / "docs" / "messages.py"))
+    python = 'def f(x):\n  """No message."""\n  raise E("a: must be 1, got " + str(x) + "; give" f" {x} or {2} once")'
+    assert list(found["python_messages"](python)) == [(3, "a: must be 1, got ...; give ... or ... once")]
+    cpp = 'f();\n// "a comment"\ncheck(x, where, ": must be \\"1\\", "\n "got ", x, "; give it");'
+    assert list(found["cpp_messages"](cpp)) == [(3, ': must be "1", got ...; give it')]
