@@ -1,7 +1,8 @@
 """Communicators: moving bytes between ranks, and nothing else."""
 
+from gossamer._C import Communicator
+from gossamer._C import Pending as Work
 from gossamer.comm.backend import register as register_backend
-from gossamer.comm.base import Communicator, Work
 from gossamer.comm.c10d import (
     from_backend,
     from_group,

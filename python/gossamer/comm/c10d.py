@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from gossamer import _C, late_entry
-from gossamer.comm.base import Communicator
+from gossamer._C import Communicator
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:

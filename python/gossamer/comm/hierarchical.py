@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.comm.base import Communicator
+from gossamer._C import Communicator
 from gossamer.comm.c10d import (
     from_group,
     has_origin,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer import _C
-from gossamer.comm.base import Communicator
+from gossamer._C import Communicator
 from gossamer.comm.c10d import from_backend, ground_of, make_backend
 from gossamer.comm.hierarchical import by_hosts, goes_by_hosts
 from gossamer.errors import ConfigError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gossamer.comm.base import Communicator
+from gossamer._C import Communicator
 from gossamer.comm.c10d import hosts_of, share_memory
 from gossamer.errors import ConfigError
 
