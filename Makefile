@@ -10,7 +10,7 @@ WORKERS ?= 2
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench build cuda-build gpu-check clean
+.PHONY: help demo test lint bench docs build cuda-build gpu-check clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,6 +37,7 @@ help:
 	@echo "make test        the tests"
 	@echo "make lint        ruff, mypy, clang-format"
 	@echo "make bench       the benchmarks; one JSON line per result"
+	@echo "make docs        the documentation as a site, in build/site"
 	@echo "make build       only .venv and the extension"
 	@echo "make cuda-build  build and import the CUDA extension; needs nvcc, no GPU"
 	@echo "make gpu-check   GPU tests, sanitizers and kernel benchmarks, with this machine's own python3 and torch"
@@ -56,6 +57,11 @@ lint: build
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+
+# MkDocs' own announcement of another program is not for readers of this build.
+docs: $(STAMPS)/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "built build/site; to read it, with search: $(BIN)/python -m http.server --directory build/site"
 
 # ---- .venv and the extension in place
 
@@ -80,6 +86,11 @@ $(STAMPS)/extension: $(TORCH_STAMP) setup.py $(CSRC)
 # Editable, so a change to Python needs no step. Its own run of setup.py finds everything built.
 $(STAMPS)/tools: $(TORCH_STAMP) pyproject.toml | $(STAMPS)/extension
 	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev,plots]'
+	@touch $@
+
+# What builds the site, and what its test drives a browser with.
+$(STAMPS)/site: $(STAMPS)/tools pyproject.toml
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[docs]'
 	@touch $@
 
 # ---- CUDA without a GPU: a cached environment outside the checkout, because CUDA torch is 4.7 GB

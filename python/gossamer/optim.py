@@ -108,9 +108,7 @@ class _Native(torch.optim.Optimizer):
 class SGD(_Native, torch.optim.SGD):
     """torch.optim.SGD: momentum, dampening, Nesterov, weight decay.
 
-    Args:
-        params, lr, momentum, dampening, weight_decay, nesterov, maximize: as torch.optim.SGD.
-        foreach, differentiable, fused: accepted where they are off.
+    The arguments are those of torch.optim.SGD. `foreach`, `differentiable` and `fused` must be off.
 
     Raises:
         ConfigError: one of those is on; a parameter is sparse, or not float32, float64, float16 or bfloat16.
@@ -155,9 +153,8 @@ class SGD(_Native, torch.optim.SGD):
 class Adam(_Native, torch.optim.Adam):
     """torch.optim.Adam, with weight decay added to the gradient or, if decoupled, taken off the parameter.
 
-    Args:
-        params, lr, betas, eps, weight_decay, maximize, decoupled_weight_decay: as torch.optim.Adam.
-        amsgrad, foreach, capturable, differentiable, fused: accepted where they are off.
+    The arguments are those of torch.optim.Adam. `amsgrad`, `foreach`, `capturable`, `differentiable` and `fused` must
+    be off.
 
     Raises:
         ConfigError: one of those is on; a parameter is sparse, or not float32, float64, float16 or bfloat16; a step

@@ -28,6 +28,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         LocalSGD,
     )
 }
+"""The algorithms by the names that `algorithm=` takes."""
 
 
 def resolve(algorithm: "str | Algorithm") -> Algorithm:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 MAX_RANKS = 72  # as torch's; the kernels take as many addresses
+"""The largest number of ranks that can read each other's memory in place."""
 
 
 @dataclass

@@ -21,6 +21,7 @@ from gossamer.netlab.shaping import Shape
 from gossamer.units import parse_rate
 
 DEVICE = "eth0"
+"""The name of a host's only network device."""
 # A container of a rank: its own IPC, mounts (so /dev/shm and /tmp), process ids and host name.
 _CONTAINER = ("unshare", "--ipc", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c")
 # The shell stays, as process 1 of the container: that one cannot kill itself.

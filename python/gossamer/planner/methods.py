@@ -29,6 +29,7 @@ from gossamer.errors import ConfigError
 #: gradients or momenta of few bits, whose errors are fed back; ranks whose weights differ between averagings.
 EXACT, ROUNDED, COMPRESSED, APART = "exact", "rounded", "compressed", "apart"
 KINDS = (EXACT, ROUNDED, COMPRESSED, APART)
+"""The kinds of a method, from the one that keeps most of a training to the one that keeps least."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ METHODS: Mapping[str, Method] = {
         _plain(AsyncModelAverage), APART, "averages weights in the background, whenever it can", "async.md"
     ),
 }
+"""The methods that the planner compares, by the names that `gossamer plan` prints."""
 
 
 def method_of(name: str) -> Method:

@@ -31,6 +31,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "one_peer_exponential": OnePeerExponential,
     "base_graph": BaseGraph,
 }
+"""The topologies by the names that `resolve` and the algorithms take."""
 
 
 def resolve(topology: str | Topology) -> Topology:

@@ -67,7 +67,7 @@ class Topology(ABC):
 
 
 def mixing_matrix(topology: Topology, step: int, size: int) -> list[list[float]]:
-    """[size][size]; row r holds the weights with which rank r averages the ranks' values in round `step`.
+    """`[size][size]`; row r holds the weights with which rank r averages the ranks' values in round `step`.
 
     Raises ConfigError as `Topology.mixing` does.
     """

@@ -91,6 +91,7 @@ def checked_ranks(ranks: Iterable[int]) -> list[int]:
 
 
 global_process_set = ProcessSet([])
+"""The process set of all ranks. Operations use it unless they are given another."""
 global_process_set.process_set_id = 0
 global_process_set.ranks = None
 

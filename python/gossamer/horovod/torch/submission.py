@@ -16,8 +16,19 @@ from gossamer.horovod.common.exceptions import HorovodInternalError
 from gossamer.horovod.common.process_sets import ProcessSet
 from gossamer.horovod.torch.handles import Handle, Pending, PendingGroup, handle_of
 
-# Horovod's numbers.
-Average, Sum, Adasum, Min, Max, Product = range(6)
+# The numbers are Horovod's.
+Average = 0
+"""The mean over the ranks."""
+Sum = 1
+"""The sum over the ranks."""
+Adasum = 2
+"""The sum of Adasum, which adds two gradients less what they have in common (Maleki et al., MLSys 2021)."""
+Min = 3
+"""The least of the ranks' values, element by element."""
+Max = 4
+"""The largest of the ranks' values, element by element."""
+Product = 5
+"""The product of the ranks' values, element by element."""
 OPS = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min", Max: "Max", Product: "Product"}
 
 # Frames of these are not the caller's.

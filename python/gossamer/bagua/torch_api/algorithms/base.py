@@ -120,6 +120,7 @@ class _Registry:
 
 
 GlobalAlgorithmRegistry = _Registry()
+"""The algorithms by the names that `Algorithm.init` takes."""
 
 
 def _gradient(param: Tensor) -> Any:
