@@ -1,5 +1,5 @@
 # Fixtures of all tests: a clean environment, one thread per process, and real worker processes.
-# Ranks as threads, the default way to test collectives, are in ranks.py.
+# Ranks as threads, the default way to test collectives, are in tests/support/ranks.py.
 
 import os
 import signal
@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-import ranks
+from tests import ROOT
+from tests.support import ranks
 
-ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER_PREFIXES = (
     "GOSSAMER_",
     "HOROVOD_",

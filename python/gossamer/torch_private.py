@@ -1,7 +1,8 @@
 """What the package takes from torch under private names, in one place.
 
 comm/c10d.py has those that look inside process groups; csrc has the native ones. Nothing else uses a private name of
-torch, which tests/test_repo.py checks. Torch has no public twin of any of these. Called by every layer above.
+torch, which tests/repository/test_repo.py checks. Torch has no public twin of any of these. Every layer above calls
+them.
 """
 
 from collections.abc import Callable

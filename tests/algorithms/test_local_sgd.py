@@ -1,0 +1,173 @@
+"""LocalSGD, DiLoCo and asynchronous averaging against references by hand."""
+
+import functools
+import itertools
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import gossamer as gs
+from gossamer.algorithms.local_sgd import deal
+from tests.support.models import batches, flat_weights, mlp, relative_error, seeded, shard
+from tests.support.ranks import run_ranks
+from tests.support.wrapped import step, wrap
+
+DILOCO = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+
+
+# --- LocalSGD ---
+
+
+def local_reference(size, period, outer, steps):
+    """Local SGD by hand, in one process: every rank's model, and the outer optimizer on their anchor."""
+    models = [seeded(mlp) for _ in range(size)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    anchor = [param.detach().clone() for param in models[0].parameters()]
+    outer_optimizer = outer(anchor) if outer is not None else None
+    for number, batch in enumerate(batches(steps)):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            step(model, optimizer, batch.chunk(size)[rank])
+        if (number + 1) % period:
+            continue
+        for position, kept in enumerate(anchor):
+            mean = sum(list(model.parameters())[position].detach() for model in models) / size
+            kept.grad = kept - mean
+            if outer_optimizer is None:
+                kept.copy_(mean)
+        if outer_optimizer is not None:
+            outer_optimizer.step()
+        for model in models:
+            for param, kept in zip(model.parameters(), anchor, strict=True):
+                param.data.copy_(kept)
+    return [flat_weights(model) for model in models]
+
+
+@pytest.mark.parametrize("outer", [None, DILOCO], ids=["mean", "diloco"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_local_sgd_is_training_alone_between_steps_of_the_outer_optimizer(size, outer):
+    def body(comm):
+        model, optimizer = wrap(comm, gs.LocalSGD(4, outer))
+        for batch in batches(14):
+            step(model, optimizer, shard(batch, comm))
+        weights = flat_weights(model.module)
+        model.close()
+        return weights
+
+    for found, expected in zip(run_ranks(size, body), local_reference(size, 4, outer, 14), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_local_sgd_sends_a_periods_share_of_what_averaging_every_step_does():
+    def bytes_of(steps=12, **settings):
+        def body(comm):
+            model, optimizer = wrap(comm, gs.LocalSGD(**settings), build=lambda: nn.Linear(512, 256))
+            before = model.engine.bytes_sent
+            for batch in batches(steps, width=512):
+                step(model, optimizer, batch)
+            sent = model.engine.bytes_sent - before
+            model.close()
+            return sent
+
+        return run_ranks(2, body)[0]
+
+    every_step = bytes_of(period=1)
+    assert bytes_of(period=4) * 4 == every_step
+    assert bytes_of(steps=14, period=4, delay=2) * 4 == every_step
+    assert bytes_of(period=4, codec=gs.BF16()) * 8 == pytest.approx(every_step, rel=0.01)
+
+
+def test_fragments_take_turns_and_a_delayed_mean_is_merged_when_it_is_due():
+    def body(comm):
+        algorithm = gs.LocalSGD(4, fragments=2, delay=1, merge=0.25)
+        model, optimizer = wrap(
+            comm, algorithm, lr=0.0, seed=comm.rank, broadcast=False, bucket_bytes=600, first_bucket_bytes=600
+        )
+        apart = []
+        for batch in batches(8):
+            step(model, optimizer, batch)
+            apart.append([bucket.flat("weight").clone() for bucket in model.engine.buckets])
+        model.close()
+        return apart, deal([bucket.numel for bucket in model.engine.buckets], 2)
+
+    (first, dealt), (second, _) = run_ranks(2, body)
+    distances = [
+        [(a - b).norm().item() for a, b in zip(mine, theirs, strict=True)]
+        for mine, theirs in zip(first, second, strict=True)
+    ]
+    ratios = [
+        [round(now / before, 3) for before, now in zip(*pair, strict=True)]
+        for pair in itertools.pairwise(distances)
+    ]
+    assert len(ratios[0]) >= 2
+    for number, ratio in enumerate(ratios, start=2):  # ratio of the distance after step `number`
+        due = {1: 0, 3: 1}  # fragment 0 is sent at steps 4, 8 and taken at 5, 9; fragment 1 at 2, 6 and 3, 7
+        taken = dealt[due[number % 4]] if number % 4 in due and number >= 3 else []
+        assert ratio == [0.75 if bucket in taken else 1.0 for bucket in range(len(ratio))], f"step {number}"
+
+
+def test_fragments_are_of_about_equal_size_however_large_a_bucket_may_be():
+    def body(comm):
+        algorithm = gs.LocalSGD(8, fragments=3, delay=1)
+        model, _ = wrap(comm, algorithm, build=lambda: nn.Sequential(*(nn.Linear(64, 64) for _ in range(24))))
+        sizes = [bucket.numel for bucket in model.engine.buckets]
+        model.close()
+        return sizes
+
+    sizes = run_ranks(1, body)[0]
+    fragments = [sum(sizes[index] for index in own) for own in deal(sizes, 3)]
+    assert sum(fragments) == sum(sizes)
+    assert max(fragments) <= 1.2 * min(fragments), fragments
+
+
+# --- asynchronous averaging ---
+
+
+def test_a_rank_that_ends_early_blocks_nobody_and_the_others_go_on_averaging():
+    def body(comm):
+        algorithm = gs.AsyncModelAverage(sync_interval_ms=0)
+        model, optimizer = wrap(comm, algorithm, lr=0.0, seed=comm.rank, broadcast=False)
+        begun = time.monotonic()
+        if comm.rank == 2:
+            step(model, optimizer, batches(1)[0])
+            model.close()  # returns when the others have closed
+            return time.monotonic() - begun, flat_weights(model.module)
+        for batch in batches(40):
+            step(model, optimizer, batch)
+            time.sleep(0.005)
+        weights = flat_weights(model.module)
+        took = time.monotonic() - begun
+        model.close()
+        return took, weights
+
+    (first_s, first), (_, second), (_, third) = run_ranks(3, body)
+    assert first_s < 15
+    assert relative_error(first, second) < 1e-3
+    assert relative_error(first, third) > 0.1
+
+
+def test_an_aborted_rank_is_left_alone_and_may_join_again():
+    def body(comm):
+        algorithm = gs.AsyncModelAverage(sync_interval_ms=0)
+        model, optimizer = wrap(comm, algorithm, lr=0.0, seed=comm.rank, broadcast=False)
+        if comm.rank == 1:
+            algorithm.abort()
+        own = flat_weights(model.module)
+        for batch in batches(20):
+            step(model, optimizer, batch)
+        alone = flat_weights(model.module)
+        if comm.rank == 1:
+            algorithm.resume()
+        until = time.monotonic() + 20
+        joined = False
+        while not joined and time.monotonic() < until:
+            step(model, optimizer, batches(1)[0])
+            time.sleep(0.002)
+            joined = relative_error(flat_weights(model.module), own) > 1e-3
+        model.close()
+        return relative_error(alone, own), joined
+
+    results = run_ranks(2, body)
+    assert results[1][0] == 0.0
+    assert all(joined for _, joined in results)

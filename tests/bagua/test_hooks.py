@@ -1,0 +1,287 @@
+"""gossamer.bagua: algorithms written in Bagua's hooks, as a user's own are. Ranks are threads."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import gossamer as gs
+import gossamer.bagua.torch_api as bagua
+from gossamer.bagua.torch_api.algorithms.decentralized import LowPrecisionDecentralizedAlgorithm
+from gossamer.bagua.torch_api.tensor import bagua_getter_closure, is_bagua_tensor
+from tests.support.bagua_algorithms import (
+    Asynchronous,
+    LowPrecision,
+    MeanGradients,
+    MeanWeights,
+    Of,
+    PaddedBytes,
+    wait_for,
+)
+from tests.support.models import (
+    batches,
+    flat_grads,
+    flat_weights,
+    mlp,
+    relative_error,
+    seeded,
+    shard,
+    square,
+    train,
+)
+from tests.support.ranks import run_ranks
+
+
+class Awkward(nn.Module):
+    """A parameter of the root module, one that is used sometimes, one never, two dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(10))
+        self.always, self.sometimes, self.never = nn.Linear(10, 10), nn.Linear(10, 10), nn.Linear(10, 3)
+        self.wide = nn.Linear(10, 5).double()
+
+    def forward(self, x, use=True):
+        x = self.always(x + self.shift)
+        return self.wide((self.sometimes(x) if use else x).double())
+
+
+def trained(comm, algorithm, count=10, *, module=None, group=None, flatten=True, set_to_none=True):
+    model = module if module is not None else seeded(mlp, seed=comm.rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    bagua.with_bagua(model, [optimizer], algorithm, group or comm, do_flatten=flatten)
+    for batch in batches(count):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        square(model(shard(batch, comm))).backward()
+        optimizer.step()
+    model.bagua_ddp.close()
+    return flat_weights(model)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("bucket_bytes", [100, 10**6])
+def test_mean_gradients_have_the_numbers_of_one_process(size, flatten, bucket_bytes, monkeypatch):
+    monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", str(bucket_bytes))
+
+    def body(comm):
+        return trained(comm, Of(MeanGradients), flatten=flatten, set_to_none=comm.rank == 0)
+
+    alone = train(None, wrap=False)
+    for weights in run_ranks(size, body):
+        assert relative_error(weights, alone) < 1e-5
+
+
+def test_compression_by_hosts_loses_little_and_keeps_padding_zero():
+    def body(comm):
+        group = gs.Hierarchical(comm, [[0], [1, 2]])
+        model = seeded(mlp)
+        bagua.with_bagua(model, [], Of(PaddedBytes), group)
+        square(model(shard(batches(1)[0], comm))).backward()
+        padding = [bucket.padding_tensor for bucket in model.bagua_buckets]
+        assert sum(bucket.flattened_tensor().numel() % 8 for bucket in model.bagua_buckets) == 0
+        model.bagua_ddp.close()
+        return flat_grads(model), padding
+
+    model = seeded(mlp)
+    square(model(batches(1)[0])).backward()
+    results = run_ranks(3, body)
+    for grads, padding in results:
+        assert torch.equal(grads, results[0][0])
+        assert relative_error(grads, flat_grads(model)) < 0.1
+        assert not any(zeros.any() for zeros in padding if zeros is not None)
+
+
+def test_averaged_weights_follow_decentralized_averaging():
+    def body(comm, other):
+        ours = trained(comm, Of(MeanWeights))
+        theirs = trained(other, bagua.algorithms.decentralized.DecentralizedAlgorithm())
+        return ours, theirs
+
+    for ours, theirs in run_ranks(3, body, groups=2):
+        assert relative_error(ours, theirs) < 1e-5
+
+
+def test_pairs_follow_shift_one():
+    def body(comm, other):
+        algorithm = bagua.algorithms.decentralized.DecentralizedAlgorithm(peer_selection_mode="shift_one")
+        return trained(comm, Of(MeanWeights, "shift_one")), trained(other, algorithm)
+
+    for ours, theirs in run_ranks(4, body, groups=2):
+        assert relative_error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_compressed_differences_follow_low_precision_decentralized(size):
+    def body(comm, other):
+        return trained(comm, Of(LowPrecision)), trained(other, LowPrecisionDecentralizedAlgorithm())
+
+    for ours, theirs in run_ranks(size, body, groups=2):
+        assert (
+            relative_error(ours, theirs) < 1e-2
+        )  # the order of parameters in a bucket differs, so its blocks too
+
+
+def test_root_level_unused_and_double_parameters_are_averaged():
+    def body(comm):
+        model = seeded(Awkward)
+        bagua.with_bagua(model, [], Of(MeanGradients), process_group=comm)
+        for step in range(3):
+            model.zero_grad()
+            square(model(shard(batches(3)[step], comm), use=comm.rank == 0)).backward()
+        model.bagua_ddp.close()
+        return {name: param.grad for name, param in model.named_parameters()}
+
+    first, second = run_ranks(2, body)
+    for name in first:
+        assert torch.equal(first[name], second[name])
+        assert (first[name].abs().sum() > 0) == ("never" not in name)
+
+
+def test_no_sync_accumulates():
+    def body(comm):
+        model = seeded(mlp)
+        bagua.with_bagua(model, [], Of(MeanGradients), process_group=comm)
+        model.bagua_ddp.require_backward_grad_sync = False
+        square(model(shard(batches(1)[0], comm))).backward()
+        own = flat_grads(model)
+        model.bagua_ddp.require_backward_grad_sync = True
+        square(model(shard(batches(1)[0], comm))).backward()
+        model.bagua_ddp.close()
+        return own, flat_grads(model)
+
+    results = run_ranks(2, body)
+    mean = sum(own for own, _ in results) / 2
+    for own, grads in results:
+        assert not torch.equal(own, mean)
+        torch.testing.assert_close(grads, 2 * mean)
+
+
+class Phases(MeanGradients):
+    """Sums by a Python function for two steps, then by the operation."""
+
+    def __init__(self, process_group):
+        super().__init__(process_group)
+        self.resets = self.forwards = 0
+
+    def need_reset(self):
+        return self.forwards == 2 and self.resets == 0
+
+    def init_tensors(self, bagua_ddp):
+        self.resets += self.forwards > 0
+        self.by_name = {}
+        return super().init_tensors(bagua_ddp)
+
+    def init_forward_pre_hook(self, bagua_ddp):
+        def hook(inputs):
+            assert inputs[0].shape[1] == 10
+            self.forwards += 1
+
+        return hook
+
+    def init_operations(self, bagua_ddp, bucket):
+        self.by_name[bucket.name] = bucket
+        if self.resets:
+            return super().init_operations(bagua_ddp, bucket)
+        return bucket.append_python_op(self.average, group=self.process_group)
+
+    def average(self, name):
+        for tensor in self.by_name[name].tensors:
+            gs.all_reduce(bagua_getter_closure(tensor), op="mean", group=self.process_group)
+
+
+def test_python_operations_and_reset():
+    def body(comm):
+        model = seeded(mlp)
+        weights = trained(comm, Of(Phases), module=model)
+        assert model.bagua_algorithm.resets == 1
+        assert not any(is_bagua_tensor(param) for param in model.parameters())
+        return weights
+
+    for weights in run_ranks(2, body):
+        assert relative_error(weights, train(None, wrap=False)) < 1e-5
+
+
+class Raises(MeanGradients):
+    def init_operations(self, bagua_ddp, bucket):
+        if self.process_group.rank == 1:
+            bucket.append_python_op(self.fail)
+        bucket.append_centralized_synchronous_op(group=self.process_group)
+
+    def fail(self, name):
+        raise OSError("disk full")
+
+
+def test_error_of_an_operation_reaches_the_training_thread_and_the_other_ranks():
+    errors = run_ranks(2, lambda comm: trained(comm, Of(Raises)), errors=True)
+    assert isinstance(errors[1], gs.GossamerError)
+    assert "rank 1/2 step 0 bucket '0' (6 tensors" in str(errors[1])
+    assert "disk full" in str(errors[1])
+    assert isinstance(errors[0], gs.CommError)
+
+
+class Forgets(MeanGradients):
+    def init_backward_hook(self, bagua_ddp):
+        usual = super().init_backward_hook(bagua_ddp)
+        return lambda name, param: usual(name, param) if name != "2.bias" else None
+
+
+def test_bucket_that_never_begins_is_an_error_of_backward():
+    with pytest.raises(
+        gs.ConfigError, match=r"end of the backward bucket '0'.*no hook has marked \['2.bias'\]"
+    ):
+        run_ranks(1, lambda comm: trained(comm, Of(Forgets)))
+
+
+class RaisingSGD(torch.optim.SGD):
+    def step(self, closure=None):
+        raise ZeroDivisionError("of the optimizer")
+
+
+@pytest.mark.parametrize("next_call", ["forward", "backward"])
+def test_step_that_raises_holds_the_weights_no_longer_than_to_the_next_forward_or_backward(next_call):
+    def body(comm):
+        model = mlp()
+        optimizer = RaisingSGD(model.parameters(), lr=1.0)
+        bagua.with_bagua(model, [optimizer], Of(Asynchronous), process_group=comm)
+        algorithm = model.bagua_algorithm
+        batch = batches(1)[0]
+        later = square(model(batch))
+        square(model(batch)).backward()
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+        if next_call == "backward":
+            later.backward()
+        else:
+            with torch.no_grad():
+                model(batch)
+        seen = algorithm.rounds
+        wait_for(lambda: algorithm.rounds >= seen + 2)
+        algorithm.abort(model)
+        model.bagua_ddp.close()
+
+    run_ranks(2, body)
+
+
+def test_step_with_a_closure_holds_the_weights_while_that_runs_forwards_and_backwards():
+    def body(comm):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        bagua.with_bagua(model, [optimizer], Of(Asynchronous), process_group=comm)
+        algorithm = model.bagua_algorithm
+
+        def closure():
+            square(model(batches(1)[0])).backward()
+            seen = algorithm.rounds
+            time.sleep(0.05)
+            assert algorithm.rounds <= seen + 1  # one may have been about to end
+            return 0.0
+
+        optimizer.step(closure)
+        seen = algorithm.rounds
+        wait_for(lambda: algorithm.rounds >= seen + 2)
+        algorithm.abort(model)
+        model.bagua_ddp.close()
+
+    run_ranks(2, body)

@@ -1,0 +1,53 @@
+# The Torch-free core's own tests: cmake/ builds csrc's Torch-free folders with GoogleTest. All of
+# them under AddressSanitizer and UndefinedBehaviorSanitizer; those of shm/ and negotiate/, the ones with threads, under
+# ThreadSanitizer as well. Of shm/ it sees races within one mapping of the shared memory only: each rank has its own.
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+
+def run(*command: str | Path) -> str:
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{command}:\n{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
+    return result.stdout
+
+
+def configure(folder: Path, sanitizers: str) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("cmake is not installed")
+    command = ["cmake", "-S", ROOT / "cmake", "-B", folder, f"-DGOSSAMER_SANITIZE={sanitizers}"]
+    configured = subprocess.run(command, capture_output=True, text=True, check=False)
+    if configured.returncode != 0 and "GTest" in configured.stderr:
+        pytest.skip("CMake does not find GoogleTest (libgtest-dev)")
+    assert configured.returncode == 0, configured.stderr
+
+
+def run_tests(folder: Path, *programs: str) -> None:
+    """Each in one process: by ctest every test would start one of its own, which takes a sanitizer a second."""
+    for program in programs:
+        tested = run(folder / program, "--gtest_brief=1")
+        assert "[  PASSED  ]" in tested, tested
+        assert "DISABLED" not in tested, tested
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # compiles every Torch-free file with sanitizers; a busy machine takes long
+def test_torch_free_core_passes_its_tests_under_sanitizers(tmp_path) -> None:
+    configure(tmp_path, "address,undefined")
+    programs = ("gossamer_tests", "gossamer_shm_tests", "gossamer_negotiate_tests")
+    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", *programs)
+    run_tests(tmp_path, *programs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # as above
+def test_shared_memory_and_negotiation_pass_their_tests_under_thread_sanitizer(tmp_path) -> None:
+    configure(tmp_path, "thread")
+    programs = ("gossamer_shm_tests", "gossamer_negotiate_tests")
+    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", *programs)
+    run_tests(tmp_path, *programs)

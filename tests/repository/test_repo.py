@@ -1,0 +1,212 @@
+# The repository's own rules, checked on the source text: layers, who reads the environment, file sizes,
+# names, header comments.
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+PACKAGE = ROOT / "python" / "gossamer"
+
+# Lowest first: a component imports only from layers above its own in this list. Within a layer, nothing.
+LAYERS = (
+    {"errors", "_C", "torch_private", "stand_in"},
+    {"config", "units"},
+    {"membership", "late_entry", "mpi", "waiting"},
+    {"_ops", "work", "observe", "runtime"},
+    {"comm", "codec", "optim", "batchnorm"},
+    {"collectives", "topology", "autotune"},
+    {"engine"},
+    {"algorithms"},
+    {"data_parallel", "ddp", "fsdp", "hooks", "horovod", "bagua"},
+    {"lightning"},
+    {"__init__"},
+    {"workloads"},
+    {"planner"},
+    {"launch"},
+    {"bench", "doctor"},
+    {"netlab"},
+    {"demo"},
+    {"__main__"},
+)
+# Commands of a face: `python -m` runs them, and nothing imports them. The last is imported on the first use of the
+# name horovod.run alone.
+COMMANDS = ("bagua.distributed.run", "bagua.distributed.launch", "horovod.runner")
+LAYER_OF = {component: level for level, layer in enumerate(LAYERS) for component in layer}
+# Files of these packages are alternatives of one kind: they share base.py and know nothing of each other.
+ALTERNATIVES = {"comm", "codec", "algorithms"}
+VARIANTS = {
+    ("algorithms.bytegrad", "algorithms.gradient_allreduce"),  # that algorithm with another default
+    ("algorithms.zero_one_adam", "algorithms.qadam"),  # that algorithm with another schedule
+    ("comm.hierarchical", "comm.c10d"),  # made of two of those
+    ("comm.symmetric", "comm.c10d"),  # made around one of those
+    ("comm.named", "comm.c10d"),  # opens several of those
+    ("comm.named", "comm.hierarchical"),  # and, over several hosts, one of these
+}
+
+TORCH_FREE = ("adasum", "base", "codec", "flat", "negotiate", "observe", "optim", "shm")
+NATIVE = (".cpp", ".cu", ".cuh", ".h", ".inl")
+BUDGETS = {".py": 300, **dict.fromkeys(NATIVE, 400)}
+SOURCES = [
+    path
+    for folder in ("python", "csrc", "tests", "benchmarks", "examples")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in BUDGETS
+]
+SOURCES.append(ROOT / "setup.py")
+MODULES = sorted(PACKAGE.rglob("*.py"))
+CSRC = [path for path in SOURCES if ROOT / "csrc" in path.parents]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_name(path: Path) -> str:
+    """``codec.int8`` for python/gossamer/codec/int8.py, ``codec`` for its __init__.py."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of the package that a file imports, without the leading "gossamer."."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "gossamer" or alias.name.startswith("gossamer."):
+                    yield alias.name.removeprefix("gossamer").removeprefix(".") or "__init__"
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)}:{node.lineno}: imports are absolute"
+            source = node.module or ""
+            if source == "gossamer":
+                yield from (alias.name if alias.name in LAYER_OF else "__init__" for alias in node.names)
+            elif source.startswith("gossamer."):
+                inner = source.removeprefix("gossamer.")
+                for alias in node.names:
+                    file = PACKAGE / inner.replace(".", "/") / f"{alias.name}.py"
+                    yield f"{inner}.{alias.name}" if file.exists() else inner
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_module_imports_only_from_layers_below(path) -> None:
+    own = module_name(path)
+    component = "launch" if own in COMMANDS else own.split(".")[0]
+    assert component in LAYER_OF, f"{name(path)}: give {component} a layer in tests/repository/test_repo.py"
+    for imported in imports(path):
+        target = imported.split(".")[0]
+        if target == component:
+            continue
+        assert target in LAYER_OF, f"{name(path)} imports gossamer.{imported}, which has no layer"
+        assert LAYER_OF[target] < LAYER_OF[component], (
+            f"{name(path)} (layer of {component}) must not import gossamer.{imported}: not a layer below"
+        )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_alternatives_of_one_kind_do_not_import_each_other(path) -> None:
+    own = module_name(path)
+    package, _, file = own.partition(".")
+    if package not in ALTERNATIVES or not file:
+        return  # __init__.py gathers them
+    for imported in imports(path):
+        if not imported.startswith(package):
+            continue
+        assert imported == f"{package}.base" or (own, imported) in VARIANTS, (
+            f"{name(path)} imports gossamer.{imported}; move what they share to {package}/base.py"
+        )
+
+
+WRITES_VARIABLES = PACKAGE / "horovod" / "common" / "util" / "__init__.py"  # for a script that asks for it
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_only_config_and_launch_read_the_environment(path) -> None:
+    if path in (PACKAGE / "config.py", WRITES_VARIABLES) or PACKAGE / "launch" in path.parents:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb")
+        brings = isinstance(node, ast.ImportFrom) and node.module == "os"
+        hidden = brings and {alias.name for alias in node.names} & {"environ", "getenv", "environb"}
+        assert not reads, f"{name(path)}:{node.lineno} reads the environment; config.py does that"
+        assert not hidden, f"{name(path)}:{node.lineno} imports the environment; config.py reads it"
+
+
+PRIVATE_TORCH = {PACKAGE / "torch_private.py", PACKAGE / "comm" / "c10d.py"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_only_two_files_use_private_names_of_torch(path) -> None:
+    if path in PRIVATE_TORCH:
+        return
+    tree = ast.parse(path.read_text())
+    torch_names = {"torch"}  # what stands for torch, or a module of it, in this file
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            torch_names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.split(".")[0] == "torch"]
+            torch_names |= {alias.asname for alias in node.names if alias.asname and alias.name in names}
+        else:
+            continue
+        hidden = [each for each in names if re.search(r"\._(?!_)", each)]
+        assert not hidden, f"{name(path)}:{node.lineno} imports {hidden}; torch_private.py is for that"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        chain = ast.unparse(node)
+        if re.fullmatch(r"[\w.]+", chain) and chain.split(".")[0] in torch_names:
+            hidden = [part for part in chain.split(".")[1:] if part.startswith("_") and part[:2] != "__"]
+            assert not hidden, f"{name(path)}:{node.lineno} uses {chain}; torch_private.py is for that"
+
+
+def test_native_code_reads_no_environment() -> None:
+    readers = [name(path) for path in CSRC if re.search(r"\bgetenv\b", path.read_text())]
+    assert readers == [], "native code takes options as arguments"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_file_keeps_to_its_size_budget(path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= BUDGETS[path.suffix], f"{name(path)} has {lines} lines, at most {BUDGETS[path.suffix]}"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if PACKAGE / "lightning" in path.parents], ids=name
+)
+def test_file_of_the_lightning_face_only_translates(path) -> None:
+    assert len(path.read_text().splitlines()) < 200
+    calls = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    moves = calls & {"all_to_all", "all_to_all_single", "reduce_scatter", "isend", "irecv", "send", "recv"}
+    sums = (
+        calls & {"all_reduce", "all_gather"}
+        if path.name not in ("reductions.py", "fabric_strategy.py")
+        else set()
+    )
+    assert not moves | sums, f"{name(path)}: faces translate arguments; what communicates is below"
+
+
+def test_no_file_is_named_for_being_shared() -> None:
+    assert [
+        name(path) for path in SOURCES if path.stem in ("utils", "util", "common", "misc", "helpers")
+    ] == []
+
+
+@pytest.mark.parametrize("path", CSRC, ids=name)
+def test_native_file_begins_with_a_comment_that_says_what_it_is(path) -> None:
+    first = path.read_text().lstrip().splitlines()[0]
+    assert first.startswith(("//", "/*")), f"{name(path)} begins with {first!r}"
+    assert len(first) > 10, f"{name(path)}: {first!r} says nothing"
+
+
+@pytest.mark.parametrize("path", CSRC, ids=name)
+def test_torch_free_folders_include_no_torch_header(path) -> None:
+    if path.relative_to(ROOT / "csrc").parts[0] not in TORCH_FREE:
+        return
+    included = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)', path.read_text(), re.MULTILINE)
+    foreign = [header for header in included if header.startswith(("torch/", "ATen/", "c10/", "pybind11/"))]
+    assert foreign == [], f"{name(path)} is Torch-free but includes {foreign}"
