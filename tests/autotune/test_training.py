@@ -1,5 +1,5 @@
 """autotune: what it does to a training that it changes as it runs. What it concludes is in test_search.py, and what is
-saved and refused in test_autotune_state.py.
+saved and refused in test_state.py.
 """
 
 import copy
@@ -10,7 +10,7 @@ from torch import nn
 
 import gossamer as gs
 from gossamer.autotune import search
-from tests.engine.tuned import KIB, PerBucket, Slow, batch_of, comm_of, deep, tune
+from tests.autotune.tuned import KIB, PerBucket, Slow, batch_of, comm_of, deep, tune
 from tests.support.models import flat_grads, mlp, seeded
 from tests.support.ranks import run_ranks
 from tests.support.wrapped import step, wrap

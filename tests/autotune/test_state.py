@@ -5,7 +5,7 @@ import torch
 
 import gossamer as gs
 from gossamer.autotune import search
-from tests.engine.tuned import KIB, Slow, batch_of, comm_of, deep, tune
+from tests.autotune.tuned import KIB, Slow, batch_of, comm_of, deep, tune
 from tests.support.ranks import run_ranks
 from tests.support.wrapped import step, wrap
 
