@@ -33,7 +33,7 @@ define make_venv
 endef
 
 help:
-	@echo "make demo        train a small GPT with 4 workers and 8-bit gradients; about 2 minutes"
+	@echo "make demo        train a small GPT with 4 workers and 8-bit gradients, and over slow links as root; 2 to 3 minutes"
 	@echo "make test        the tests"
 	@echo "make lint        ruff, mypy, clang-format"
 	@echo "make bench       the benchmarks; one JSON line per result"

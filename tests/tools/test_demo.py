@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.demo import cli, wire
+from gossamer import netlab
+from gossamer.demo import cli, link, wire
 from gossamer.errors import GossamerError
 from gossamer.launch.cli import main as gossamer
 from gossamer.workloads import source_text
 from gossamer.workloads.gpt import CONTEXT, GPT
 
-TINY = ["demo", "--steps", "4", "--ranks", "2", "--batch", "2"]
+TINY = ["demo", "--steps", "4", "--ranks", "2", "--batch", "2", "--link-steps", "0"]
 PARAMETERS = sum(parameter.numel() for parameter in GPT().parameters())
 
 
@@ -123,6 +124,53 @@ def test_demo_says_before_training_that_matplotlib_is_missing(monkeypatch, capsy
     monkeypatch.setattr(cli, "train", lambda _: pytest.fail("training began"))
     assert gossamer(TINY) == 1
     assert "pip install it, or pass --no-plot" in capsys.readouterr().err
+
+
+def test_demo_refuses_a_rate_that_is_none_before_training(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli, "train", lambda _: pytest.fail("training began"))
+    assert gossamer(["demo", "--no-plot", "--rate", "fast"]) == 1
+    assert "rate: must be a number above 0" in capsys.readouterr().err
+    assert gossamer(["demo", "--no-plot", "--link-steps", "-1"]) == 1
+    assert "--link-steps must be at least 0, got -1" in capsys.readouterr().err
+
+
+def test_demo_without_root_says_why_and_what_the_bytes_need(monkeypatch, capsys) -> None:
+    sent = {"one process": 0, "ddp": 6.4e6, "gradient_allreduce": 6.4e6, "bytegrad": 1.6e6}
+    runs = figures(**{name: {"bytes_per_step": count, "step_ms": 100.0} for name, count in sent.items()})
+    monkeypatch.setattr(cli, "train", lambda _: runs)
+    monkeypatch.setattr("os.geteuid", lambda: 65534)
+    assert gossamer(["demo", "--no-plot", "--rate", "50mbit"]) == 0
+    out = capsys.readouterr().out
+    assert "times" not in out  # a table without the columns of the slow links
+    assert "not trained over links of 50 Mbit/s: network namespaces need root, got user id 65534" in out
+    assert "need: ddp 1,024 ms, gradient_allreduce 1,024 ms, bytegrad 256 ms." in out
+
+
+def test_demo_fails_when_ranks_on_slow_links_hold_different_bits(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli, "train", lambda _: figures())
+    monkeypatch.setattr(cli.netlab, "missing", lambda: "")
+    monkeypatch.setattr(link, "train", lambda *_, **__: figures(bytegrad={"equal_bits": False}))
+    assert gossamer(["demo", "--no-plot"]) == 1
+    assert "different bits after 2 steps of bytegrad" in capsys.readouterr().err
+
+
+unavailable = netlab.missing()
+
+
+@pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
+def test_demo_is_faster_on_slow_links_with_fewer_bytes_and_leaves_no_host(start, tmp_path: Path) -> None:
+    tiny = [*TINY[:-1], "6", "--rate", "50mbit", "--no-plot", "--json", "figures.json"]
+    demo = start(["-m", "gossamer.launch.cli", *tiny])
+    code, out, errors = demo.finish()
+    assert code == 0, errors
+    assert "step ms at" in out
+    runs = json.loads((tmp_path / "figures.json").read_text())["slow_runs"]
+    assert list(runs) == link.RUNS
+    bytes_s = 50e6 / 8
+    assert runs["ddp"]["step_ms"] > 900 * 4 * PARAMETERS / bytes_s
+    assert runs["bytegrad"]["bytes_per_step"] <= 0.26 * runs["ddp"]["bytes_per_step"]
+    assert link.speedup(runs, "bytegrad") > 1.5  # 3.5 on an idle machine
+    assert list(Path("/run/netns").glob(f"gs{demo.process.pid}x*")) == []
 
 
 def test_demo_refuses_zero_steps(capsys) -> None:

@@ -1,4 +1,4 @@
-"""The training of `gossamer demo` as each of its workers sees it; cli.py starts them with a job in JSON.
+"""The training of `gossamer demo` as each of its workers sees it; cli.py and link.py start them with a job in JSON.
 
 A loop like any other. The four runs differ in the line that makes `model`, and in nothing else.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from rich.progress import BarColumn, Progress
 from torch import nn, optim
 
@@ -19,7 +20,7 @@ from gossamer.demo import wire
 from gossamer.workloads import source_text
 from gossamer.workloads.gpt import CONTEXT, GPT
 
-COLUMNS = "{task.description:18}", BarColumn(30), "{task.completed}/{task.total} {task.fields[now]}"
+COLUMNS = "{task.description:32}", BarColumn(30), "{task.completed}/{task.total} {task.fields[now]}"
 
 
 def train(algorithm: str, job: dict, group: Any) -> dict:
@@ -36,8 +37,9 @@ def train(algorithm: str, job: dict, group: Any) -> dict:
         model = gs.DataParallel(network, optimizer, algorithm=algorithm)
     dist.barrier(group=group)  # what was sent before now has arrived, and so been counted
     steps, before = [], bytes_sent(model)
-    with Progress(*COLUMNS, disable=rank != 0, refresh_per_second=4) as progress:
-        bar = progress.add_task(algorithm, total=job["steps"], now="")
+    console = Console(stderr="where" in job)  # over slow links stdout goes into a file
+    with Progress(*COLUMNS, console=console, disable=rank != 0, refresh_per_second=4) as progress:
+        bar = progress.add_task(algorithm + job.get("where", ""), total=job["steps"], now="")
         for step in range(job["steps"]):
             start_s = time.perf_counter()
             rows = source_text.batch(text, seed=(job["seed"] << 32) + step, rows=job["rows"], context=CONTEXT)
