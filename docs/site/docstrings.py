@@ -14,10 +14,10 @@ BOUND_AT_RUN_TIME = {
     "gossamer.lightning.HorovodStrategy": "gossamer.lightning.horovod.HorovodStrategy",
     "gossamer.lightning.ReportCallback": "gossamer.lightning.reports.ReportCallback",
 }
-
-
 # Arguments that are described together: their names, and the description with its indented lines.
 GROUP = re.compile(r"^( +)(\w+(?:,\s+\w+)+)(: .*\n?(?:^\1 +.*\n?)*)", re.MULTILINE)
+# Code, or a name such as __init__, which Markdown would print in bold.
+UNDERSCORED = re.compile(r"(`+).*?\1|\b__\w+__\b")
 
 
 class Docstrings(Extension):
@@ -41,7 +41,10 @@ def fenced(docstring: str) -> str:
         elif inside and not line.startswith((">>>", "...")):
             lines += ["```"]
             inside = False
-        lines.append(line.removeprefix(">>> ").removeprefix("... ") if inside else line)
+        if inside:
+            lines.append(line.removeprefix(">>> ").removeprefix("... "))
+        else:
+            lines.append(UNDERSCORED.sub(lambda found: found[0] if found[1] else f"`{found[0]}`", line))
     return "\n".join([*lines, "```"] if inside else lines)
 
 

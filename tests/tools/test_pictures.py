@@ -7,20 +7,23 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+import gossamer as gs
+
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "mkdocs.yml").exists())
 PICTURES = ROOT / "docs" / "pictures"
 
-sys.path.insert(0, str(ROOT / "benchmarks" / "netlab"))
+sys.path[:0] = [str(ROOT / "benchmarks" / "netlab"), str(PICTURES)]
 
+import diagrams  # noqa: E402
 import pictures  # noqa: E402
 
+DRAWN = pictures.DRAWN | diagrams.DRAWN
 
-@pytest.mark.parametrize("file", pictures.DRAWN)
+
+@pytest.mark.parametrize("file", DRAWN)
 def test_committed_picture_is_what_its_script_draws(file) -> None:
-    drawn = pictures.DRAWN[file]().svg()
-    assert (PICTURES / file).read_text() == drawn, (
-        "run `python benchmarks/netlab/pictures.py` and commit the pictures"
-    )
+    drawn = DRAWN[file]().svg()
+    assert (PICTURES / file).read_text() == drawn, "run its script, and commit the picture"
 
 
 @pytest.mark.parametrize("file", pictures.DRAWN)
@@ -36,3 +39,21 @@ def test_picture_of_losses_says_the_seconds_of_the_lab(file) -> None:
     }.items():
         shown = texts[texts.index(name) + 1]
         assert float(shown.split(" s")[0]) == pytest.approx(seconds[variant], rel=0.02), name
+
+
+def test_every_picture_has_a_script() -> None:
+    assert {file.name for file in PICTURES.glob("*.svg")} == set(DRAWN)
+
+
+def test_picture_of_wires_shows_the_sizes_of_the_codecs() -> None:
+    codecs = {
+        "float32": gs.Identity(),
+        "BF16, FP16": gs.BF16(),
+        "MinMaxUInt8": gs.MinMaxUInt8(),
+        "Int8(block=64)": gs.Int8(block=64),
+        "Int4(block=32)": gs.Int4(block=32),
+        "OneBit(block=128)": gs.OneBit(block=128),
+        "TopK(0.01)": gs.TopK(0.01),
+    }
+    shown = {name: sum(size for size, _ in parts) for name, parts, _ in diagrams.ROWS}
+    assert shown == {name: codec.wire_bytes(diagrams.ELEMENTS) for name, codec in codecs.items()}
