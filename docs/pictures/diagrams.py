@@ -122,6 +122,50 @@ def box(
     drawing.text(left + 10, top + 40, text, size=13)
 
 
+# ---- one step in time
+
+
+def step() -> Drawing:
+    """What the training thread and the worker do at the same time; a dot is a gradient that backward has written."""
+    drawing = Drawing(720, 236, "One training step in time: buckets travel while backward goes on")
+    for y, name in ((48, "training"), (66, "thread"), (124, "gradients"), (186, "worker"), (204, "thread")):
+        drawing.text(16, y, name, colour="pale", size=14)
+    for left, right, name, colour in (
+        (100, 186, "zero_grad", "grey"),
+        (190, 282, "forward", "grey"),
+        (286, 580, "loss.backward()", "blue"),
+        (652, 704, "step", "grey"),
+    ):
+        block(drawing, left, right, 32, name, colour)
+    drawing.box(580, 32, 68, 44, stroke="blue", dashed=True)
+    drawing.text(614, 59, "waits", size=14, anchor="middle")
+    buckets = (
+        ("bucket 0", "green", 300, 374, 468),
+        ("bucket 1", "orange", 392, 472, 562),
+        ("last", "purple", 490, 566, 648),
+    )
+    for name, colour, first, begin, end in buckets:
+        gradients = [first + (begin - 12 - first) * index / 3 for index in range(4)]
+        for x in gradients:
+            drawing.dot(x, 119, 6, fill=colour)
+        drawing.line(
+            [(gradients[-1], 128), (gradients[-1], 150), (begin + 8, 168)],
+            colour="ink",
+            width=1.4,
+            arrow=True,
+        )
+        block(drawing, begin, end, 170, name, colour)
+    drawing.text(286, 100, "last layers", colour="pale", size=13)
+    drawing.text(580, 100, "first layers", colour="pale", size=13, anchor="end")
+    return drawing
+
+
+def block(drawing: Drawing, left: float, right: float, top: float, name: str, colour: str) -> None:
+    drawing.box(left, top, right - left, 44, fill=colour, opacity=0.18)
+    drawing.box(left, top, right - left, 44, stroke=colour)
+    drawing.text((left + right) / 2, top + 27, name, size=14, anchor="middle")
+
+
 # ---- the wire
 
 ELEMENTS = 256
@@ -206,7 +250,7 @@ def hosts() -> Drawing:
 
 
 # File beside this one -> what draws it.
-DRAWN = {"gradient.svg": gradient, "wires.svg": wires, "hosts.svg": hosts}
+DRAWN = {"step.svg": step, "gradient.svg": gradient, "wires.svg": wires, "hosts.svg": hosts}
 
 
 def main() -> None:
