@@ -6,10 +6,10 @@ Bagua's algorithm. Ranks hold different weights: model.consensus() averages them
 import threading
 import time
 from functools import partial
-from typing import Any
 
 import torch
 
+from gossamer import _C
 from gossamer.algorithms.base import Algorithm
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
@@ -65,17 +65,17 @@ class AsyncModelAverage(Algorithm):
         self._closing = False
         self._lock = threading.RLock()  # over these three; a collection within it may call leave()
         self._forward_of = -1  # the step of the last forward
-        self._begun: list[Any] = []  # the buckets of a round whose result has not been added
+        self._begun: list[_C.Bucket] = []  # the buckets of a round whose result has not been added
         self._background = None
 
-    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+    def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm, self._buckets = comm, buckets
         self._background = self._background or Background(comm)
         for bucket in buckets:
             bucket.add_field("mean")
             bucket.add_field("snapshot")
 
-    def bucket_ready(self, bucket: Any) -> None:
+    def bucket_ready(self, bucket: _C.Bucket) -> None:
         if self.optimizer_steps < self.warmup_steps:
             all_reduce(bucket.flat(), op="mean", group=self._comm)
 
@@ -99,7 +99,7 @@ class AsyncModelAverage(Algorithm):
         task = partial(self._round, self._background.comm, self._begun, own=1)
         self._background.submit(task, f"step {self.optimizer_steps}: {self!r}")
 
-    def _round(self, comm: Communicator, buckets: list[Any], *, own: int) -> tuple[int, bool]:
+    def _round(self, comm: Communicator, buckets: list[_C.Bucket], *, own: int) -> tuple[int, bool]:
         """One round on the background thread; `own`: whether this rank trains.
 
         Returns how many ranks do, and whether all have ended, so that there is no other round.

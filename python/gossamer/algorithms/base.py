@@ -98,7 +98,7 @@ class Algorithm(ABC):
         assert self._worker is not None
         return self._worker.optimizer_steps
 
-    def submit(self, bucket: Any, task: Callable[[Any], None]) -> None:
+    def submit(self, bucket: _C.Bucket, task: Callable[[_C.Bucket], None]) -> None:
         """Lets the engine's worker call task(bucket), behind everything before it; the caller goes on.
 
         Every rank submits the same, in the same order. Errors come out of wait(), or of the backward that ends next.
@@ -109,7 +109,7 @@ class Algorithm(ABC):
 
     def reduce_field(
         self,
-        bucket: Any,
+        bucket: _C.Bucket,
         field: str,
         *,
         codec: Codec | None,
@@ -154,13 +154,13 @@ class Algorithm(ABC):
         """Bytes at which a bucket closes at the latest, in a model of so many; None: as the user says."""
         return None
 
-    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+    def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         """Called at wrap, and again whenever the plan changes; `buckets` is then the new plan.
 
         bucket.add_field(name) gives zeros [numel] to keep state in, or what is there already.
         """
 
-    def native_work(self, bucket: Any) -> "_C.BucketWork | None":
+    def native_work(self, bucket: _C.Bucket) -> _C.BucketWork | None:
         """The native work of a bucket, or None: bucket_ready does it."""
         return None
 
@@ -179,7 +179,7 @@ class Algorithm(ABC):
             raise ConfigError(f"autotune: {self!r} does not let codecs be chosen, got {list(extra)!r}")
         return []
 
-    def codec_of(self, bucket: Any) -> Codec | None:
+    def codec_of(self, bucket: _C.Bucket) -> Codec | None:
         """By what the gradients of a bucket travel, for reports; None: as they are, or not at all."""
         return None
 
@@ -191,7 +191,7 @@ class Algorithm(ABC):
     def before_forward(self, step: int) -> None:
         """In the training thread, before each forward that records gradients; `step` counts optimizer steps."""
 
-    def bucket_ready(self, bucket: Any) -> None:
+    def bucket_ready(self, bucket: _C.Bucket) -> None:
         """On the engine's worker thread, in bucket order, when all gradients of `bucket` are in place.
 
         `bucket.flat()` is the flat gradient [numel]; change it in place. Blocking is fine: backward goes on. Only

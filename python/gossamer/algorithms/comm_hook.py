@@ -37,10 +37,10 @@ class CommHook(Algorithm):
         self._state, self._hook = state, hook
         self._count = 0
 
-    def setup(self, comm: Any, buckets: list[Any]) -> None:
+    def setup(self, comm: Any, buckets: list[_C.Bucket]) -> None:
         self._count = len(buckets)
 
-    def bucket_ready(self, bucket: Any) -> None:
+    def bucket_ready(self, bucket: _C.Bucket) -> None:
         parts = _gradients(bucket)
         given = _packed(bucket, parts)
         future = self._hook(self._state, _C.grad_bucket(bucket, given, self._count))
@@ -62,14 +62,14 @@ class CommHook(Algorithm):
             part.copy_(new)
 
 
-def _gradients(bucket: Any) -> list[Tensor]:
+def _gradients(bucket: _C.Bucket) -> list[Tensor]:
     """The gradients' places in the flat memory, one-dimensional, without the padding between them."""
     flat = bucket.flat()
     starts = [view.storage_offset() - flat.storage_offset() for view in bucket.views()]
     return [flat.narrow(0, start, param.numel()) for start, param in zip(starts, bucket.params, strict=True)]
 
 
-def _packed(bucket: Any, parts: list[Tensor]) -> Tensor:
+def _packed(bucket: _C.Bucket, parts: list[Tensor]) -> Tensor:
     """All gradients in a row: the flat memory itself, where there is no padding between them."""
     total = sum(part.numel() for part in parts)
     flat: Tensor = bucket.flat()

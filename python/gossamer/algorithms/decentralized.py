@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.algorithms.base import Algorithm
 from gossamer.comm import Communicator
 from gossamer.engine import Worker
@@ -38,9 +39,9 @@ class Decentralized(Algorithm):
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
         self._rounds = 0  # averagings so far: the step of a topology that changes
-        self._sent: list[Any] = []  # the buckets whose average is under way
+        self._sent: list[_C.Bucket] = []  # the buckets whose average is under way
 
-    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+    def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm, self._buckets = comm, buckets
         for bucket in buckets:
             for field in ("snapshot", "mixed"):
@@ -54,7 +55,7 @@ class Decentralized(Algorithm):
             bucket.flat("snapshot").copy_(bucket.flat("weight"))
             self.submit(bucket, self._mix)
 
-    def _mix(self, bucket: Any) -> None:
+    def _mix(self, bucket: _C.Bucket) -> None:
         snapshot, mixed = bucket.flat("snapshot"), bucket.flat("mixed")
         average_with_peers(self.topology, self._comm, snapshot, mixed, step=self._rounds)
 

@@ -6,7 +6,6 @@ Three ways to average: the group's own all-reduce, the deterministic two-shot, o
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -61,12 +60,12 @@ class GradientAllReduce(Algorithm):
     def group_of(self, name: str, param: torch.Tensor) -> Codec | None:
         return self._choose(name, param)
 
-    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+    def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm = comm
         for bucket in buckets:
             Unsent.by(self.codec_of(bucket), bucket).prepare()
 
-    def native_work(self, bucket: Any) -> "_C.BucketWork | None":
+    def native_work(self, bucket: _C.Bucket) -> _C.BucketWork | None:
         codec = self.codec_of(bucket)
         if codec is None:
             return _C.NativeAllReduce(self.average)
@@ -74,7 +73,7 @@ class GradientAllReduce(Algorithm):
             return _C.CodecAllReduce(codec.native, self.average)
         return None
 
-    def bucket_ready(self, bucket: Any) -> None:
+    def bucket_ready(self, bucket: _C.Bucket) -> None:
         op = "mean" if self.average else "sum"
         self.reduce_field(
             bucket, "grad", codec=self.codec_of(bucket), op=op, step=bucket.step, group=self._comm
@@ -104,7 +103,7 @@ class GradientAllReduce(Algorithm):
         exact = Identity() if self.deterministic else None
         return self.codec.choose(name, param) or exact
 
-    def codec_of(self, bucket: Any) -> Codec | None:
+    def codec_of(self, bucket: _C.Bucket) -> Codec | None:
         own = self._choose(bucket.names[0], bucket.params[0])
         if any(name not in self._tuned for name in bucket.names):
             return own

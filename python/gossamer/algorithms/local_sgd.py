@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
 from gossamer.codec import Codec
 from gossamer.collectives import all_reduce
@@ -111,7 +112,7 @@ class LocalSGD(Algorithm):
         self._background: Background | None = None
         self._arrivals: dict[int, int] = {}  # fragment -> the step at which its mean is taken
 
-    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+    def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         if len(buckets) < self.fragments:
             raise ConfigError(
                 f"LocalSGD: {self.fragments} fragments need as many buckets, got {len(buckets)}; the model has too "
@@ -140,7 +141,7 @@ class LocalSGD(Algorithm):
             if step % self.period == fragment * self.period // self.fragments:
                 self._send(fragment, step)
 
-    def _buckets_of(self, fragment: int) -> list[Any]:
+    def _buckets_of(self, fragment: int) -> list[_C.Bucket]:
         return [self._buckets[index] for index in self._dealt[fragment]]
 
     def _send(self, fragment: int, step: int) -> None:
@@ -154,7 +155,7 @@ class LocalSGD(Algorithm):
         if self.delay == 0:
             self._take(fragment)
 
-    def _mean_change(self, bucket: Any, step: int) -> None:
+    def _mean_change(self, bucket: _C.Bucket, step: int) -> None:
         assert self._background is not None
         comm = self._background.comm
         self.reduce_field(bucket, "change", codec=self.codec, deterministic=True, step=step, group=comm)

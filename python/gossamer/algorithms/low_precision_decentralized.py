@@ -5,11 +5,11 @@ Difference compression (DCD-PSGD: Tang et al. 2018, arXiv:1803.06443), as in Bag
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.algorithms.base import Algorithm, require_codec
 from gossamer.codec import Codec, Int8
 from gossamer.comm import Communicator
@@ -61,7 +61,7 @@ class LowPrecisionDecentralized(Algorithm):
     def block(self) -> int:
         return self.codec.block
 
-    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+    def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         if self.topology.uniform or self.topology.period(comm.size) != 1:
             raise ConfigError(
                 f"{type(self).__name__}: the topology must be a graph that stays as it is, because a copy of each "
@@ -78,7 +78,7 @@ class LowPrecisionDecentralized(Algorithm):
             if "replica" not in bucket.fields:
                 self._seed(bucket)
 
-    def _seed(self, bucket: Any) -> None:
+    def _seed(self, bucket: _C.Bucket) -> None:
         """Exact copies of the neighbours' weights, whatever they are."""
         bucket.add_field("replica").copy_(bucket.flat("weight"))
         for number, exchange in enumerate(self._mixing.exchanges):
@@ -92,7 +92,7 @@ class LowPrecisionDecentralized(Algorithm):
             self.submit(bucket, self._exchange)
         self.wait()
 
-    def _exchange(self, bucket: Any) -> None:
+    def _exchange(self, bucket: _C.Bucket) -> None:
         names = [f"replica_{number}" for number in range(len(self._mixing.exchanges))]
         exchange_differences(
             self._comm,

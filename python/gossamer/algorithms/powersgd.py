@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.algorithms.base import Algorithm
 from gossamer.codec import accumulate_dtype
 from gossamer.collectives import all_reduce
@@ -53,7 +54,7 @@ class PowerSGD(Algorithm):
         """For those who make buckets in another way: no bit then depends on where in a message a factor lies."""
         self._in_rank_order = True
 
-    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+    def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm = comm
         for bucket in buckets:
             groups: dict[tuple[int, int], _Group] = {}
@@ -68,12 +69,12 @@ class PowerSGD(Algorithm):
             self._groups[bucket.index] = list(groups.values())
             Unsent(bucket).prepare()
 
-    def bucket_ready(self, bucket: Any) -> None:
+    def bucket_ready(self, bucket: _C.Bucket) -> None:
         if self._comm.size > 1:
             with Unsent(bucket).joining("grad"):
                 self._reduce(bucket)
 
-    def _reduce(self, bucket: Any) -> None:
+    def _reduce(self, bucket: _C.Bucket) -> None:
         views, errors = bucket.views(), bucket.views("error")
         groups = self._groups[bucket.index] if self.optimizer_steps >= self.start_step else []
         compressed = {position for group in groups for position in group.positions}
@@ -168,7 +169,7 @@ def _product_into(out: Tensor, left: Tensor, right: Tensor) -> None:
         out.copy_(torch.mm(left, right).view(out.shape))
 
 
-def _start(bucket: Any, position: int, columns: int, rank: int) -> Tensor:
+def _start(bucket: _C.Bucket, position: int, columns: int, rank: int) -> Tensor:
     """The first Q of a parameter: the same on every rank and in every run."""
     generator = torch.Generator().manual_seed(zlib.crc32(bucket.names[position].encode()))
     start = torch.randn(columns, rank, generator=generator, dtype=accumulate_dtype(bucket.dtype))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
 from gossamer.codec import Codec, ErrorFeedback, Int8, OneBit
 from gossamer.collectives import all_reduce
@@ -163,7 +164,7 @@ class AdamAlgorithm(Algorithm):
     def alignment(self, comm: Communicator) -> int:
         return whole_chunks(comm, self.block())
 
-    def setup(self, comm: Communicator, buckets: list[Any]) -> None:
+    def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm, self._buckets = comm, buckets
         self._groups = {param: group for group in self._optimizer.param_groups for param in group["params"]}
         for bucket in buckets:
@@ -173,17 +174,17 @@ class AdamAlgorithm(Algorithm):
             bucket.add_field(self.field, comm)
             Unsent.by(self.codec, bucket).prepare()
 
-    def bucket_ready(self, bucket: Any) -> None:
+    def bucket_ready(self, bucket: _C.Bucket) -> None:
         if self.averages_gradients(self.optimizer_steps):
             all_reduce(bucket.flat(), op="mean", group=self._comm)
         else:
             agree_on_finite(self._comm, bucket)
 
-    def average_field(self, bucket: Any) -> None:
+    def average_field(self, bucket: _C.Bucket) -> None:
         """On the engine's worker: the field's mean over the ranks, through the codec, in place."""
         self.reduce_field(bucket, self.field, codec=self.codec, step=self.optimizer_steps, group=self._comm)
 
-    def on_all_buckets(self, task: Callable[[Any], None]) -> None:
+    def on_all_buckets(self, task: Callable[[_C.Bucket], None]) -> None:
         """task(bucket) for each, on the engine's worker; returns when all are done."""
         for bucket in self._buckets:
             self.submit(bucket, task)
@@ -223,7 +224,7 @@ class QAdam(AdamAlgorithm):
     def close(self, *, crashed: bool = False) -> None:
         self._optimizer.frozen = None  # the optimizer goes on alone
 
-    def _average_momentum(self, bucket: Any) -> None:
+    def _average_momentum(self, bucket: _C.Bucket) -> None:
         for param, view in zip(bucket.params, bucket.views("momentum"), strict=True):
             state = self._optimizer.state_of(param)
             if state["exp_avg"].data_ptr() != view.data_ptr():  # new, or loaded

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.algorithms.qadam import AdamAlgorithm, QAdamOptimizer, largest_move, limited
 from gossamer.codec import Codec, ErrorFeedback, OneBit
 from gossamer.errors import ConfigError
@@ -167,7 +168,7 @@ class ZeroOneAdam(AdamAlgorithm):
             if param in self._optimizer.state:
                 self._optimizer.forget_updates(param)
 
-    def _synchronise(self, bucket: Any) -> None:
+    def _synchronise(self, bucket: _C.Bucket) -> None:
         views = list(zip(bucket.params, bucket.views("update"), strict=True))
         for param, view in views:
             view.copy_(self._optimizer.state_of(param)["update"])

@@ -57,7 +57,7 @@ class Codec(ABC):
         return f"{type(self).__name__}({', '.join(settings)})"
 
     @property
-    def native(self) -> "_C.CodecChoice | None":
+    def native(self) -> _C.CodecChoice | None:
         """What the native collectives take, or None for a codec written in Python."""
         return None
 
@@ -77,7 +77,7 @@ class NativeCodec(Codec):
         return hash(repr(self))
 
     @property
-    def native(self) -> "_C.CodecChoice":
+    def native(self) -> _C.CodecChoice:
         return _C.CodecChoice(_ops.KINDS[self.kind], self.block, self.stochastic, self.seed)
 
     def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:

@@ -44,7 +44,7 @@ class ErrorFeedback(Codec):
         return f"ErrorFeedback({self.codec!r})"
 
     @property
-    def native(self) -> "_C.CodecChoice | None":
+    def native(self) -> _C.CodecChoice | None:
         return self.codec.native
 
     def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:

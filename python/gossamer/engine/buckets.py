@@ -47,7 +47,7 @@ class Buckets:
         self._order: list[int] = []
         self._native: Any = None
         self._timed = False
-        self.all: list[Any] = []
+        self.all: list[_C.Bucket] = []
         self.clocks: list[Any] = []  # of each bucket's work, while they are timed
 
     def connect(self, native: Any) -> None:
@@ -138,7 +138,7 @@ class Buckets:
             self.clocks.append(work)
         self._native.append_bucket(bucket, work)
 
-    def _work_of(self, bucket: Any) -> Any:
+    def _work_of(self, bucket: _C.Bucket) -> Any:
         algorithm = self._algorithm
         work = algorithm.native_work(bucket)
         if work is None and "grad" in algorithm.fields:

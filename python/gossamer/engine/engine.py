@@ -228,7 +228,7 @@ class Engine(Reporting):
             self.algorithm.leave()
 
     @property
-    def buckets(self) -> list[Any]:
+    def buckets(self) -> list[_C.Bucket]:
         """The buckets as they are now, in the order in which they are sent."""
         return self._buckets.all
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gossamer import _C
 from gossamer._C import ByHosts
 from gossamer.codec import Codec
 from gossamer.comm import way_of
@@ -88,9 +89,13 @@ class Reporting:
             self.reset_report()
         return report
 
-    def _about(self, bucket: Any, errors: dict[int, Any]) -> dict[str, Any]:
+    def _about(self, bucket: _C.Bucket, errors: dict[int, tuple[float, float] | None]) -> dict[str, Any]:
         codec = self.algorithm.codec_of(bucket)
-        about = {"index": bucket.index, "bytes": bucket.bytes, "codec": repr(codec) if codec else None}
+        about: dict[str, Any] = {
+            "index": bucket.index,
+            "bytes": bucket.bytes,
+            "codec": repr(codec) if codec else None,
+        }
         if errors:
             pair = errors[bucket.index]
             about["codec_error"] = None if pair is None else _relative([pair])

@@ -6,10 +6,10 @@ csrc/engine/work.cpp does the same.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.codec import Codec, accumulate_dtype
 
 
@@ -22,11 +22,11 @@ class Unsent:
 
     FIELD = "error"
 
-    def __init__(self, bucket: Any, *, kept: bool = True) -> None:
+    def __init__(self, bucket: _C.Bucket, *, kept: bool = True) -> None:
         self._bucket, self._kept = bucket, kept
 
     @classmethod
-    def by(cls, codec: Codec | None, bucket: Any) -> "Unsent":
+    def by(cls, codec: Codec | None, bucket: _C.Bucket) -> "Unsent":
         """What that codec leaves out of the bucket: nothing that is kept, unless it feeds its errors back."""
         return cls(bucket, kept=codec is not None and codec.feeds_back)
 

@@ -75,20 +75,20 @@ class Buckets:
         self._groups = list(dict.fromkeys(self._keys))
         self._first_units = self._count_units()
         self._progress = _Progress()
-        self._works: dict[str, Any] = {}
-        self._made: dict[int, Any] = {}
+        self._works: dict[str, _C.BucketWork] = {}
+        self._made: dict[int, _C.Bucket] = {}
         self._errors: dict[str, dict[str, Tensor]] = {}
         algorithm.connect(self._progress)  # type: ignore[arg-type]
 
     def arrange(
         self, index: int, numbers: list[int], dtype: torch.dtype, anew: bool
-    ) -> list[tuple[Any, Any]]:
+    ) -> list[tuple[_C.Bucket, _C.BucketWork]]:
         """The buckets and their works for a bucket of DDP, by the numbers of its parameters. Collective.
 
         Args:
             anew: no bucket that was made before is used any more; what they have left out is kept.
         """
-        parts: list[tuple[Any, Any]] = []
+        parts: list[tuple[_C.Bucket, _C.BucketWork]] = []
 
         def arrange() -> None:
             if anew:
@@ -104,7 +104,7 @@ class Buckets:
         with_context(arrange, f"bucket {index} of DDP: arranging it raised", self._comm)()
         return parts
 
-    def _make(self, index: int, numbers: list[int], dtype: torch.dtype) -> Any:
+    def _make(self, index: int, numbers: list[int], dtype: torch.dtype) -> _C.Bucket:
         params = [self._params[each] for each in numbers]
         names = [self._names[each] for each in numbers]
         codec = self._codecs[numbers[0]]
@@ -124,8 +124,8 @@ class Buckets:
                     value.record_stream(torch.cuda.current_stream(value.device))
         return bucket
 
-    def _python_work(self) -> Any:
-        def call(bucket: Any) -> None:
+    def _python_work(self) -> _C.PythonWork:
+        def call(bucket: _C.Bucket) -> None:
             self._progress.optimizer_steps = bucket.step
             of_ddp = bucket.index // len(self._groups)
             what = f"step {bucket.step} bucket {of_ddp} of DDP: {self._algorithm!r} raised"
@@ -174,7 +174,7 @@ def _unit(codec: Any) -> int:
     return max(codec.block, _LEAST_UNIT) if codec is not None else 1
 
 
-def _by_parameter(params: Sequence[Tensor], first_units: Sequence[int], unit: int, rows: int) -> Any:
+def _by_parameter(params: Sequence[Tensor], first_units: Sequence[int], unit: int, rows: int) -> _C.Placement:
     """The _C.Placement of a codec's bucket: pieces (begin in the parameter, elements, offset) of each parameter.
 
     Row j of the flat memory is summed by rank j. Every parameter has a part in each row: equal shares of its units, the

@@ -91,7 +91,7 @@ def register(model: DistributedDataParallel, state: State, hook: Callable[..., A
     _checked(hook.__name__, state).start(hook.__name__).register(model.reducer)
 
 
-def _run(hook: str, state: State, bucket: Any) -> Future:
+def _run(hook: str, state: State, bucket: dist.GradBucket) -> Future:
     return _checked(hook, state).run(hook, bucket)
 
 

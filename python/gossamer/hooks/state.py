@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from gossamer import _C
@@ -84,7 +85,7 @@ class State:
 
     # --- called by the hooks ---
 
-    def run(self, hook: str, bucket: Any) -> "torch.futures.Future[Tensor]":
+    def run(self, hook: str, bucket: dist.GradBucket | tuple[Any, Any]) -> "torch.futures.Future[Tensor]":
         """Queues a bucket, or compiled autograd's (gradient, parameter), whose mean is there when backward ends."""
         if not isinstance(bucket, tuple):
             return self.start(hook).reduce_bucket(bucket)

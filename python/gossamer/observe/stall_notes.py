@@ -81,12 +81,12 @@ class Notes:
             reason = str(error).splitlines()[0]
             self._mute = f"the group's store, which rank 0 or the launcher hosts, has failed: {reason}"
 
-    def _read(self, store: "_C.AsideStore") -> dict[int, Note]:
+    def _read(self, store: _C.AsideStore) -> dict[int, Note]:
         keys = self._present(store, self._keys)
         texts = store.get(keys)
         return {int(key.rpartition("/")[2]): json.loads(text) for key, text in zip(keys, texts, strict=True)}
 
-    def _present(self, store: "_C.AsideStore", keys: Sequence[str]) -> list[str]:
+    def _present(self, store: _C.AsideStore, keys: Sequence[str]) -> list[str]:
         """Those that exist, in few requests where nearly all do."""
         if not keys or store.check(keys):
             return list(keys)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from gossamer import config
+from gossamer import _C, config
 from gossamer.errors import ConfigError
 from gossamer.horovod.common import basics
 from gossamer.horovod.common.exceptions import HorovodInternalError
@@ -73,7 +73,7 @@ class Reduction:
         return "engine" if isinstance(self._way, EngineReduction) else "negotiated"
 
     @property
-    def buckets(self) -> list[Any]:
+    def buckets(self) -> list[_C.Bucket]:
         """The engine's buckets; empty without it."""
         return self._way.buckets if isinstance(self._way, EngineReduction) else []
 

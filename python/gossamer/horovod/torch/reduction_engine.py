@@ -90,7 +90,7 @@ class EngineReduction:
         return self._rounds.under_way
 
     @property
-    def buckets(self) -> list[Any]:
+    def buckets(self) -> list[_C.Bucket]:
         """The buckets as they are now."""
         return self._engine.buckets
 
@@ -154,7 +154,7 @@ class _Reduction(GradientAllReduce):
         """Groups travel apart, so that each is reduced as soon as all of it is there."""
         return self._group_of.get(name), super().group_of(name, param)
 
-    def native_work(self, bucket: Any) -> "_C.BucketWork | None":
+    def native_work(self, bucket: _C.Bucket) -> _C.BucketWork | None:
         """The backend's sum, where no codec is asked for."""
         if self.codec is not None:
             return super().native_work(bucket)
