@@ -1,6 +1,6 @@
 # Joining may wait as long as one collective, half an hour, for a worker that was never started, or that ended before it
 # joined; nobody can know that it will not come. This says so meanwhile. runtime.py calls it; once a model is wrapped,
-# waits are watched by observe/stall.py.
+# waits are watched by observe/stall.
 """``told(placement, timeout_s)``: while workers join, those that wait for others say so."""
 
 import logging

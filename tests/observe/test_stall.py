@@ -187,8 +187,8 @@ threading.Event().wait(100)
 ENDING = """
 import functools, os, signal, sys, time
 import torch.distributed as dist
-from gossamer.observe.stall_notes import Notes
-from gossamer.observe.stall_threads import threads
+from gossamer.observe.stall.notes import Notes
+from gossamer.observe.stall.threads import threads
 
 port, host = (int(text) for text in sys.argv[1:])
 

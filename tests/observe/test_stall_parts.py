@@ -15,9 +15,10 @@ from torch import nn
 
 import gossamer as gs
 from gossamer import _C
-from gossamer.observe import stall_text
 from gossamer.observe.stall import Limits, Watch
-from gossamer.observe.stall_notes import BEFORE_BUCKETS, Notes, Wait, waits_of
+from gossamer.observe.stall import text as stall_text
+from gossamer.observe.stall.notes import Notes
+from gossamer.observe.stall.waits import BEFORE_BUCKETS, Wait, waits_of
 from tests.support.ranks import run_ranks
 
 
@@ -166,8 +167,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("gossamer.observe.stall.time", clock)
-    monkeypatch.setattr("gossamer.observe.stall.threads", clock)
+    monkeypatch.setattr("gossamer.observe.stall.watch.time", clock)
+    monkeypatch.setattr("gossamer.observe.stall.watch.threads", clock)
     return clock
 
 

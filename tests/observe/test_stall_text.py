@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
-from gossamer.observe import stall_text
+from gossamer.observe.stall import text as stall_text
 
 COLLECTS_ANYWHERE = """
 import gc, threading, time
-from gossamer.observe import stall_text
+from gossamer.observe.stall import text as stall_text
 
 class Dropped:
     def __init__(self):

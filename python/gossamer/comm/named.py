@@ -17,7 +17,7 @@ from gossamer._C import Communicator
 from gossamer.comm.c10d import from_backend, ground_of, make_backend
 from gossamer.comm.hierarchical import by_hosts, goes_by_hosts
 from gossamer.errors import ConfigError
-from gossamer.observe.stall_named import NamedWatch
+from gossamer.observe.stall import NamedWatch
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -1,4 +1,4 @@
-# Opens the stall watch (observe/stall.py) of an engine: where the ranks of its group can leave notes for each other,
+# Opens the stall watch (observe/stall) of an engine: where the ranks of its group can leave notes for each other,
 # under a name that no other model has. Used by engine.py.
 """``open_watch()``."""
 

@@ -1,7 +1,8 @@
-# The two threads of the stall watch in this process: one looks and speaks, the other talks to stores, which may block
-# for as long as whoever hosts them is stopped. They sleep while there is nothing to watch, and between two looks
-# otherwise. What they do is in stall.py and stall_named.py, whose watches they do not keep alive.
-"""``WatchThreads``: looks at every watch of this process now and then."""
+"""The two threads that run all stall watches of this process.
+
+One thread looks and logs. The other talks to stores, where it may block for as long as the host of a store is stopped.
+Both sleep while there is nothing to watch, and between two looks. They keep no watch alive.
+"""
 
 import atexit
 import logging
@@ -14,38 +15,38 @@ from typing import Protocol
 from gossamer import _C
 
 LONGEST_TICK_S = 5.0  # between two looks
-_END_S = 2.0  # for a thread that is in the middle of a log line when the interpreter ends
+_END_S = 2.0  # wait for a thread that is writing a log line when the interpreter ends
 
 _log = logging.getLogger("gossamer")
 
 
 class Looking(Protocol):
-    """What the threads call, each in every `tick_s` seconds."""
+    """What the threads call, each of them every `tick_s` seconds."""
 
     @property
     def tick_s(self) -> float: ...
 
     def look(self) -> None:
-        """Looks at this process and speaks. Must not block."""
+        """Look at this process, and log. Must not block."""
 
     def exchange(self) -> None:
-        """Talks to the store, for as long as that takes."""
+        """Talk to the store. May block."""
 
 
 class WatchThreads:
-    """Of one process; started with the first watch, and again in a forked child that opens one."""
+    """The threads of one process. They start with the first watch, and again in a forked child that opens a watch."""
 
     def __init__(self) -> None:
         self._watches: weakref.WeakSet[Looking] = weakref.WeakSet()
         self._changed = threading.Condition()
-        self._turns = 0  # counts what the threads must not sleep over
+        self._turns = 0  # grows when the threads must look at once
         self._owner = 0
         self._ending = False
         self._threads: list[threading.Thread] = []
         atexit.register(self._end)
 
     def add(self, watch: Looking) -> None:
-        """Watches it from now on, until it is discarded or gone."""
+        """Run the watch from now on, until it is discarded or deleted."""
         with self._changed:
             self._watches.add(watch)
             if self._owner != os.getpid():
@@ -54,12 +55,12 @@ class WatchThreads:
         self.hurry()
 
     def discard(self, watch: Looking) -> None:
-        """Lets go of it. Idempotent."""
+        """Stop running the watch. Idempotent."""
         with self._changed:
             self._watches.discard(watch)
 
     def hurry(self) -> None:
-        """Both threads look now."""
+        """Let both threads look now."""
         with self._changed:
             self._turns += 1
             self._changed.notify_all()
@@ -98,7 +99,7 @@ class WatchThreads:
             )
 
     def _end(self) -> None:
-        # A thread that comes back from native code into an interpreter that ends takes the process down.
+        # A thread that returns from native code into an interpreter that ends crashes the process.
         with self._changed:
             self._ending = True
             self._changed.notify_all()

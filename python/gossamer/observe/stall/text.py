@@ -1,6 +1,4 @@
-# The words of the stall watch (stall.py) and of the reports of named operations: which ranks, where a thread is, what
-# has become of a rank that has not come. Measures nothing and talks to nobody.
-"""How a stall is told."""
+"""The words of the stall watch and of the reports of named operations. Measures nothing and talks to nobody."""
 
 import gc
 import os
@@ -13,13 +11,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-SHOWN = 6  # of a list
-_STACK = 12  # calls of a thread that are shown, the innermost
+from gossamer import _C
+
+SHOWN = 6  # lines of a list
+_STACK = 12  # innermost calls of a thread
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("gossamer", "torch"))
 
 
 def name_ranks(ranks: Collection[int]) -> str:
-    """`rank 2`, `ranks 0, 1`, or the first of many and how many more."""
+    """Return `rank 2` or `ranks 0, 1`; for many ranks the first ones and the number of the others."""
     shown = ", ".join(map(str, sorted(ranks)[: 2 * SHOWN]))
     more = f" and {len(ranks) - 2 * SHOWN} more" if len(ranks) > 2 * SHOWN else ""
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
@@ -28,7 +28,12 @@ def name_ranks(ranks: Collection[int]) -> str:
 def waiting_line(
     what: str, seconds: float, *, doing: str = "", here: Collection[int], missing: Collection[int]
 ) -> str:
-    """One thing that is waited for, as it stands in every report."""
+    """Return the line of one wait, which has the same form in every report.
+
+    Args:
+        what: what the ranks wait for.
+        here, missing: the ranks that have come, and those that have not.
+    """
     come = f"; come: {name_ranks(here)}" if here else ""
     absent = f"; not come: {name_ranks(missing)}" if missing else ""
     what += f", {doing}" if doing else ""
@@ -36,13 +41,13 @@ def waiting_line(
 
 
 def list_lines(lines: Sequence[str]) -> str:
-    """The first few below each other, indented, and how many more."""
+    """Return the first lines indented, and the number of the others."""
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return "\n".join(f"  {line}" for line in [*lines[:SHOWN], *more])
 
 
-def named_report(stalled: Iterable[Any]) -> str:
-    """Of operations that some ranks have submitted and others not (_C.Stalled): since when, who, where, who has not."""
+def named_report(stalled: Iterable[_C.Stalled]) -> str:
+    """Return the report of operations that some ranks have submitted and others have not."""
     lines = [
         waiting_line(
             one.name + (f" (submitted at {one.call_site})" if one.call_site else ""),
@@ -59,7 +64,7 @@ def named_report(stalled: Iterable[Any]) -> str:
 
 
 def place_of(thread: int) -> str:
-    """`file:line in function` of the innermost call of a thread that is neither this package's nor torch's."""
+    """Return `file:line in function` of a thread's innermost call outside of this package and torch."""
     frame = _frame_of(thread)
     if frame is None:
         return "in no Python code"
@@ -71,7 +76,7 @@ def place_of(thread: int) -> str:
 
 
 def stack_of(thread: int) -> str:
-    """The innermost calls of a thread, as a traceback shows them."""
+    """Return the innermost calls of a thread, as a traceback shows them."""
     frame = _frame_of(thread)
     if frame is None:
         return "  it runs no Python code"
@@ -80,7 +85,7 @@ def stack_of(thread: int) -> str:
 
 def _frame_of(thread: int) -> FrameType | None:
     # Before Python 3.12 a collection may begin inside _current_frames(), under the lock of the list of threads. A
-    # finalizer that lets go of the GIL there, for a thread that ends, stops the process for good (CPython gh-106883).
+    # finalizer that releases the GIL there, for a thread that ends, stops the process for good (CPython gh-106883).
     collects = sys.version_info < (3, 12) and gc.isenabled()
     if collects:
         gc.disable()
@@ -93,7 +98,7 @@ def _frame_of(thread: int) -> FrameType | None:
 
 @cache
 def this_host() -> str:
-    """Equal for processes that see each other's numbers."""
+    """Return a text that is equal for processes that see each other's process ids."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -102,7 +107,7 @@ def this_host() -> str:
 
 
 def fate(rank: int, note: dict[str, Any], *, step: int) -> str:
-    """What a rank that is waited for in this step says of itself."""
+    """Return one line of what a rank says about itself in its note, while another rank waits for it in `step`."""
     behind = step - int(note["step"])
     at = f"is at {note['unit']} {note['step']}" + (f", {behind} behind," if behind > 0 else "")
     if note["waits"]:
@@ -112,11 +117,12 @@ def fate(rank: int, note: dict[str, Any], *, step: int) -> str:
 
 
 def silence(rank: int, note: dict[str, Any] | None, *, seconds: float, overdue: bool) -> str:
-    """What can be seen of a rank that says nothing.
+    """Return one line about a rank that does not answer.
 
     Args:
-        note: what it has said before, if anything.
-        seconds: for which it has owed an answer; overdue: which is long.
+        note: its latest note, if it has ever written one.
+        seconds: the time since it was asked.
+        overdue: whether that is long.
     """
     here = note is not None and note["host"] == this_host()
     state = _process_state(note["pid"]) if note is not None and here else "?"
@@ -136,7 +142,7 @@ def silence(rank: int, note: dict[str, Any] | None, *, seconds: float, overdue: 
 
 
 def _process_state(process: int) -> str:
-    """The letter of proc(5), empty if there is no such process."""
+    """Return the state letter of proc(5); empty if there is no such process."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
