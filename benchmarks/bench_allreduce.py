@@ -1,13 +1,12 @@
 """The time of an all_reduce of float32 on one host: ours, Gloo, Open MPI and the raw limit of shared memory.
 
-Processes of all contenders live through the run and take turns at every size; those without a turn sleep on
-a socket. A figure is the median of batches of calls, each as long as on its slowest rank; ratios are medians
-over the turns. Every contender's sum is checked at every size. "symmetric" is a tensor of torch's symmetric
-memory, which our backend reduces in place. The raw limit is bench_shm_raw_native.cpp: C++ that pays for no
-call from Python, so ours is given gross and net of a call on one element in a group of one rank, made by as
-many processes at once. Nobody writes a tensor between calls, so a slice stays in the cache of the core that
-sums it: that flatters the raw limit and ours in place, more than training would. A contender that this
-machine lacks is named in `left_out` and on stderr.
+Processes of all contenders live through the run and take turns at every size; those without a turn sleep on a socket.
+A figure is the median over batches of calls, each as long as on its slowest rank; ratios are medians over the turns.
+Every contender's sum is checked at every size. "symmetric" is a tensor of torch's symmetric memory, which our backend
+reduces in place. The raw limit is bench_shm_raw_native.cpp: C++ without any call from Python. So ours is given gross,
+and net of a call on one element in a group of one rank, made by as many processes at once. No rank writes a tensor
+between calls, so a slice stays in the cache of the core that sums it. This flatters the raw limit and ours in place,
+more than training would. A contender that this machine lacks is named in `left_out` and on stderr.
 """
 
 import importlib.util
@@ -45,7 +44,7 @@ Times = dict[str, list[float]]  # contender: microseconds, a figure for each tur
 
 
 def checked(values: Any, call: Callable[[], object], *, ranks: range, rank: int) -> Callable[[], object]:
-    """`call`, once its sum over `ranks` in `values` (a NumPy array) proved right; zeros stay for the timing."""
+    """`call`, after a check of its sum over `ranks` in `values` (a NumPy array); leaves zeros for the timing."""
     pattern = torch.arange(len(values)) % 251
     values[:] = (pattern + rank).numpy()  # small integers: no order of adding rounds
     call()
@@ -57,7 +56,7 @@ def checked(values: Any, call: Callable[[], object], *, ranks: range, rank: int)
 
 
 def torch_rank(job: dict) -> None:
-    """A rank of the default group of Gloo, of one of our backend, and alone in another of that."""
+    """One rank: of Gloo's default group, of a group of our backend, and alone in another group of our backend."""
     gs.init(backend="gloo")
     rank, ours = dist.get_rank(), dist.new_group(backend=job["backend"])
     alone, _ = dist.new_subgroups(1, backend=job["backend"])
@@ -107,7 +106,7 @@ def raw_turn(program: Path, size: int, _: str, nbytes: int, *, batches: int, cal
 
 
 def absent(backend: str, program: Path) -> dict[str, str]:
-    """Compiles the raw limit to `program`; the contenders that cannot take part here, and why."""
+    """Compiles the raw limit to `program`. Returns the contenders that cannot take part here, and why."""
     why: dict[str, str] = {}
     if backend != "gossamer":
         why |= dict.fromkeys((SYMMETRIC, CALL), f"{backend} stands in for our backend")
@@ -116,7 +115,7 @@ def absent(backend: str, program: Path) -> dict[str, str]:
         why[RAW] = "the processor has no AVX2"
     elif shutil.which("g++") is None:
         why[RAW] = "no g++"
-    else:  # -mavx2 for its kernel alone is in the source
+    else:  # the source sets -mavx2 for its kernel alone
         subprocess.run(["g++", "-std=c++17", "-O3", str(source), "-o", str(program)], check=True)
     if importlib.util.find_spec("mpi4py") is None:
         why[MPI] = "no mpi4py"
@@ -155,7 +154,7 @@ def bytes_of(contender: str, nbytes: int) -> int:
 
 @contextmanager
 def contenders(size: int, backend: str, missing: dict[str, str], folder: Path) -> Iterator[dict[str, Turn]]:
-    """All that take part with `size` ranks, each with the function that lets it take a turn."""
+    """All contenders that take part with `size` ranks, each with the function that lets it take a turn."""
     launcher = [sys.executable, *f"-m torch.distributed.run --standalone --nproc-per-node {size}".split()]
     with started(launcher, size, {"as": "torch", "backend": backend}, folder) as torch_turn:
         turns = dict.fromkeys((PLAIN, SYMMETRIC, CALL, GLOO), torch_turn)

@@ -58,7 +58,7 @@ class Training:
 
 
 def measured(quick: bool) -> dict[str, Any]:
-    """What tuning ended with, and the seconds of each turn."""
+    """The result of tuning, and the seconds of each turn."""
     settings = gs.Autotune([], [gs.Int8()]) if quick else gs.Autotune(codecs=[gs.Int8(), gs.Int4()])
     tuned = Training(None, settings)
     while tuned.model.tuned is None:

@@ -30,7 +30,7 @@ BITS |= {gs.MinMaxUInt8(): 8, gs.BF16(): 16, gs.FP16(): 16}
 
 @dataclass(frozen=True)
 class Case:
-    """`words`: float32 elements' worth that a rank sends a step, of a model with N elements in `shapes`."""
+    """`words`: what a rank sends a step, in float32 elements, for a model with N elements in `shapes`."""
 
     name: str
     algorithm: Callable[[], gs.Algorithm]
@@ -54,7 +54,7 @@ def of_factors(rank: int) -> Callable[[int, list[torch.Size]], float]:
 
 
 def codec_cases() -> list[Case]:
-    """Every codec; those that need error feedback with it, which adds no bytes."""
+    """Every codec, with error feedback if it needs that; error feedback adds no bytes."""
     cases = []
     for codec, bits in BITS.items():
         forgets = isinstance(codec, (gs.Int4, gs.OneBit, gs.TopK))
@@ -96,7 +96,7 @@ def local_cases() -> list[Case]:
 
 def cases() -> list[Case]:
     adaptive = partial(gs.GradientAllReduce, codec=gs.Adaptive(INT4))
-    # The first round begins with the first forward; none follows within the run, so its bytes can be told.
+    # The first round begins with the first forward; no other begins within the run, so its bytes can be counted.
     one_round = partial(gs.AsyncModelAverage, sync_interval_ms=10**9)
     return [
         Case("gradient_allreduce", gs.GradientAllReduce, of_ring(1)),
@@ -118,7 +118,7 @@ def mlp(widths: tuple[int, ...]) -> nn.Module:
 
 
 def counted(case: Case, start: nn.Module, steps: int) -> float:
-    """Bytes per step after the first PERIOD; of AsyncModelAverage's one round. The mean of the ranks."""
+    """Bytes per step after the first PERIOD, or bytes of AsyncModelAverage's one round; the mean over the ranks."""
 
     def body(comm: Any, _backend: Any) -> float:
         network = copy.deepcopy(start)
@@ -135,7 +135,7 @@ def counted(case: Case, start: nn.Module, steps: int) -> float:
                 optimizer.zero_grad()
                 model(rows).square().mean().backward()
                 optimizer.step()
-            model.algorithm_state_dict()  # waits for what is under way in the background
+            model.algorithm_state_dict()  # waits for the communication in the background
             return model.engine.bytes_sent
 
         if isinstance(model.algorithm, gs.AsyncModelAverage):

@@ -1,11 +1,11 @@
 """The codecs' ladder: the scalar code, AVX2, AVX-512 or CUDA, torch's own operations, and a copy of as many bytes.
 
-On the CPU: GB/s of float32 on one core for 1 MiB in cache, and for 64 MiB, which no cache holds; against torch's
-quantisation, which is told its one scale (Int8 finds one per block, so "with aminmax" is the like work). Called from
-Python through torch.ops.gossamer.*, so the dispatch and the allocation of a call count, as they do for torch. The
-kernels alone: bench_codec_native.cpp. With --gpu: 64 MiB and 1 GiB on the current CUDA device, kernels alone (CUDA
-graphs), as a share of a copy's speed. `roofline` is that share everywhere: both move equally many bytes, read and
-written together, in the same run.
+On the CPU: GB/s of float32 on one core, for 1 MiB in cache and for 64 MiB, which no cache holds. It is compared with
+torch's quantisation, which gets its one scale as an argument. Int8 computes one scale for each block, so the line
+"with aminmax" is the equal work. Codecs are called from Python through torch.ops.gossamer.*, so the dispatch and the
+allocation of a call count, as they do for torch. bench_codec_native.cpp measures the kernels alone. With --gpu: 64
+MiB and 1 GiB on the current CUDA device, kernels alone (CUDA graphs). `roofline` is always the share of a copy's
+speed, measured in the same run: a copy that moves as many bytes, read and written together.
 """
 
 import statistics
@@ -55,7 +55,7 @@ def torchs(x: torch.Tensor) -> Bodies:
 
 
 def naive(x: torch.Tensor, block: int) -> Bodies:
-    """Int8's arithmetic as a user of torch would write it: an operation for each term, on the same blocks."""
+    """Int8's arithmetic as a user of torch would write it: one operation for each term, on the same blocks."""
     blocks = x.view(-1, block)
     acc, out = torch.zeros_like(blocks), torch.empty_like(blocks)
 
@@ -84,7 +84,7 @@ def bench_cpu(codec: NativeCodec, where: str, mib: int, *, quick: bool) -> None:
     bodies, moved = native(codec, x)
     peers = torchs(x)
     copies = {f"copy for {name}": copy_of(count, "cpu") for name, count in moved.items()}
-    # A turn in cache is shorter than what a scheduler gives at once, so other work takes few turns instead of all.
+    # A turn in cache is shorter than a scheduler's time slice, so other work disturbs few turns instead of all.
     calls, rounds = (2, 3) if quick else (4, 81) if mib == 1 else (1, 15)
     seconds = speeds_of(bodies | peers | copies, "cpu", calls=calls, rounds=rounds)
     for name, peer in PAIRS:
@@ -120,7 +120,7 @@ def bench_gpu(codec: NativeCodec, mib: int, *, quick: bool) -> None:
     copies = {f"copy for {name}": copy_of(count, "cuda") for name, count in moved.items()}
     calls, rounds = (
         (2, 3) if quick else (max(10, 6400 // mib), 21)
-    )  # milliseconds, beside which waiting is nothing
+    )  # milliseconds, long enough for waiting to be negligible
     seconds = speeds_of(bodies | others | copies, "cuda", calls=calls, rounds=rounds)
     reference = cpu_reference(codec, quick=quick) if rungs else {}
     for name in OPERATIONS:

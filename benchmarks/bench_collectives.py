@@ -30,7 +30,7 @@ def pattern(rank: int, numel: int) -> torch.Tensor:
 
 
 def prepared(operation: str, numel: int, group: Any) -> Callable[[], object]:
-    """The call on tensors of its own, the larger of `numel` elements, after its result proved right."""
+    """The call on tensors of its own, the larger of `numel` elements, after a check of its result."""
     rank, size = dist.get_rank(), dist.get_world_size()
     part, own = numel // size, slice(rank * (numel // size), (rank + 1) * (numel // size))
     whole = [pattern(of, numel) for of in range(size)]

@@ -28,7 +28,7 @@ INT4, ONEBIT = gs.ErrorFeedback(gs.Int4()), gs.ErrorFeedback(gs.OneBit())
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm; `adam`: in both tasks under Adam, QAdam's own where it is that."""
+    """An algorithm. `adam`: it trains both tasks with Adam; QAdam trains them with its own optimizer."""
 
     name: str
     algorithm: Callable[[], gs.Algorithm]
@@ -133,7 +133,7 @@ def main() -> int:
             print("convergence: the digits need scikit-learn; pip install scikit-learn", file=sys.stderr)
             return 0 if options.quick else 1
         seeds, steps = (1, 8) if options.quick else (3, task.steps)
-        # All of them once is enough for a check, on the smaller model.
+        # For a check it is enough to run all of them once, on the smaller model.
         only = "bytegrad" if options.quick and make is tasks.text else options.only
         compare(task, seeds, steps, only)
     return 0

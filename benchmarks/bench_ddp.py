@@ -1,9 +1,9 @@
-"""How much of stock DDP's training step is communication that shows: our backend against Gloo on one host.
+"""The share of stock DDP's training step that is visible communication: our backend against Gloo on one host.
 
 Every process trains copies of the demo's GPT, in turns: bare (the floor: the same step, all processes at once,
-nothing said), under DDP whose buckets are declared reduced without being sent (what DDP itself costs), and
-under DDP on each backend. One thread each; a step counts on the slowest rank. Exposed communication is the
-step less the floor of the same turn. The backends' gradients are compared first.
+without communication), under DDP whose buckets are declared reduced without being sent (the cost of DDP itself), and
+under DDP on each backend. One thread each; a step counts on the slowest rank. Exposed communication is the step less
+the floor of the same turn. The backends' gradients are compared first.
 """
 
 import json
@@ -26,14 +26,14 @@ TARGET = 1.03  # times the floor, with 2 processes: communication is not visible
 
 
 def nothing_sent(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook: the bucket as it is, at once."""
+    """A communication hook that returns the bucket unchanged, at once."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
 class Training:
-    """A fresh GPT with AdamW, on DDP over `group` unless None; a call is one step."""
+    """A fresh GPT with AdamW, under DDP over `group` unless it is None; a call is one step."""
 
     def __init__(self, group: Any, *, sends: bool = True) -> None:
         torch.manual_seed(0)
@@ -55,7 +55,7 @@ class Training:
 
 
 def compare(mine: nn.Module, other: nn.Module) -> None:
-    """Both after the same steps: gradients that differ by more than rounding fail."""
+    """Fails if the two, after the same steps, have gradients that differ by more than rounding."""
     for (name, ours), theirs in zip(mine.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(
             ours.grad, theirs.grad, rtol=1e-3, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"

@@ -1,9 +1,10 @@
 """Gather and scale 1000 tensors of mixed sizes into flat memory in one call, against torch._foreach_copy_ and mul_.
 
-Sizes are multiples of 16 elements, as a bucket pads its parameters, evenly spread in their logarithm: 64 to 65,536 on
-the CPU, to 1,048,576 on a GPU. float32, one thread on the CPU. `roofline` is the share of a copy's speed that moves as
-many bytes. With --gpu: the kernels alone (CUDA graphs), on the current CUDA device; and how many kernels of ours a
-bucket of ByteGrad takes, counted by torch.profiler in two processes that share the GPU, over Gloo.
+Sizes are multiples of 16 elements, because a bucket pads its parameters so. Their logarithms are evenly spread: from
+64 to 65,536 on the CPU, to 1,048,576 on a GPU. float32, one thread on the CPU. `roofline` is the share of the speed
+of a copy that moves as many bytes. With --gpu: the kernels alone (CUDA graphs), on the current CUDA device; and how
+many of our kernels a bucket of ByteGrad takes, counted by torch.profiler in two processes that share the GPU, over
+Gloo.
 """
 
 import re
@@ -23,7 +24,7 @@ COUNT, SCALE = 1000, 0.5
 LARGEST = {"cpu": 1 << 16, "cuda": 1 << 20}
 OURS, FOREACH, NAIVE, COPY = "gather", "torch._foreach_copy_ and mul_", "copy_ of each and mul_", "copy"
 SHARE = 0.85  # of a copy's speed, on a GPU
-LAUNCHES = 4  # a bucket, beside the two collectives
+LAUNCHES = 4  # for a bucket, besides the two collectives
 
 
 def sizes_of(device: str) -> list[int]:

@@ -1,8 +1,9 @@
 """The time of an optimizer step over many small tensors: fuse_step() against step(), and against torch's own ways.
 
-300 float32 tensors of 256 elements, every other one [16, 16], with a gradient each, on one thread; all variants
-in turns. "gradients apart" is what backward leaves; "in a row" is flat memory, as of one bucket, where nothing is
-copied. Ratios are medians over the turns. torch's fused=True is no target: its bits depend on where a tensor ends.
+300 float32 tensors of 256 elements, every other one [16, 16], each with a gradient, on one thread; all variants in
+turns. "gradients apart" is how backward leaves them. "in a row" is flat memory, such as that of one bucket, where
+nothing is copied. Ratios are medians over the turns. torch's fused=True is no target: its bits depend on where a
+tensor ends.
 """
 
 import statistics

@@ -1,9 +1,8 @@
-"""Stock DDP over a slow link: our hooks against torch's fp16 hook, and what resuming does to errors that are fed back.
+"""Stock DDP over a slow link: our hooks against torch's fp16 hook, and the effect of resuming on error feedback.
 
 Two and four hosts are network namespaces whose devices send at 100 Mbit/s (root and iproute2 needed; else that part
-says so).
-Every rank trains copies of the demo's GPT in turns, one thread each; a step counts on the slowest rank. --quick has two
-ranks on one host, where no link is slow.
+says so). Every rank trains copies of the demo's GPT in turns, one thread each; a step counts on the slowest rank.
+--quick has two ranks on one host, where no link is slow.
 """
 
 import copy
@@ -36,9 +35,7 @@ from gossamer.workloads.gpt import CONTEXT, GPT
 RATE = "100mbit"
 HOSTS = (2, 4)
 ROWS = 8  # of text per rank and step, as in the demo
-ROWS_ON_HOSTS = (
-    1  # where all hosts compute on this machine's cores: the link is to be measured, and not these
-)
+ROWS_ON_HOSTS = 1  # all hosts share this machine's cores, and the link is to be measured, not the cores
 TARGET = 0.55  # bytegrad's step over that of torch's fp16 hook
 PLAIN, FP16 = "no hook", "torch's fp16 hook"
 OURS = {name: getattr(gs.hooks, name) for name in ("bytegrad", "int8", "int4", "onebit", "bf16", "powersgd")}

@@ -36,7 +36,7 @@ STOCK, OPTIMIZER = "stock DDP", "DistributedOptimizer"
 
 
 def contenders(what: str, group: Any, calls: int) -> dict[str, Callable[[], None]]:
-    """Both, on tensors of their own, after their results proved right."""
+    """Both contenders, on tensors of their own, after a check of their results."""
     count, numel, _ = SIZES[what]
     size = hvd.size()
     theirs, ours = ([torch.ones(numel) for _ in range(count)] for _ in range(2))

@@ -35,7 +35,7 @@ VARIANTS = {
 
 
 def peak_bytes(variant: str, layers: int) -> int:
-    """Trains `layers` square layers (4 MiB of gradients each); the most memory this process ever held."""
+    """Trains `layers` square layers (4 MiB of gradients each). Returns the most memory that this process ever held."""
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     model = VARIANTS[variant](module, optimizer)

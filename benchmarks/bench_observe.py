@@ -26,7 +26,7 @@ ALGORITHMS = {"gradient_allreduce": gs.GradientAllReduce, "bytegrad": gs.ByteGra
 
 
 def use(mode: str) -> None:
-    """Switches, unless it is so already. The first call of a turn, which does it, is not timed."""
+    """Switches to `mode` if it is not on. The first call of a turn, which switches, is not timed."""
     if _C.tracing() and mode != TIMELINE:
         _C.stop_trace()
     elif not _C.tracing() and mode == TIMELINE:

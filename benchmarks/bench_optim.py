@@ -2,7 +2,7 @@
 
 Two models of float32 parameters on one thread: a large one that no cache holds (4 Mi elements in 32 tensors), where
 memory decides, and a small one (300 tensors of 256), where the calls do. "in a row": parameters and gradients lie in
-flat memory, as with gs.DataParallel; torch's fused form is told the same tensors. "apart": each has memory of its own.
+flat memory, as with gs.DataParallel; torch's fused form gets the same tensors. "apart": each has memory of its own.
 Ratios are medians over the turns. With --gpu: 64 Mi elements in 160 tensors, on the current CUDA device.
 """
 

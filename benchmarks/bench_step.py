@@ -1,7 +1,7 @@
 """The time of a training step of the demo's GPT: alone and with 2 processes on Gloo, against stock DDP.
 
 Every variant trains its own copy in the same process, in turns; one thread. Ratios are medians over the
-turns. cpu_ms is the processor time of a step, all threads of rank 0: it tells work from waiting for a core.
+turns. cpu_ms is the processor time of a step, all threads of rank 0: it separates work from waiting for a core.
 """
 
 import json

@@ -1,9 +1,9 @@
 """The two-shot over symmetric memory, where ranks read each other's buckets in place, against Gloo: 16 MiB of float32.
 
-With --gpu all ranks share the current GPU, so no figure is of links between GPUs: they are of staging, launches and the
-memory of one GPU, and of its switching between processes, which the ranks' kernels wait for. Without, the same on the
-CPU. `exact` sums in rank order in float32; Int8 has the bits of the compressed two-shot over Gloo, which is timed too.
-Results are checked. A figure is the median of batches of calls, on the slowest rank.
+With --gpu all ranks share the current GPU, so no figure is about links between GPUs: figures show staging, launches,
+the memory of one GPU, and its switching between processes, for which the ranks' kernels wait. Without --gpu, the same
+on the CPU. `exact` sums in rank order in float32. Int8 has the bits of the compressed two-shot over Gloo, which is
+timed too. Results are checked. A figure is the median over batches of calls, on the slowest rank.
 """
 
 import json
@@ -28,7 +28,7 @@ OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 def communicators(device: torch.device) -> tuple[Any, Any]:
-    """Over symmetric memory, and the transport that it is compared with."""
+    """A communicator over symmetric memory, and one over the transport that it is compared with."""
     gloo = comms.from_group(None, device)
     if device.type == "cuda":
         plain, control = comms.private(None, device)
@@ -38,7 +38,7 @@ def communicators(device: torch.device) -> tuple[Any, Any]:
 
 
 def prepared(numel: int, device: torch.device) -> dict[str, Callable[[], object]]:
-    """The calls, each on a tensor of its own, after their results proved right."""
+    """The calls, each on a tensor of its own, after a check of their results."""
     own, gloo = communicators(device)
     source = torch.randn(numel, generator=torch.Generator().manual_seed(dist.get_rank())).to(device)
     tensors = {name: source.clone() for name in (INT8, GLOO, GLOO_INT8)}

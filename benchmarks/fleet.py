@@ -1,7 +1,7 @@
 """Processes that take turns with other processes: ranks of one contender, asleep until told to measure.
 
-bench_allreduce.py starts some under torchrun and some under mpirun. The parent orders over a socket per rank,
-because a rank that waited for its turn in a collective would spin on a core that others are timed on.
+bench_allreduce.py starts some under torchrun and some under mpirun. The parent gives orders over a socket for each
+rank: a rank that waited for its turn in a collective would spin on a core on which others are timed.
 """
 
 import json
@@ -90,7 +90,7 @@ def started(launcher: list[str], size: int, job: dict, folder: Path) -> Iterator
 
 
 def stopped(process: "subprocess.Popen[bytes]") -> None:
-    """After the streams are closed: ranks then end by themselves, and launchers with them."""
+    """Ends the processes. Called after the streams are closed: ranks then end by themselves, and so do launchers."""
     try:
         process.wait(20)
     except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
 """`make gpu-check`: builds, tests and measures on a machine with one GPU, nvcc and no network, in under 9 minutes.
 
-Run in a copy of the repository (build/gpu-check). Every step runs, whatever became of the others: its output goes to
-logs/, the benchmarks' lines with date and commit to results.jsonl, a table at the end tells how each step ended. Exit
-code 1 if one failed. `--rows results.jsonl` prints those lines as rows of docs/gpu-results.md instead.
+Run in a copy of the repository (build/gpu-check). Every step runs, whether the others passed or not. Its output goes
+to logs/, the benchmarks' lines with date and commit to results.jsonl, and a table at the end shows how each step
+ended. Exit code 1 if one failed. `--rows results.jsonl` prints those lines as rows of docs/gpu-results.md instead.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SANITIZED = ("EveryTemper", "LongRows", "Gather", "Optimizers")  # every shape w
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and by what its output shows that it did what it was for.
+    """A command, and the patterns in its output that show whether it worked.
 
     Args:
         command: made when its turn comes, because it may name what earlier steps have built.
@@ -88,7 +88,7 @@ def steps_of(root: Path) -> list[Step]:
 
 
 def compile_command(root: Path) -> list[str]:
-    """Of tests/cpp/cuda, linked with what the build left of the Torch-free sources that there are now."""
+    """Compiles tests/cpp/cuda, and links it with the build's objects of today's Torch-free sources."""
     import torch
 
     kind = f"{sysconfig.get_config_var('SOABI')}-torch{torch.__version__}-cuda{torch.version.cuda}"
@@ -176,7 +176,7 @@ def run_all(steps: Sequence[Step], root: Path, *, commit: str, limit_s: float = 
 
 
 def figure_of(row: dict[str, Any]) -> str:
-    """One result as a reader of docs/gpu-results.md wants it."""
+    """One result, formatted for docs/gpu-results.md."""
     text = f"{row['what']}: {row['value']:.4g} {row['unit']}"
     if row["baseline"] is not None:
         text += f"; {row['baseline']} {row['baseline_value']:.4g}, ratio {row['ratio']:.3g}"

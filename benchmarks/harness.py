@@ -112,7 +112,7 @@ def _answer_in(text: str) -> Any:
 
 
 def answer(result: dict[str, Any]) -> None:
-    """The end of a worker: rank 0's result goes to the process that started it."""
+    """Ends a worker: sends rank 0's result to the process that started it."""
     if gs.rank() == 0:
         print(json.dumps(result), flush=True)
     gc.collect()  # a wrapper in a reference cycle would keep the group's threads alive into interpreter exit
@@ -121,7 +121,7 @@ def answer(result: dict[str, Any]) -> None:
 
 @cache
 def _run() -> dict[str, Any]:
-    """How this benchmark was started, and of which source."""
+    """How this benchmark was started, and from which source."""
     git = ["git", "--no-optional-locks", "-C", str(FOLDER), "rev-parse", "--short", "HEAD"]
     try:
         commit = subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip() or None

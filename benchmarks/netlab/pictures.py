@@ -90,7 +90,7 @@ def loss_over_time() -> Drawing:
 
 
 def from_top(points: list[tuple[float, float]], top: float) -> list[tuple[float, float]]:
-    """Cut off what lies above the frame: the loss falls from 5.7 in the first steps."""
+    """Cuts off the points above the frame: the loss falls from 5.7 in the first steps."""
     for position, ((x0, y0), (x, y)) in enumerate(pairwise(points)):
         if y > top:
             return [(x0 + (x - x0) * (top - y0) / (y - y0), top), *points[position + 1 :]]

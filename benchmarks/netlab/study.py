@@ -5,8 +5,8 @@ needed.
     python benchmarks/netlab/study.py steps-100mbit   this part, again
     python benchmarks/netlab/study.py targets         only judge what is there
 
-It runs what `gossamer bench network` runs, and writes JSON lines and PNGs into results/ beside this file. Targets that
-are missed are marked, and are no failure: judge them by the load in the lines.
+It runs what `gossamer bench network` runs, and writes JSON lines and PNGs into results/ beside this file. Targets
+that are missed are marked, and are no failure: judge them by the load in the lines.
 """
 
 import argparse
@@ -48,8 +48,8 @@ LAYOUTS = {
     )
 }
 
-# Part -> arguments of the command. A part of losses runs a seed at a time; its steps end with a validation, so that who
-# learns as stock DDP does is there after as many. More of them, and the noise of small batches decides less.
+# Part -> arguments of the command. A part about losses runs one seed at a time. Its steps end with a validation, so a
+# variant that learns as stock DDP does reaches the loss after as many steps. With more steps the noise matters less.
 PARTS = {
     **{f"steps-{rate}": f"--rate {rate} --steps 10" for rate in ("50mbit", "100mbit", "1gbit")},
     "steps-2-hosts": f"--hosts 2 --rate {RATE} --steps 10",
@@ -103,13 +103,13 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def targets(folder: Path) -> list[dict[str, Any]]:
-    """A line for each figure that has a target and was measured."""
+    """One line for each measured figure that has a target."""
     judged: list[dict[str, Any]] = []
 
     def judge(what: str, value: float, unit: str, **target: Any) -> None:
         judged.append(result(what, value, unit=unit, benchmark="netlab", **target) | place())
 
-    # Two hosts have a core each, four share two; what is saved is the same share of stock DDP's bytes.
+    # Two hosts have a core each, four share two; both save the same share of stock DDP's bytes.
     for hosts, steps, losses in ((4, f"steps-{RATE}", "loss-gpt"), (2, "steps-2-hosts", "loss-2-hosts")):
         where = f"gpt, {hosts} hosts, {RATE}"
         judge_hosts(judge, where, by_algorithm(folder, steps), by_algorithm(folder, losses))
@@ -137,7 +137,7 @@ def judge_levels(
     bytegrad_at_least: float,
     int4_at_least: float | None,
 ) -> None:
-    """The defaults, where ranks share hosts."""
+    """Judges the defaults where ranks share hosts."""
     for name, field, what, target in (
         ("bytegrad", "bytes_over_ddp", "bytes over ddp's", {"at_most": bytes_at_most}),
         ("gradient_allreduce", "bytes_over_ddp", "bytes over ddp's", {"at_most": exact_bytes_at_most}),

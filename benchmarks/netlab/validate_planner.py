@@ -4,10 +4,10 @@
     python benchmarks/netlab/validate_planner.py benchmarks/netlab/results
 
 reads the lines with a step's time from the folder's *.jsonl and predicts each from the model's parameters, the
-measured time of a step without communication, the link's nominal rate, and what `gossamer plan --measure` found on the
-same hosts: latency and the speeds of codecs and memory. That is in plan-HOSTSxRANKS-RATE.json of the same folder, which
---measure makes (root and iproute2, as for the lab). Nothing is fitted to an algorithm. Prints a table and the worst
-error, or with --json lines. Exit code 1 if an error is above --tolerance.
+measured time of a step without communication, the link's nominal rate, and what `gossamer plan --measure` found on
+the same hosts: latency and the speeds of codecs and memory. That is in plan-HOSTSxRANKS-RATE.json of the same folder,
+which --measure makes (root and iproute2, as for the lab). Nothing is fitted to an algorithm. Prints a table and the
+worst error, or with --json lines. Exit code 1 if an error is above --tolerance.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def _file(folder: Path, hosts: int, per_host: int, rate: str) -> Path:
 
 
 def _measure(folder: Path, hosts: int, per_host: int, rate: str) -> None:
-    """What the user's own command finds on hosts of the lab."""
+    """Runs `gossamer plan --measure` on hosts of the lab."""
     flags = ["plan", "--measure", "--json", "--params", "1e6", "--compute-ms", "1"]
     command = [sys.executable, "-m", "gossamer.launch.cli", *flags]
     outputs = run_on_hosts(command, hosts, rate=rate, ranks_per_host=per_host, shown=[0])
@@ -109,7 +109,7 @@ def _measured(folder: Path, line: dict[str, Any]) -> tuple[Network, Speeds]:
 
 
 def _compared(folder: Path, line: dict[str, Any], cores: float) -> dict[str, Any]:
-    """The prediction of what a line has measured, for the very algorithm object that was measured."""
+    """Predicts what a line has measured, for the same algorithm object that was measured."""
     network, speeds = _measured(folder, line)
     variant = VARIANTS[line["algorithm"]]
     problem = _problem(line, variant, cores / network.ranks, speeds)

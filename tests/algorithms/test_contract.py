@@ -1,4 +1,4 @@
-"""What every algorithm of the name table keeps to, on 1 to 4 ranks and both CPU backends."""
+"""The contract of every algorithm in the name table, on 1 to 4 ranks and both CPU backends."""
 
 import contextlib
 import itertools
@@ -14,11 +14,11 @@ from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("backend")
 NAMES = sorted(ALGORITHMS)
-TIMED = {"async"}  # what it averages when depends on the clock
+TIMED = {"async"}  # when it averages depends on the clock
 
 
 def build(name):
-    """With settings that do something within a few steps of a small model."""
+    """The algorithm, with settings that have an effect within a few steps of a small model."""
     settings = {
         "async": {"sync_interval_ms": 1, "warmup_steps": 2},
         "local_sgd": {"period": 3, "lockstep": True},
@@ -139,7 +139,7 @@ def test_accumulating_half_batches_takes_the_same_steps_as_whole_batches(name):
         assert bytes_halves == bytes_whole
         return expected, accumulated
 
-    tolerance = {"rtol": 2e-2, "atol": 2e-3}  # a codec rounds what differs in the last bit to another level
+    tolerance = {"rtol": 2e-2, "atol": 2e-3}  # a codec may round a difference of one bit to another level
     for expected, accumulated in run_ranks(2, body, groups=2):
         torch.testing.assert_close(accumulated, expected, **tolerance)
 

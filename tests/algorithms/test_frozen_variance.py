@@ -1,4 +1,4 @@
-"""QAdam, 1-bit Adam and 0/1 Adam where the variance that they keep is next to nothing: they do not diverge."""
+"""QAdam, 1-bit Adam and 0/1 Adam do not diverge where the variance that they keep is close to zero."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_an_element_that_the_warmup_hardly_saw_moves_no_further_than_adam_can_mo
     assert frozen.abs().max() <= 1.0001 * LIMIT * LR
     assert torch.allclose(frozen[:, 0], torch.full((20,), -LR), rtol=1e-3)  # of the warm-up's gradients
     assert torch.allclose(frozen[-1, 1], torch.tensor(-LIMIT * LR))
-    # 0/1 Adam does not move what has no variance at all.
+    # 0/1 Adam does not move elements without any variance.
     assert torch.allclose(frozen[-1, 2], torch.tensor(-LIMIT * LR if kind is gs.QAdamOptimizer else 0.0))
 
 

@@ -83,7 +83,7 @@ def check(found, expected, tolerance):
         for a, b in zip(ours, oracle, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max(), err_msg=f"rank {rank}")
     moved = max(np.abs(a - b).max() for a, b in zip(expected[0], start(), strict=True))
-    assert moved > 20 * tolerance  # or agreement would say nothing
+    assert moved > 20 * tolerance  # otherwise agreement would show nothing
 
 
 def batches_of(size):
@@ -111,7 +111,7 @@ def test_bytegrad_quantises_each_gradient_and_then_their_mean(size):
 
 
 def shift_one(size, rank, step):
-    """Bagua's pairing, of an even number of ranks."""
+    """The peer in Bagua's pairing of an even number of ranks."""
     half = size // 2
     return half + (step + rank) % half if rank < half else (rank - half - step) % half
 
@@ -242,7 +242,7 @@ def test_zero_one_adam_sends_quantised_sums_of_momenta_at_steps_of_its_schedules
 
 @pytest.mark.parametrize("size", SIZES)
 def test_async_adds_what_the_mean_of_a_snapshot_was_ahead_of_it(size):
-    """With every round ended before the next forward: begun at even forwards, added at odd ones."""
+    """Rounds begin at even forwards and end before the next one, which adds their results."""
     xs = [start() for _ in range(size)]
     snapshots = xs
     for step in range(STEPS):

@@ -1,5 +1,5 @@
-# PowerSGD's own invariants, beside those of tests/algorithms/test_contract.py and the references of test_oracles.py:
-# memory formats and dtypes, of which its fast path takes notice.
+# PowerSGD's own invariants: memory formats and dtypes, for which its fast path has cases. Others are in
+# tests/algorithms/test_contract.py, and references in test_oracles.py.
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def convolutions():
 
 
 def trained(comm, dtype, memory_format, *, infinite_at=None):
-    """Weights, and PowerSGD's errors, after 6 steps; those with an infinite gradient are skipped."""
+    """Weights, and PowerSGD's errors, after 6 steps. Steps with an infinite gradient are skipped."""
     module = seeded(convolutions).to(dtype=dtype, memory_format=memory_format)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)
     model = gs.DataParallel(module, optimizer, algorithm=gs.PowerSGD(2), process_group=comm)

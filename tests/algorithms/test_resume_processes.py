@@ -1,4 +1,4 @@
-"""A run that ends and is resumed by other processes has the bits of one that went on, for every algorithm."""
+"""For every algorithm, a run that other processes resume has the bits of an uninterrupted run."""
 
 from tests.support.ranks import run_job
 

@@ -144,7 +144,7 @@ def test_a_state_of_another_model_or_step_is_an_error_on_every_rank():
     ],
 )
 def test_an_optimizer_goes_on_alone_when_its_wrapper_is_closed(algorithm, make, closed_after):
-    """As if there had been no wrapper: one rank's averages are its own."""
+    """It steps as if there had been no wrapper, because one rank's averages are its own values."""
 
     def body(comm):
         trained = []

@@ -1,4 +1,4 @@
-"""0/1 Adam: what it sends when, where ranks agree, and what it does to elements without variance.
+"""0/1 Adam: what it sends and when, where ranks hold equal values, and what happens to elements without variance.
 
 Its numbers are checked in test_oracles.py, what it shares with all algorithms in test_contract.py.
 """
@@ -80,7 +80,7 @@ def test_elements_that_never_have_a_gradient_are_not_moved():
         before = module[0].weight.detach().clone()
         model, optimizer = wrapped(comm, module)
         for batch in batches(18):
-            batch[:, 5:] = 0  # so the gradients of half of the first layer's columns are zeros
+            batch[:, 5:] = 0  # so half of the first layer's columns have zero gradients
             step(model, optimizer, shard(batch, comm))
         after = module[0].weight.detach().clone()
         model.close()

@@ -1,4 +1,4 @@
-"""autotune: what is saved of it and goes on in another run, and what is refused."""
+"""autotune: the state that is saved and continues in another run, and what is refused."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_a_resumed_run_goes_on_with_what_was_tuned_bit_for_bit():
 
 
 def test_codecs_that_were_tried_and_not_taken_leave_no_trace_in_a_resumed_run():
-    """The wrapper that goes on knows nothing of them, nor of tuning."""
+    """The wrapper that continues has no trace of them, or of tuning."""
 
     def body(comm):
         tuning = gs.Autotune(bucket_bytes=[], codecs=[Slow(gs.Int8())])

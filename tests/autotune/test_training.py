@@ -1,4 +1,4 @@
-"""autotune: what it does to a training that it changes as it runs. What it concludes is in test_search.py, and what is
+"""autotune: its effect on a training that it changes as it runs. Its conclusions are tested in test_search.py; what is
 saved and refused in test_state.py.
 """
 
@@ -136,7 +136,7 @@ def test_parameters_that_thaw_while_tuning_are_trained_and_tuning_begins_anew(wh
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_error_feedback_loses_nothing_while_codecs_change(mixed):
-    """What was sent over all steps, and what is still to be sent, is what should have been sent."""
+    """The sum of what was sent and what is still to be sent is what should have been sent."""
     wide = ["2.weight", "2.bias"]
 
     def body(comm):
@@ -162,9 +162,9 @@ def test_error_feedback_loses_nothing_while_codecs_change(mixed):
         return total, unsent, count * flat_grads(exact)
 
     for sent, unsent, wanted in run_ranks(2, body):
-        if mixed:  # Int4 rounds what has no error feedback of its own
+        if mixed:  # Int4 rounds parameters without error feedback
             sent, unsent, wanted = (torch.cat([each[:253], each[-40:]]) for each in (sent, unsent, wanted))
-        else:  # in the end all go exactly, with what was left from the trials before
+        else:  # in the end all are sent exactly, including what the trials before left over
             assert unsent.abs().max() < 1e-6 * wanted.abs().max()
         assert torch.allclose(sent + unsent, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
 
@@ -184,7 +184,7 @@ def test_tuning_goes_on_while_a_rank_is_out_of_batches():
 
 
 class Backwards(nn.Module):
-    """Its layers are used in the reverse of their order of registration: the plan of the first backward is wrong."""
+    """Uses its layers in the reverse order of their registration, so the plan of the first backward is wrong."""
 
     def __init__(self):
         super().__init__()
@@ -198,7 +198,7 @@ class Backwards(nn.Module):
 
 @pytest.mark.parametrize("batches_of_rank_1", [0, 1])
 def test_an_order_of_arrival_that_comes_late_does_not_disturb(batches_of_rank_1):
-    """The first backwards of a join may lack a rank; then the order is shared by a later one, within a trial."""
+    """A rank may be absent from the first backwards of a join; a later backward then shares the order."""
 
     def body(comm):
         options = {"autotune": True, "bucket_bytes": 64 * KIB, "first_bucket_bytes": 64 * KIB}

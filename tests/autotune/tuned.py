@@ -45,7 +45,7 @@ class Slow(gs.Codec):
 
 
 def tune(comm, algorithm, *, build=deep, dtype=torch.float32, more=0, **options):
-    """Steps until tuning is over, and `more`; the wrapper, its optimizer and the steps."""
+    """Trains until tuning is over, and `more` steps. Returns the wrapper, its optimizer and the number of steps."""
     options = {"autotune": True, "bucket_bytes": 64 * KIB, "first_bucket_bytes": 64 * KIB, **options}
     model, optimizer = wrap(comm, algorithm, build=build, lr=0.01, **options)
     for count in itertools.count(1):

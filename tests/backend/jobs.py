@@ -124,7 +124,7 @@ def named_ranks(error: object) -> set[int]:
 
 
 def options(kind: type, **fields: Any) -> Any:
-    """options(dist.ReduceOptions, rootRank=1): c10d's option structs are filled field by field."""
+    """Fills one of c10d's option structs field by field, as in options(dist.ReduceOptions, rootRank=1)."""
     filled = kind()
     for name, value in fields.items():
         setattr(filled, name, value)
@@ -191,7 +191,7 @@ def random_call(group: dist.ProcessGroup, key: int, *, largest: int = 5000) -> C
 
 
 def run_checks(module: dict[str, Any], case: str = "") -> dict[str, str]:
-    """In a process with a default group: the module's check_...() one after another; the tracebacks of failures."""
+    """Runs the module's check_...() in a process with a default group. Returns the tracebacks of failures."""
     failures = {}
     for name, check in list(module.items()):
         if name.startswith("check_"):

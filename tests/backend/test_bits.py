@@ -100,7 +100,7 @@ def test_bits_do_not_depend_on_message_size_offset_or_memory_layout(size, dtype)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_form_of_a_sum_has_the_bits_of_all_reduce(size, dtype):
-    """In place, to a root, scattered in three ways, coalesced, and (by Gloo, which rounds each time) sparse."""
+    """Forms: in place, to a root, scattered in three ways, coalesced, and sparse (by Gloo, which rounds each time)."""
     count = 5003
 
     def body(group):

@@ -1,4 +1,4 @@
-"""What runs in the backend's threads for the caller: callbacks of futures, and writes to tensors of inference mode."""
+"""The caller's code in the backend's threads: callbacks of futures, and writes to tensors of inference mode."""
 
 import threading
 

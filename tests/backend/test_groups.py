@@ -52,7 +52,7 @@ def check_new_groups_of_some_ranks_and_of_all() -> None:
 
 
 def check_sparse_sums_whose_ranks_meet_again_over_the_same_store() -> None:
-    """They go by Gloo, which would find the addresses of the groups before."""
+    """Gloo carries them, and would find the addresses of earlier groups."""
     size = dist.get_world_size()
     tensor = torch.eye(4).to_sparse()
     dist.all_reduce(tensor)
@@ -162,7 +162,7 @@ def check_python_runs_while_ranks_wait_for_each_other_in_symmetric_memory() -> N
     if TESTED == "gloo":
         return
     for _ in range(20):
-        dist.all_reduce(torch.ones(200_000), async_op=True)  # whose Python object the backend's thread frees
+        dist.all_reduce(torch.ones(200_000), async_op=True)  # the backend's thread frees it
         handle = symmetric.rendezvous(symmetric.empty(8, device="cpu"), dist.group.WORLD)
     ticks = 0
     done = threading.Event()

@@ -1,4 +1,4 @@
-"""Ranks on several hosts (network namespaces, gossamer.netlab): who shares memory is found out, and all is right.
+"""Ranks on several hosts (network namespaces, gossamer.netlab): ranks find out who shares memory; results are right.
 
 Every process claims that all ranks are on its host (LOCAL_WORLD_SIZE), as a bare `mpirun` or a container may do.
 """
@@ -46,7 +46,7 @@ pytestmark = [
 
 
 def bits(tensors: list[torch.Tensor]) -> list[list[int]]:
-    """A checksum a tensor, which depends on the places of its bytes."""
+    """A checksum of each tensor, which depends on the places of its bytes."""
     sums = []
     for tensor in tensors:
         flat = byte_view(tensor).flatten().long()
@@ -55,7 +55,7 @@ def bits(tensors: list[torch.Tensor]) -> list[list[int]]:
 
 
 def host_job() -> None:
-    """One rank: prints what it found as lines of JSON."""
+    """One rank: prints its findings as lines of JSON."""
     dist.init_process_group(TESTED, timeout=timedelta(seconds=40))
     group = dist.group.WORLD
     rank, size = group.rank(), group.size()
@@ -109,7 +109,7 @@ def host_job() -> None:
 
 
 def lose_the_last(group: dist.ProcessGroup) -> dict:
-    """The last rank kills itself; the others call on."""
+    """The last rank kills itself; the others go on calling."""
     if group.rank() == group.size() - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     begun = time.monotonic()
@@ -118,12 +118,12 @@ def lose_the_last(group: dist.ProcessGroup) -> dict:
             group.allreduce([torch.ones(50_000)]).wait()
     except gossamer.CommError as error:
         found = {"lost": str(error), "lost_s": time.monotonic() - begun}
-    time.sleep(1)  # rank 0 holds the store, in which others may still read why
+    time.sleep(1)  # rank 0 hosts the store; others may still read the reason there
     return found
 
 
 def run_hosts(hosts: netlab.Hosts, ranks_of: list[int], *, container: bool) -> list[dict]:
-    """Starts ranks_of[i] processes on host i, ranks counted through; what they printed, in rank order."""
+    """Starts ranks_of[i] processes on host i, with consecutive ranks. Returns what they printed, in rank order."""
     size = sum(ranks_of)
     code = "from tests.backend import test_hosts; test_hosts.host_job()"
     processes = []

@@ -37,7 +37,7 @@ pytestmark = [
 
 
 class Forked:
-    """One rank in a process of its own: what it said so far, line by line."""
+    """One rank in a process of its own, and the lines that it has sent so far."""
 
     def __init__(self, rank: int, size: int, port: int, round_name: str, timeout_s: float) -> None:
         self.rank = rank
@@ -51,14 +51,14 @@ class Forked:
             try:
                 run_rank(rank, size, port, round_name, timeout_s, said)
             finally:
-                os.read(listening, 1)  # stays until told, so that its own end is no news for the others
+                os.read(listening, 1)  # stays until told, so that the others do not notice its end
                 os._exit(0)
         os.close(said)
         os.close(listening)
         self.reading = reading
 
     def listen(self, until: float, *, enough) -> None:
-        """Reads lines until one has the key `enough`, its pipe is closed, or the time has come."""
+        """Reads lines until one has the key `enough`, the pipe is closed, or `until` has passed."""
         while not any(enough in line for line in self.lines):
             ready, _, _ = select.select([self.reading], [], [], max(0.0, until - time.monotonic()))
             data = os.read(self.reading, 65536) if ready else b""
@@ -71,9 +71,9 @@ class Forked:
         return next((line[key] for line in self.lines if key in line), None)
 
     def end(self, until: float) -> bool:
-        """Lets it go; True when it went by itself."""
+        """Tells the process to end; True if it ended by itself."""
         with contextlib.suppress(BrokenPipeError):
-            os.write(self.leave, b".")  # not closing it: ranks forked later hold it too
+            os.write(self.leave, b".")  # closing it would not do: ranks forked later hold it too
         os.close(self.leave)
         os.close(self.reading)
         while time.monotonic() < until:
@@ -90,7 +90,7 @@ def die_with_parent() -> None:
 
 
 def fork_store() -> tuple[int, int]:
-    """The store's port and process. Its threads must not be the forking process's: a fork copies their locks."""
+    """The store's port and process. It has a process of its own because a fork copies the locks of its threads."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -152,7 +152,7 @@ def others_in_session() -> list[str]:
 
 
 def campaign(seed: int, kills: int, early: bool) -> None:
-    """Rounds until so many were killed; early: at any moment from the fork on, else once all are built."""
+    """Runs rounds until `kills` ranks were killed; `early`: even before the groups are made."""
     os.setsid()
     folder = Path(os.environ["TMPDIR"])
     before = forbidden(folder)
@@ -212,7 +212,7 @@ def run_campaign(folder: Path, seed: int, kills: int, *, early: bool) -> dict:
 
 
 def why(error: str) -> str:
-    """The cause alone: a receive from a living rank ends when another one dies, and names both."""
+    """The cause alone, because a receive from a living rank ends when another rank dies, and its error names both."""
     return re.sub(r"^(send|receive) of .*? \(tag \d+\) failed: ", "", error)
 
 
@@ -245,7 +245,7 @@ def test_survivors_of_kills_during_calls_name_the_dead_within_a_second_and_nothi
 
 
 def test_survivors_of_kills_from_the_fork_on_get_an_error_and_nothing_is_left(tmp_path):
-    """A rank that died before anybody met it can only be missed: by the timeout of construction."""
+    """Only the timeout of the constructor can notice a rank that died before any other met it."""
     report = run_campaign(tmp_path, 21, 12, early=True)
     for found in report["rounds"]:
         check_round(found, 21, EARLY_TIMEOUT_S + 6.0)

@@ -69,7 +69,7 @@ def test_abort_wakes_a_waiting_call_with_an_error(call):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("end", "timeout_s"), [("abort", 20), ("shutdown", 1)])
 def test_ranks_that_wait_for_one_that_aborted_or_shut_down_get_an_error_that_names_it(end, timeout_s):
-    """An abort wakes them; a shutdown is only a rank that does not come, for what it did before must last."""
+    """An abort wakes them. A shutdown only makes a rank absent, because what it did before must last."""
 
     def body(group):
         if group.rank() == 1:
@@ -85,7 +85,7 @@ def test_ranks_that_wait_for_one_that_aborted_or_shut_down_get_an_error_that_nam
 
 @pytest.mark.timeout(60)
 def test_what_was_done_before_a_peer_shut_down_is_not_lost_by_it():
-    """A rank may leave as soon as its own part is done, however slow the others are to look."""
+    """A rank may leave as soon as its own part is done, even if the others are slow to read."""
 
     def body(group):
         tensors = [values(group.rank() + i, (50_000,)) for i in range(20)]
@@ -226,10 +226,10 @@ def end_while_callbacks_run_in_a_process() -> None:
 
     def callback(_future: torch.futures.Future) -> None:
         begun.wait()
-        time.sleep(0.5)  # comes back for Python's lock while the interpreter ends
+        time.sleep(0.5)  # asks for the GIL while the interpreter ends
 
     def body(group):
-        last = group.rank() == 2  # begins late, so that no callback is attached to what is done and runs here
+        last = group.rank() == 2  # begins late: a callback of a work that is done would run here
         if last:
             attached.wait()
         sum_ = group.allreduce([torch.ones(2)])

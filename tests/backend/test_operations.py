@@ -35,7 +35,7 @@ WIDTH = 3  # columns of every tensor; operations split rows
 
 @dataclass
 class Rank:
-    """One rank of a run and how it makes its tensors. For the reference they are plain bytes, which Gloo can move."""
+    """One rank of a run, and how it makes its tensors. The reference uses plain bytes, which Gloo can move."""
 
     group: dist.ProcessGroup
     dtype: torch.dtype
@@ -159,7 +159,7 @@ MOVES = [
 
 
 def check_moves(move: Callable, size: int, cases: list[tuple[torch.dtype, int, str]]) -> None:
-    """The same cases on one group of the backend under test and, as bytes, on one of Gloo: the same bytes."""
+    """Checks that a group of the backend under test and, with plain bytes, a group of Gloo give the same bytes."""
     tested = run_group(size, lambda group: [move(Rank(group, *case)) for case in cases])
     reference = run_group(
         size, lambda group: [move(Rank(group, case[0], case[1], "bytes")) for case in cases], kind="gloo"

@@ -44,7 +44,7 @@ GLOO = {*FLOATS, *COMPLEX, torch.int8, torch.uint8, torch.int32, torch.int64, to
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Where the expected value is computed, before one rounding to the dtype."""
+    """The dtype in which the expected value is computed, before one rounding to the dtype."""
     if dtype in (torch.float64, torch.bool) or dtype.is_complex:
         return dtype
     return torch.float32 if dtype.is_floating_point else torch.int64

@@ -1,4 +1,4 @@
-"""What a Work answers while it runs, when it is done and when it failed; timeouts of calls, waits and groups."""
+"""A Work's answers while it runs, when it is done and when it failed; timeouts of calls, waits and groups."""
 
 import threading
 import time
@@ -112,7 +112,7 @@ def test_the_source_of_a_receive_is_known_and_of_other_works_is_an_error():
 def test_a_call_whose_rank_never_comes_fails_within_its_timeout_and_names_that_rank(missing):
     def body(group):
         if group.rank() == missing:
-            time.sleep(1.5)  # there, but it never calls
+            time.sleep(1.5)  # present, but it never calls
             return None
         work = group.allreduce([torch.ones(3)], options(AllreduceOptions, timeout=seconds(0.5)))
         error = fails_within(work.wait, 0.5)
@@ -139,7 +139,7 @@ def test_every_kind_of_call_keeps_the_timeout_of_its_group_and_names_who_is_miss
             time.sleep(1.5)
             return None
         group.set_timeout(seconds(0.5))
-        tensor = torch.ones(2_000_000)  # more than a send can leave behind for a rank that does not come
+        tensor = torch.ones(2_000_000)  # too large to be sent before the receiver comes
         if call == "broadcast":
             work = group.broadcast([tensor], options(BroadcastOptions, rootRank=1))
         elif call == "barrier":
@@ -155,7 +155,7 @@ def test_every_kind_of_call_keeps_the_timeout_of_its_group_and_names_who_is_miss
         return fails_within(work.wait, 0.5)
 
     for rank, error in enumerate(run_group(3, body)):
-        if rank != 1 and call != "recv_anysource":  # which may wait for anybody
+        if rank != 1 and call != "recv_anysource":  # this one may wait for any rank
             assert named_ranks(error) - {rank} == {1}, str(error)
 
 
@@ -220,7 +220,7 @@ def test_monitored_barrier_through_the_process_group_passes_when_all_come():
 
 
 def test_sequence_numbers_count_the_collectives_and_agree_on_all_ranks():
-    """Asked of the backend: a ProcessGroup only answers for the backends that torch knows by name."""
+    """The backend answers, because a ProcessGroup answers only for backends that torch knows by name."""
 
     def body(group):
         backend = backend_of(group)
