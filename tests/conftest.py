@@ -33,7 +33,7 @@ settings.register_profile("gossamer", deadline=None, derandomize=True, max_examp
 settings.load_profile("gossamer")
 torch.set_num_threads(1)
 
-# nohup, and a shell that runs a command in the background, have it and its children ignore these, which tests send.
+# nohup, and a shell that runs pytest in the background, make it and its children ignore these; tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -42,7 +42,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests see no launcher, also when something started pytest under one."""
+    """Hides a launcher's variables, in case pytest was started under one."""
     for name in list(os.environ):
         if name in LAUNCHER_NAMES or name.startswith(LAUNCHER_PREFIXES):
             monkeypatch.delenv(name)
@@ -80,7 +80,7 @@ class Started:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """``start(argv, env={...})`` runs ``python argv...`` in tmp_path; what is left at the end is killed."""
+    """``start(argv, env={...})`` runs ``python argv...`` in tmp_path; processes that are left at the end are killed."""
     running: list[subprocess.Popen[str]] = []
 
     def begin(argv: Sequence[str], *, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()):

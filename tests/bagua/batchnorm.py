@@ -20,7 +20,7 @@ STEPS = 3
 
 
 def batch(rank: int, step: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Of 3, 4, 5, ... rows by rank; rank 1 has none in the last step."""
+    """A batch of 3, 4, 5, ... rows by rank; rank 1 has no rows in the last step."""
     rows = 0 if (rank, step) == (1, STEPS - 1) else 3 + rank
     generator = torch.Generator().manual_seed(10 * step + rank)
     return (torch.randn(rows, FEATURES, *shape, generator=generator, dtype=torch.float64) * 3 + 7 * rank).to(
@@ -130,7 +130,7 @@ def check_refusals() -> None:
     own = SyncBatchNorm(FEATURES)
     refused(f"input must be [N, {FEATURES}, ...], got [3, 4]", lambda: own(torch.ones(3, 4)), gs.ConfigError)
     refused(f"input must be [N, {FEATURES}, ...], got [5]", lambda: own(torch.ones(5)), gs.ConfigError)
-    # one value in all: all ranks are told, and the group goes on
+    # one value on all ranks together: every rank gets an error, and the group goes on
     x = torch.ones(int(dist.get_rank() == 0), FEATURES)
     refused("two values for a channel over all ranks, got 1", lambda: own(x), gs.ConfigError)
     own(torch.randn(2, FEATURES))

@@ -37,7 +37,7 @@ def check_places_are_those_of_the_launcher() -> None:
     rank = dist.get_rank()
     assert bagua.is_initialized()
     assert (bagua.get_rank(), bagua.get_world_size()) == (rank, 4)
-    assert (bagua.get_local_rank(), bagua.get_local_size()) == (rank, 4)  # torchrun's: it knows one host
+    assert (bagua.get_local_rank(), bagua.get_local_size()) == (rank, 4)  # torchrun knows one host
     assert bagua.env.get_node_rank() == next(host for host, ranks in enumerate(HOSTS) if rank in ranks)
     refused("must be called once", bagua.init_process_group, gs.ConfigError)
 

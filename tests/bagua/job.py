@@ -1,7 +1,8 @@
 """What the checks of collectives.py and batchnorm.py run on; test_processes.py starts the job.
 
-Four processes stand for two hosts, of three ranks and of one: GROUP_RANK says so. communicators() gives those of
-the first 1, 2, 3 and 4 ranks on each backend; ranks that are not in one make the calls too, and nothing happens.
+Four processes stand for two hosts, one with three ranks and one with one: GROUP_RANK says so. communicators() gives
+those of the first 1, 2, 3 and 4 ranks on each backend. Ranks outside a communicator make its calls too, and nothing
+happens.
 """
 
 import os
@@ -50,7 +51,7 @@ def refused(text: str, call: Callable[[], object], kind: type[Exception]) -> Non
 
 
 def run(*modules: Any) -> None:
-    """Joins, makes the groups, and runs check_...() of the modules. What fails on one rank ends the job."""
+    """Joins, makes the groups, and runs check_...() of the modules. A check that fails on one rank ends the job."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     os.environ["GROUP_RANK"] = str(next(host for host, ranks in enumerate(HOSTS) if rank in ranks))

@@ -114,7 +114,7 @@ def check_refusal_of_the_backend_is_a_config_error() -> None:
 
 
 def check_failure_of_a_transfer_is_a_comm_error() -> None:
-    """Unlike sizes, which no rank can know alone: the backend gossamer tells all ranks, and the group goes on."""
+    """Sizes differ, which no rank can know alone: the backend gossamer tells all ranks, and the group goes on."""
     comm = bagua.new_group().get_global_communicator()
     uneven = torch.ones(3 + dist.get_rank() % 2)
     refused(

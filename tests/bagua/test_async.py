@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 class Sum(nn.Module):
-    """Its gradients are minus ones, so that a step of SGD with lr=1 adds one to each weight, whatever they are."""
+    """Its gradients are all -1, so a step of SGD with lr=1 adds 1 to every weight."""
 
     def __init__(self, numel=50_000, dtype=torch.float32):
         super().__init__()
@@ -33,7 +33,7 @@ class Sum(nn.Module):
 
 
 def moved(model, comm):
-    """This rank's weights by its rank times 4: wrapping has made them equal."""
+    """Adds the rank times 4 to this rank's weights, which wrapping has made equal."""
     with torch.no_grad():
         for param in model.parameters():
             param.add_(4 * comm.rank)
@@ -64,7 +64,7 @@ def test_weights_become_the_mean_to_the_bit_when_nobody_trains(size, dtype):
 
 
 class ByHand(Weights):
-    """The operation alone: whoever has the model marks its tensors."""
+    """The operation alone: the test marks the tensors."""
 
     def init_operations(self, bagua_ddp, bucket):
         self.operation = bucket.append_asynchronous_model_average_op(peer_selection_mode="all")
@@ -235,7 +235,7 @@ def test_failed_round_is_an_error_of_the_next_forward_too():
 
 
 class Stray(MeanWeights):
-    """Marks the rest of its tensors from a thread, when it likes, and some from the thread that trains."""
+    """Marks some tensors from the thread that trains, and the rest from another thread at any time."""
 
     def init_forward_pre_hook(self, bagua_ddp):
         return lambda inputs: None

@@ -1,4 +1,4 @@
-# CacheLoader, CachedDataset and the stores. The redis package is played by a module of dictionaries.
+# CacheLoader, CachedDataset and the stores. A module of dictionaries stands for the redis package.
 
 import logging
 import subprocess
@@ -17,7 +17,7 @@ HOSTS = [{"host": "a", "port": 1}, {"host": "b", "port": "2"}]
 
 
 class Redis:
-    """As much of redis.Redis as is used; the servers outlive their clients."""
+    """The part of redis.Redis that is used; servers outlive their clients."""
 
     servers: dict[tuple[str, int], dict[bytes, bytes]]
 

@@ -126,7 +126,7 @@ def test_arguments_that_cannot_be_met_are_refused(options, message):
 
 
 class OnTheSecondGpu(torch.nn.Module):
-    """What the check of devices asks of a model; no test machine needs to have such a device."""
+    """A model for the check of devices, which needs no such device."""
 
     def parameters(self, recurse=True):
         return iter([SimpleNamespace(device=torch.device("cuda", 1))])
@@ -218,7 +218,7 @@ test_ddp.job()
 
 
 def job():
-    """On groups that Bagua's own calls have made."""
+    """One rank, on groups that Bagua's own calls have made."""
     torch.set_num_threads(1)
     bagua.init_process_group()
     rank, size = bagua.get_rank(), bagua.get_world_size()
@@ -268,7 +268,7 @@ def flat_grads_of(model, rank, size):
 
 
 class SumsByHand(AlgorithmImpl):
-    """With Bagua's own collectives, on the communicators of its group."""
+    """Sums gradients with Bagua's own collectives, on the communicators of its group."""
 
     def init_operations(self, bagua_ddp, bucket):
         every = self.process_group.get_global_communicator()

@@ -1,4 +1,4 @@
-# gossamer.bagua: what an import gives and leaves alone, the places, joining, checkpoints. One process each.
+# gossamer.bagua: what an import gives and does not touch, ranks and sizes, joining, checkpoints. One process each.
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ import gossamer.bagua.torch_api as bagua
 from gossamer.bagua.torch_api import env
 from gossamer.bagua.torch_api.checkpoint import load_checkpoint, save_checkpoint
 
-# Of bagua.torch_api, as far as they need no algorithm.
+# Names of bagua.torch_api that need no algorithm.
 NAMES = """
 init_process_group is_initialized new_group from_torch_group BaguaProcessGroup ReduceOp send recv broadcast
 broadcast_coalesced broadcast_object allreduce allreduce_inplace allreduce_coalesced_inplace reduce reduce_inplace
@@ -147,7 +147,7 @@ def test_joining_alone_once_and_again_after_shutdown() -> None:
     gs.shutdown()
     assert not bagua.is_initialized()
     gs.init()
-    assert not bagua.is_initialized()  # what Bagua's group was made on is gone
+    assert not bagua.is_initialized()  # the group under Bagua's group is gone
     bagua.init_process_group()
     bagua.barrier()
 

@@ -30,7 +30,7 @@ def make_algorithm(name: str) -> gs.Algorithm:
 
 
 def trained(comm, name: str, moments: str, **fuse):
-    """Parameters and optimizer of this rank after some steps; fuse_step() from "fuse" on."""
+    """Parameters and optimizer of this rank after some steps; from step "fuse" on by fuse_step()."""
     generator = torch.Generator().manual_seed(comm.rank)
     # All but the last bias have a multiple of 64 bytes, so they lie in a row in a bucket.
     model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))

@@ -1,4 +1,4 @@
-# fuse_optimizer: what stands around a step (hooks, schedulers, DataParallel, copies, failures), and what is refused.
+# fuse_optimizer: the surroundings of a step (hooks, schedulers, DataParallel, copies, failures), and refusals.
 
 import copy
 import pickle

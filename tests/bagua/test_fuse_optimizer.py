@@ -123,7 +123,7 @@ def test_state_goes_through_a_file_between_fused_and_unfused(tmp_path) -> None:
         for params, optimizer in (plain, fused):
             give_gradients(params, step)
             getattr(optimizer, "fuse_step", optimizer.step)()
-    # crosswise: what the fused one saved goes on unfused, and the other way round
+    # crosswise: a state that the fused optimizer saved is loaded into the unfused one, and the other way round
     for number, (_, optimizer) in enumerate((plain, fused)):
         torch.save(optimizer.state_dict(), tmp_path / f"{number}.pt")
     plain[1].load_state_dict(torch.load(tmp_path / "1.pt", weights_only=True))

@@ -34,7 +34,7 @@ from tests.support.ranks import run_ranks
 
 
 class Awkward(nn.Module):
-    """A parameter of the root module, one that is used sometimes, one never, two dtypes."""
+    """A parameter of the root module, one that is used sometimes, one that is never used; two dtypes."""
 
     def __init__(self):
         super().__init__()

@@ -29,7 +29,7 @@ def test_a_script_is_started_with_bagua_flags(start, tmp_path):
         assert "no effect, as there is no autotune service: --bagua_service_port" in err
 
 
-# As programs for Bagua are: its documentation's example, and an algorithm of one's own.
+# Programs for Bagua: its documentation's example, and a user's own algorithm.
 UNCHANGED = """
 import sys
 from typing import List

@@ -1,4 +1,4 @@
-# The load-balancing samplers: every sample comes, ranks' chunks are of like complexity, batches are equally many.
+# The load-balancing samplers: every sample comes, chunks have similar complexity, ranks have equally many batches.
 
 import random
 

@@ -1,4 +1,4 @@
-"""gossamer.bagua: tensors and buckets by themselves, and what their misuse says. One process, or ranks as threads."""
+"""gossamer.bagua: tensors and buckets by themselves, and errors of their misuse. One process, or ranks as threads."""
 
 import copy
 import pickle

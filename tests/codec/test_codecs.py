@@ -64,7 +64,7 @@ def test_int8_is_off_by_half_a_scale_at_most(values, block):
     decoded = roundtrip(gs.Int8(block), x).double()
     for begin in range(0, x.size(1), block):
         part = x[0, begin : begin + block].double()
-        # The largest magnitude, rounded to bfloat16, sets the scale; of a denormal, up.
+        # The largest magnitude, rounded to bfloat16, sets the scale; a denormal is rounded up.
         error, peak = (decoded[0, begin : begin + block] - part).abs(), part.abs().max()
         assert (error <= peak / 253 + 2.0**-133 / 254).all()
 

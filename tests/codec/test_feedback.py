@@ -39,7 +39,7 @@ def test_what_is_left_out_of_one_mean_arrives_with_later_ones(codec, size):
         assert relative_error(mean, expected) < relative_error(once, expected) / (
             2 if codec == gs.OneBit() else 5
         )
-    # Nothing is lost: what has not arrived yet lies in the errors of the ranks.
+    # Nothing is lost: the errors of the ranks hold what has not arrived yet.
     left_out = sum(error for _, _, error in results) / size / rounds
     torch.testing.assert_close(
         results[0][1] + left_out, expected, rtol=1e-4, atol=1e-4 * expected.abs().max()

@@ -90,7 +90,7 @@ def test_stochastic_rounding_has_no_bias_where_rounding_to_nearest_has(codec):
     ).double()
     off = (draws.mean(0) - x[0]).abs()
     deviation = draws.std(0) / trials**0.5
-    # Gaps below a thousandth of the deviation are those of elements that lie on a level.
+    # Elements that lie on a level have gaps below a thousandth of the deviation.
     assert (off <= 5 * deviation + 1e-6).all()
     nearest = (roundtrip(type(codec)(codec.block), x)[0] - x[0]).abs()
     assert (nearest > 5 * deviation + 1e-6).float().mean() > 0.8

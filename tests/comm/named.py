@@ -10,8 +10,8 @@ from gossamer import comm as gossamer_comm
 from tests.support.ranks import TIMEOUT_S, run_threads
 
 KINDS = {"gossamer": _C.GossamerBackend, "gloo": dist.ProcessGroupGloo}
-# Where the data goes, and where the negotiation does: "host" is shared memory, "gloo" crosses hosts. "two hosts" is
-# Gloo too, and sums go by hosts: each has half of the ranks.
+# The backends of data and of the negotiation: "host" is shared memory, "gloo" crosses hosts. "two hosts" is Gloo too,
+# and sums go by hosts, each with half of the ranks.
 PLACES = [
     ("gossamer", "host"),
     ("gloo", "host"),
@@ -22,7 +22,7 @@ PLACES = [
 
 
 def run_named(size, body, *, data="gossamer", control="host", comms=None, errors=False, **options):
-    """comms: a dict that gets the communicators of the data, by rank."""
+    """body(named) on every rank. `comms`: a dict that gets the communicators of the data, by rank."""
     store = dist.HashStore()
     kept = []  # until all ranks are done
 
@@ -42,7 +42,7 @@ def run_named(size, body, *, data="gossamer", control="host", comms=None, errors
         else:
             channel = connect("gloo", "control", timedelta(days=365))
         settings = vars(gossamer_comm.NamedOptions(**options)).copy()
-        del settings["by_hosts"]  # what open_named() does
+        del settings["by_hosts"]  # open_named() does so
         named = _C.NamedCollectives(channel, {"cpu": comm}, list(range(size)), near=near, **settings)
         kept.append((named, comm))
         if comms is not None:

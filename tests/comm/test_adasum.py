@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("backend")
 def run_adasum(
     inputs: Sequence[torch.Tensor], lengths: Sequence[int], *, torch_ops: bool = False
 ) -> list[torch.Tensor]:
-    """Rank r gives inputs[r]; what each has afterwards."""
+    """Rank r gives inputs[r]; returns the result of each rank."""
     return on_ranks(
         len(inputs),
         lambda comm, rank: adasum(comm, inputs[rank], lengths, torch_ops=torch_ops),
@@ -41,7 +41,7 @@ def on_ranks(
     errors: bool = False,
 ) -> list:
     store = dist.HashStore()
-    kept = []  # communicators, which end their backends when all ranks are done, without the GIL
+    kept = []  # communicators; they end their backends without the GIL when all ranks are done
 
     def rank_body(rank: int):
         backend = make_backend(store, rank, size, timeout_s)
@@ -65,7 +65,7 @@ def pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def expected(inputs: Sequence[torch.Tensor], lengths: Sequence[int]) -> torch.Tensor:
-    """The tree of adasum.h; what a rank stores between two pairs is rounded to the dtype."""
+    """The tree of adasum.h; values that a rank stores between two pairs are rounded to the dtype."""
     dtype = inputs[0].dtype
 
     def combined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ def expected(inputs: Sequence[torch.Tensor], lengths: Sequence[int]) -> torch.Te
 def random_inputs(
     size: int, dtype: torch.dtype, lengths: Sequence[int] = LENGTHS, seed: int = 0
 ) -> list[torch.Tensor]:
-    """With something in common, so that the products are far from zero."""
+    """Inputs with a common part, so that the products are far from zero."""
     random = torch.Generator().manual_seed(seed + 100 * size)
     shared = torch.randn(sum(lengths), generator=random)
     return [(shared + torch.randn(sum(lengths), generator=random)).to(dtype) for _ in range(size)]
@@ -185,7 +185,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
         refused("contiguous, of one dimension", torch.ones(8)[::2], [4])
         refused("lengths must add up to the tensor's 4 elements, got 3", torch.ones(4), [3])
         refused("must not be negative, got -1", torch.ones(3), [4, -1])
-        return adasum(comm, torch.ones(4), [4])  # the group is as good as before
+        return adasum(comm, torch.ones(4), [4])  # the group still works
 
     for result in on_ranks(2, body):
         assert torch.equal(result, torch.ones(4))

@@ -1,4 +1,4 @@
-"""Sums by hosts are the default where ranks share hosts: of every face, with every codec. Hosts are made up."""
+"""Sums by hosts are the default of every face, with every codec, where ranks share hosts. Hosts are made up."""
 
 import pytest
 import torch

@@ -12,7 +12,7 @@ from tests.support.ranks import run_ranks
 
 RATE_BITS, MESSAGE_BYTES = 40e6, 1_500_000
 
-# With the peer, and with both neighbours on a ring, of which two ranks have the same one twice.
+# Messages with one peer, and with both neighbours on a ring; with two ranks both neighbours are the same rank.
 TIMED = f"""
 import time
 import torch

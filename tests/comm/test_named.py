@@ -1,4 +1,4 @@
-# The named operations of csrc/named/: what comes out of them, whatever carries the data and the negotiation. The
+# The named operations of csrc/named/: their results, over every carrier of the data and of the negotiation. The
 # negotiation itself has C++ tests; the face that users see has tests/horovod/.
 
 import random
@@ -35,13 +35,13 @@ every_place = pytest.mark.parametrize(("data", "control"), PLACES)
 
 
 def numbers(rank, shape, dtype):
-    """Small ones, different on every rank, that every dtype holds."""
+    """Small numbers, different on every rank, that every dtype holds."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randint(0, 4, shape, generator=generator).to(dtype)
 
 
 def as_sums(tensor):
-    """In a type where torch can add: bool stays what it is."""
+    """The tensor in a type that torch can add; bool stays bool."""
     kind = torch.complex128 if tensor.is_complex() else torch.float64
     return tensor if tensor.dtype == torch.bool else tensor.to(kind)
 
@@ -119,7 +119,7 @@ def test_ranks_may_submit_in_any_order(data, control) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_factors_round_as_horovods_do(packed) -> None:
-    """Before the sum and after it, each rounded to the type; integers in float64, cut off towards zero."""
+    """One factor before the sum and one after it, each rounded to the type; integers in float64, truncated."""
     before, after, size = 0.3, 0.7, 2
     kinds = [torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
     values = {dtype: [torch.arange(-5, 6).mul(rank + 3).to(dtype) for rank in range(size)] for dtype in kinds}
@@ -183,7 +183,7 @@ def test_a_name_is_refused_until_this_rank_has_waited_however_fast_the_first_was
     def body(named):
         first = named.submit("allreduce", [torch.ones(2)], names=["x"], call_site="a.py:1")[0]
         named.submit("allreduce", [torch.ones(2)], names=["y"])
-        time.sleep(0.3)  # both are complete long since
+        time.sleep(0.3)  # both have been complete for long
         with pytest.raises(
             gs.ConfigError, match=r"twice without a wait in between, got b.py:2 and before that a.py:1"
         ):

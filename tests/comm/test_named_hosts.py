@@ -21,7 +21,7 @@ def sample(rank, numel, dtype=torch.float32):
 
 @pytest.mark.parametrize(("data", "control"), [("gossamer", "host"), ("gloo", "gloo"), ("gloo", "host")])
 def test_the_bytes_of_every_operation_are_counted(data, control) -> None:
-    """As its definition says, for 4 ranks: of a sum what a ring sends; of what a rank keeps nothing."""
+    """By their definitions, for 4 ranks: a sum counts as in a ring; what a rank keeps counts nothing."""
 
     def body(named):
         x, counts = torch.ones(4, BYTES // 16), []
@@ -75,7 +75,7 @@ def test_sums_go_by_hosts_and_give_equal_bits_on_all_ranks(size, dtype) -> None:
     assert comms[0].bytes_across > 0
     made = (
         2 * 8 * (size - 1) + 2 * 4 * (size - 1) // size
-    )  # what hierarchy() compares, and that all have connected
+    )  # hierarchy() compares these, and the ranks agree that all have connected
     assert comms[0].world.bytes_sent == made
 
 

@@ -1,5 +1,5 @@
-# On a slow link rows travel in pieces: who sums what, and so every bit, is as on a fast one. A rank that comes late
-# makes a link that looks slow.
+# On a slow link rows travel in pieces. The owner of each sum, and so every bit, is the same as on a fast one. A rank
+# that comes late makes a link look slow.
 
 import threading
 import time
@@ -30,7 +30,7 @@ def values(comm, numel, dtype=torch.float32):
 
 
 def make_slow(comm):
-    """Long rows with one rank late, until the ranks have agreed that the link is slow."""
+    """Sends long rows with one rank late, until the ranks have agreed that the link is slow."""
     assert _C.piece_bytes(comm) == 0
     rows = torch.zeros(comm.size, 200_000, dtype=torch.uint8)
     for _ in range(4):
@@ -41,7 +41,7 @@ def make_slow(comm):
 
 
 def run_in_whole_rows(body):
-    """On three ranks of the backend that never sends in pieces."""
+    """Runs body on three ranks of the backend that never sends in pieces."""
     choose_backend("gossamer")
     try:
         return run_ranks(3, body)
@@ -50,7 +50,7 @@ def run_in_whole_rows(body):
 
 
 def results(comm, numel, dtype):
-    """What each codec makes of the same values; with feedback, over three steps, and what is left out then."""
+    """Each codec's result for the same values; with feedback, over three steps, also the error at the end."""
     every = {}
     for name, codec in CODECS.items():
         x = values(comm, numel, dtype)

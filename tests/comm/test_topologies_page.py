@@ -17,7 +17,7 @@ def rows_after(header: str, count: int) -> list[list[str]]:
 
 
 def documented(cell: str) -> Topology:
-    """Of "`ring`", "`base_graph` (k=1)", "`BaseGraph(k=2)`"."""
+    """The topology of "`ring`", "`base_graph` (k=1)" or "`BaseGraph(k=2)`"."""
     name, *setting = re.findall(r"\w+", cell)
     return BaseGraph(int(setting[1])) if setting else TOPOLOGIES[name]()
 

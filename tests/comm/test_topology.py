@@ -36,7 +36,7 @@ def round_of(topology: Topology, step: int, size: int) -> list[Mixing]:
 
 
 def shares(topology: Topology, step: int, size: int) -> list[list[tuple[int, Fraction]]]:
-    """For every rank (source, weight) of what it averages, itself first."""
+    """For every rank, (source, weight) of each model that it averages, its own first."""
     rows = []
     for rank, mixing in enumerate(round_of(topology, step, size)):
         weights = [(rank, mixing.own), *((each.source, each.weight) for each in mixing.exchanges)]
@@ -93,7 +93,7 @@ def test_exchanges_one_after_the_other_never_wait_in_a_circle(topology, size, st
     waiting = [list(mixing.exchanges) for mixing in round_of(topology, step, size)]
     while any(waiting):
         now = {rank: queue[0] for rank, queue in enumerate(waiting) if queue}
-        while True:  # those whose both peers are at the same exchange, and so on around
+        while True:  # exchanges whose both peers are at the same exchange, and so on around
             ready = {
                 rank: each
                 for rank, each in now.items()
@@ -152,8 +152,8 @@ def test_base_graph_takes_the_least_possible_rounds_where_size_is_a_power() -> N
 
 
 def test_base_graph_of_three_is_as_worked_out_by_hand() -> None:
-    # Let m be the mean of ranks 0 and 1, x what rank 2 has. The star gives rank 0 (m + 2x)/3, rank 2 (2m + x)/3,
-    # which is the mean; that of (m + 2x)/3 and m is (2m + x)/3 too.
+    # Let m be the mean of ranks 0 and 1, and x the value of rank 2. The star gives rank 0 (m + 2x)/3, and rank 2 the
+    # mean (2m + x)/3. The mean of (m + 2x)/3 and m is (2m + x)/3 too.
     pair = [Mixing(0.5, (Exchange(1, 1, 0.5),)), Mixing(0.5, (Exchange(0, 0, 0.5),)), Mixing(1.0, ())]
     star = [Mixing(1 / 3, (Exchange(2, 2, 2 / 3),)), Mixing(1.0, ()), Mixing(1 / 3, (Exchange(0, 0, 2 / 3),))]
     assert [round_of(BaseGraph(), step, 3) for step in range(3)] == [pair, star, pair]

@@ -1,4 +1,4 @@
-"""gs.DistributedDataParallel: what single arguments do, which are refused, and what programs look for in it.
+"""gs.DistributedDataParallel: the effect of single arguments, refusals, and the attributes that programs look for.
 
 Ranks are threads. Weights beside torch's are in test_weights.py.
 """
@@ -200,7 +200,7 @@ def test_it_passes_for_one_of_torchs():
         assert model.device == torch.device("cpu")
         assert model.device_type == "cpu"
         assert model.bucket_bytes_cap == 25 * 2**20
-        # what Accelerate does to let a backward communicate whose forward was under no_sync()
+        # Accelerate does this so that a backward communicates whose forward was under no_sync()
         with model.no_sync():
             loss = loss_of(model(batches(1)[0]))
         model.reducer.prepare_for_forward()

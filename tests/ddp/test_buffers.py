@@ -18,7 +18,7 @@ from tests.support.stock import run_beside, wrap
 
 
 class Counting(nn.Module):
-    """Its output depends on the buffer, which each forward moves by the rank's number."""
+    """Its output depends on the buffer; each forward adds the rank's number to the buffer."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Counting(nn.Module):
 
 
 def total(state, buffers):
-    """An all-reduce of each buffer; the state takes down what it was called for."""
+    """An all-reduce of each buffer; the state records its calls."""
     group, calls = state
     calls.append(sorted(buffers))
     works = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers.values()]

@@ -21,7 +21,7 @@ from tests.support.stock import both, run_beside, wrap
 
 
 class Branches(nn.Module):
-    """Two halves, of which a call may leave one out."""
+    """Two halves; a call may leave one out."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ def test_a_parameter_left_out_gives_torchs_text_in_the_next_forward(static, debu
 
     ((theirs, ours),) = run_beside(1, body)
     assert "indices which did not receive grad for rank 0: 2 3" in ours
-    # torch lists names in no order of its own
+    # torch lists names in any order
     assert sorted(re.split(r"[ ,\n]+", theirs)) == sorted(re.split(r"[ ,\n]+", ours))
     if dist.get_debug_level() == dist.DebugLevel.OFF:
         assert theirs == ours

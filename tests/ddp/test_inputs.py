@@ -18,7 +18,7 @@ from tests.support.stock import run_beside, wrap
 
 
 class OnCuda:
-    """What arguments.devices() asks of a model; no test machine needs to have such a device."""
+    """A model for arguments.devices(), which needs no such device."""
 
     def parameters(self):
         return [SimpleNamespace(device=torch.device("cuda", 1))]

@@ -66,7 +66,7 @@ def test_gradients_after_each_change_of_the_group_are_those_of_torchs_ddp(fails)
         for kind in (Stock, gs.DistributedDataParallel):
             model = wrap(kind, seeded(mlp), comm, group, {})
             gradients = [gradient(model, comm, batches(1)[0])]
-            if fails and kind is not Stock:  # torch's would leave what the failed backward had added
+            if fails and kind is not Stock:  # torch's DDP would keep what the failed backward had added
                 with pytest.raises(ArithmeticError):
                     Fails.apply(model(shard(batches(1)[0], comm))).sum().backward()
             for new in groups[kind]:

@@ -1,4 +1,4 @@
-"""gs.DistributedDataParallel in real processes: what needs a default group, or a random generator for each rank.
+"""gs.DistributedDataParallel in real processes: tests that need a default group, or a random generator for each rank.
 
 Join beside torch's DDP, PowerSGD's hooks, pickles and copies, device meshes, torch's checkpoints, torch.compile.
 """

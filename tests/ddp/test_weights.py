@@ -172,7 +172,7 @@ def test_ignored_parameters_and_buffers_stay_each_ranks_own():
     first, second = ranks[0][1], ranks[1][1]
     assert [name for name in first if not torch.equal(first[name], second[name])] == [
         *IGNORED,
-        "norm.running_var",  # of the last forward, for which rank 0's was taken
+        "norm.running_var",  # of the last forward, which took rank 0's
     ]
 
 

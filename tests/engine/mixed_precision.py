@@ -14,7 +14,7 @@ from gossamer.algorithms import ALGORITHMS
 from gossamer.comm import is_communicator
 from tests.support.models import batches, flat_weights, seeded, shard
 
-HALF = {"cpu": torch.bfloat16, "cuda": torch.float16}  # what autocast takes where it is told nothing
+HALF = {"cpu": torch.bfloat16, "cuda": torch.float16}  # autocast's default
 FIRST_SCALE, GROWTH_INTERVAL = 1024.0, 3
 SETTINGS: dict[str, dict[str, Any]] = {  # that do something within a few steps of a small model
     "async": {"sync_interval_ms": 1, "warmup_steps": 2},
@@ -62,7 +62,7 @@ def optimizer_of(algorithm, params, kind="torch.optim"):
 
 
 def spoil(param, wanted):
-    """One element of its gradient becomes Inf in each backward for which `wanted` holds True."""
+    """Sets one element of the gradient to Inf in each backward for which `wanted` holds True."""
 
     def hook(grad):
         if not wanted[0]:
@@ -85,10 +85,10 @@ def scaled(
     compiler: str | None = None,
     steps: int = 8,
 ) -> dict[str, Any]:
-    """What a rank saw: the scale after each step, whether the step changed its weights, and the weights at the end.
+    """One rank's scale after each step, whether the step changed its weights, and the weights at the end.
 
     Args:
-        comm: a communicator, or what has rank and size, for those of the default group.
+        comm: a communicator, or an object with rank and size for the ranks of the default group.
         bad: (rank, step) at which one gradient of that rank, and of no other, holds an Inf.
         scale: None for no scaler.
     """
@@ -120,7 +120,7 @@ def scaled(
         scaler.update()
         scales.append(scaler.get_scale())
         moved.append(not torch.equal(before, flat_weights(inner)))
-    wrapped.consensus()  # nothing, where ranks hold equal weights
+    wrapped.consensus()  # changes nothing where ranks hold equal weights
     wrapped.close()
     return {"scales": scales, "moved": moved, "weights": flat_weights(inner).cpu(), "in": inner.computed_in}
 

@@ -100,7 +100,7 @@ run_ranks(2, body)
 
 
 def test_no_thread_of_a_dropped_wrapper_is_left_when_the_interpreter_ends():
-    """One that came back for the GIL then would abort the process."""
+    """A thread that asked for the GIL then would abort the process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", AT_EXIT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
@@ -121,7 +121,7 @@ LEVELS = {
     + [f"{name} {hosts}" for name in ("bytegrad", "gradient_allreduce") for hosts in LEVELS],
 )
 def test_those_who_wait_for_a_rank_that_has_closed_after_a_crash_learn_of_it_at_once(name, backend):
-    """And their connections end at once as well, although operations behind the failed one are still under way."""
+    """Their connections end at once as well, although operations after the failed one are still under way."""
 
     def body(comm):
         module = seeded(mlp)
@@ -135,7 +135,7 @@ def test_those_who_wait_for_a_rank_that_has_closed_after_a_crash_learn_of_it_at_
             model.engine.close(crashed=True)
             return 0.0
         began = time.monotonic()
-        with pytest.raises(gs.CommError):  # noqa: PT012  (async learns of it in a later step)
+        with pytest.raises(gs.CommError):  # noqa: PT012  (async notices it in a later step)
             while time.monotonic() < began + 20:
                 step(model, optimizer, batches(1)[0])
         took = time.monotonic() - began

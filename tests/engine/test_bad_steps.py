@@ -159,7 +159,7 @@ def test_reentrant_checkpoint_that_shares_a_parameter_is_a_clear_error():
 
 
 class Broken(gs.Algorithm):
-    """Fails on the ranks it is told to; the others communicate."""
+    """Fails on the given ranks; the others communicate."""
 
     def __init__(self, error, ranks):
         self._error, self._ranks = error, ranks

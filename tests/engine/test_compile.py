@@ -1,7 +1,7 @@
 """torch.compile around and inside gs.DataParallel trains as the uncompiled model does, and our operations are traced.
 
 Backends that compile nothing but keep all of torch.compile's tracing ("eager", "aot_eager") show what matters here
-and cost little. The default one, on a GPU: test_mixed_precision.py.
+and cost little. test_mixed_precision.py has the default backend, on a GPU.
 """
 
 import pytest
@@ -23,8 +23,8 @@ def _nothing_compiled_before():
 
 
 def trained(comm, order, algorithm, *, compiler, steps=6):
-    """Weights after some steps; order: what is compiled, None for nothing."""
-    torch.set_num_threads(1)  # MKL has a number for each thread, and other bits with another
+    """Weights after some steps. `order`: what is compiled; None for nothing."""
+    torch.set_num_threads(1)  # MKL's number of threads is per thread, and changes bits
     inner = seeded(mlp)
     if algorithm == "qadam":
         optimizer = gs.QAdamOptimizer(inner.parameters(), lr=0.01, warmup_steps=3)
@@ -99,7 +99,7 @@ def tensors(dtype, *, seed):
 
 
 def arguments_of(operation, dtype):
-    """What adam_step or sgd_step is called with, equal in every call."""
+    """The arguments of adam_step or sgd_step, equal in every call."""
     states = torch.float64 if dtype == torch.float64 else torch.float32
     params, grads = tensors(dtype, seed=0), tensors(dtype, seed=1)
     if operation == "sgd_step":

@@ -1,4 +1,4 @@
-"""What a CUDA graph cannot hold of a step is known without a GPU. Capture and replay: tests/gpu/test_symmetric.py."""
+"""Why a CUDA graph cannot hold a step is known without a GPU. Capture and replay: tests/gpu/test_symmetric.py."""
 
 import copy
 
@@ -18,7 +18,7 @@ def _gossamer():
 
 
 def refusal(group, **options):
-    """What a graph cannot hold of a model that has trained two steps; "" if it can hold all."""
+    """Why a graph cannot hold a step of a model that has trained two steps; "" if it can."""
     model = seeded(mlp)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapped = gs.DataParallel(model, optimizer, process_group=group, **options)

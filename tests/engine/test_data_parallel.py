@@ -246,7 +246,7 @@ def test_loading_that_replaces_the_parameters_is_an_error():
 
 
 class Versioned(nn.Module):
-    """A module whose checkpoints of version 1 are migrated: times 100."""
+    """A module that migrates checkpoints of version 1, by multiplying with 100."""
 
     _version = 2
 

@@ -71,7 +71,7 @@ LAUNCHER = -1  # hosts the store, instead of a rank
 
 
 def serve_store() -> dist.TCPStore:
-    """As a launcher's agent does: outside the workers, so that it outlives rank 0."""
+    """Hosts the store outside the workers, as a launcher's agent does, so that it outlives rank 0."""
     return dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
     )
@@ -106,7 +106,7 @@ def until_all_end(workers: list[subprocess.Popen], victim: int) -> tuple[dict[in
 def test_survivors_of_a_killed_worker_raise_soon_and_name_it(
     algorithm, size, victim, host, tmp_path, free_port
 ):
-    """Also where the store dies with rank 0, which hosts it."""
+    """Even if the store dies with rank 0, which hosts it."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     store = serve_store() if host == LAUNCHER else None
@@ -125,7 +125,7 @@ def test_survivors_of_a_killed_worker_raise_soon_and_name_it(
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce by hosts", "bytegrad by hosts"])
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_killed_worker_is_named_on_both_levels(algorithm, victim, tmp_path):
-    """Also by the rank that neither shares a host with it nor carries the same part."""
+    """Even by the rank that neither shares a host with it nor carries the same part."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     store = serve_store()
@@ -182,7 +182,7 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path):
 
 
 def test_a_rank_that_is_late_over_gloo_is_named_by_those_who_time_out():
-    """Their own connections, which Gloo closes then, are not to blame."""
+    """Gloo closes their own connections then; these are not to blame."""
     ended = threading.Barrier(3)
 
     def body(comm):

@@ -1,4 +1,4 @@
-"""model.join() that goes wrong, or is asked to raise: an error on every rank, and no hang. Ranks are threads."""
+"""model.join() with errors, or asked to raise: an error on every rank, and no hang. Ranks are threads."""
 
 import contextlib
 
@@ -99,7 +99,7 @@ def test_an_exception_on_one_rank_is_an_error_on_all_soon(where):
 
 
 class Fragile(nn.Module):
-    """Its backward raises, if asked to, when some gradients have arrived."""
+    """Its backward raises, if asked to, after some gradients have arrived."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ranks that end before the others, without an error: they leave, and nobody is told of a failure.
+"""Ranks that end before the others without an error: they leave, and no failure is announced.
 
 A model may be closed, or deleted, or its process may end. Ranks are threads, but where processes end.
 """
@@ -133,7 +133,7 @@ main()
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("kind", ["gloo", "gossamer"])
 def test_a_process_that_ends_well_before_the_others_leaves_them_alone(kind, first, name, tmp_path):
-    """Also with a mean of local_sgd under way, which nobody waits for any more."""
+    """Even with a mean of local_sgd under way, for which nobody waits any more."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "gossamer", "run", "-np", "2", str(script), kind, name, str(first)]

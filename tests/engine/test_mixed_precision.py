@@ -11,7 +11,7 @@ from tests.engine.mixed_precision import FIRST_SCALE, HALF, alone, scaled
 from tests.support.models import relative_error
 from tests.support.ranks import run_job, run_ranks
 
-IN_LOCKSTEP = sorted(set(ALGORITHMS) - {"async"})  # whose ranks skip each for itself
+IN_LOCKSTEP = sorted(set(ALGORITHMS) - {"async"})  # the ranks of async skip independently
 
 
 @pytest.mark.parametrize(("algorithm", "error"), [("gradient_allreduce", 1e-6), ("bytegrad", 0.02)])
@@ -110,7 +110,7 @@ def test_on_a_gpu_ranks_train_under_fp16_as_one_process_does_also_compiled_and_s
 ) -> None:
     report = json.loads(run_job(JOB, 2, tmp_path, "cuda:0").splitlines()[-1])
     assert all(seen["equal"] and seen["half"] for seen in report.values()), report
-    # Half precision: a compiled kernel keeps in float32 what the others round in between.
+    # Half precision: a compiled kernel keeps intermediate values in float32 that the others round.
     bounds = {"exact": 1e-6, "traced": 1e-3, "compiled": 1e-3, "rounded": 0.02}
     errors = {name: report[name]["error"] for name in bounds}
     assert all(errors[name] < bound for name, bound in bounds.items()), errors

@@ -68,7 +68,7 @@ def test_compressed_sums_are_those_of_the_two_shot_over_the_transport(codec, siz
     def body(comm):
         own = comms.symmetric(comm, comm)
         same = []
-        # Rows that grow, shrink and grow: the memory of one call is the next one's too.
+        # Rows that grow, shrink and grow: the next call uses the memory of the one before.
         for call, numel in enumerate([*SIZES, *SIZES[::-1], 20_011]):
             for dtype in DTYPES:
                 x, plain = (sample(comm.rank, numel, dtype) for _ in range(2))
@@ -97,7 +97,7 @@ def test_error_feedback_keeps_the_same_errors():
 
 
 def test_a_rank_that_is_late_gets_no_rows_of_a_later_call():
-    """One rank sleeps before it reads, another writes the next call's rows as soon as it may."""
+    """One rank sleeps before it reads; another writes the next call's rows as soon as it may."""
 
     def body(comm):
         own = comms.symmetric(comm, comm)
@@ -156,7 +156,7 @@ def test_bytes_are_counted_as_over_the_transport():
         counts = []
         for codec in (None, gs.Int8()):
             for group, x in ((own, memory), (comm, torch.zeros(4096))):
-                gs.all_reduce(x, codec=codec, deterministic=True, group=group)  # its own memory, once
+                gs.all_reduce(x, codec=codec, deterministic=True, group=group)  # allocates memory, once
                 before = group.bytes_sent
                 gs.all_reduce(x, codec=codec, deterministic=True, group=group)
                 counts.append(group.bytes_sent - before)

@@ -92,7 +92,7 @@ OPTIMIZERS = [
 
 
 def stepped(name, options, sizes, dtype, device, *, in_a_row, steps=4):
-    """Parameters and optimizer after some steps, all on the CPU. in_a_row: also at places no vector load may start."""
+    """Parameters and optimizer after some steps, all on the CPU. in_a_row: also where no vector load may start."""
     generator = torch.Generator().manual_seed(0)
     parts = torch.randn(sum(sizes), generator=generator, dtype=torch.float64).to(device, dtype).split(sizes)
     params = [torch.nn.Parameter(part if in_a_row else part.clone()) for part in parts]
@@ -124,7 +124,7 @@ def test_more_parameters_than_one_launch_takes_are_all_stepped():
 
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
 def test_a_step_on_cuda_is_near_torchs(name, options):
-    """torch's own CUDA kernels divide and fuse otherwise than its CPU kernels, so bits are not compared."""
+    """torch's CUDA kernels divide and fuse differently from its CPU kernels, so bits are not compared."""
     start = torch.randn(10_007, generator=torch.Generator().manual_seed(0))
     ends = []
     for kind in (gs.optim, torch.optim):
@@ -157,7 +157,7 @@ def test_flat_memory_has_equal_bits_on_cuda_and_cpu_however_many_tensors(dtype, 
     sizes = [index * 37 % 300 for index in range(count - 2)] + [
         8192,
         20_001,
-    ]  # most begin at no vector's place
+    ]  # most do not begin where a vector may
     flat = sample(1, sum(sizes), dtype)[0]
     parts = [part.clone() for part in flat.split(sizes)]
     there = [part.cuda() for part in parts]

@@ -20,7 +20,7 @@ def step(training):
 
 
 def refusal(size, body):
-    """The one ConfigError of all ranks."""
+    """The ConfigError that all ranks raise."""
     errors = run_ddp(size, body, errors=True)
     assert all(isinstance(error, gs.ConfigError) for error in errors), errors
     assert len({str(error).partition("rank")[0] for error in errors}) == 1
@@ -180,7 +180,7 @@ def test_loading_refuses_what_is_not_its_own():
         with pytest.raises(gs.ConfigError, match="the error of 'head.weight' .* no such parameter"):
             training.state.load_state_dict(strangers)
         other = Training(group, comm, hooks.onebit)
-        other.state.load_state_dict(saved)  # which hook it will serve is not known yet
+        other.state.load_state_dict(saved)  # the hook that it will serve is not known yet
         with pytest.raises(
             gs.ConfigError, match="before the first step, and this State has made 1; make a new"
         ):
@@ -192,7 +192,7 @@ def test_loading_refuses_what_is_not_its_own():
 
 
 class Raises(gs.codec.TopK):
-    """On one rank, at its third call."""
+    """Raises on one rank, at its third call."""
 
     def __init__(self, rank):
         super().__init__(0.5)

@@ -1,5 +1,5 @@
-# gossamer.fsdp: FSDP2's reduce-scatter, all-gather and the all-reduce between replicas through codecs, on CPU ranks
-# that are processes: fully_shard needs torch's default group.
+# gossamer.fsdp: FSDP2's reduce-scatter, all-gather and the all-reduce between replicas, through codecs, on the CPU.
+# Ranks are processes, because fully_shard needs torch's default group.
 
 import pytest
 

@@ -29,7 +29,7 @@ def test_no_hook_waits_for_another_rank(name):
 
         first = sys.maxsize
         training = Training(group, comm, counted)
-        training.run(range(2))  # connected, and the buckets made anew
+        training.run(range(2))  # connects, and makes the buckets anew
         first = len(calls)
         loss = training.ddp(shard(batches(1)[0], comm)).square().mean()
         if comm.rank == 1:
@@ -42,7 +42,7 @@ def test_no_hook_waits_for_another_rank(name):
 
 
 def slowly(x):
-    """x, whose backward spends a third of a second in torch alone."""
+    """Returns x; its backward spends a third of a second inside torch."""
     matrix = torch.eye(1200)
     y = x * matrix
     for _ in range(6):
@@ -51,7 +51,7 @@ def slowly(x):
 
 
 def test_native_path_sends_every_bucket_while_a_thread_of_the_process_keeps_the_gil():
-    """Ranks and that thread share one process. A rank that is still in Python when it takes the GIL spoils a try."""
+    """Ranks and that thread share one process. A try fails if a rank is in Python when the thread takes the GIL."""
     sleep_us = ctypes.PyDLL(None).usleep  # a call that does not release the GIL
     started = threading.Barrier(3)
     comms, expected, kept = {}, {}, []
@@ -85,7 +85,7 @@ def test_native_path_sends_every_bucket_while_a_thread_of_the_process_keeps_the_
             training.optimizer.zero_grad()
             result = slowly(training.ddp(shard(batches(1)[0], comm)).square().mean())
             result.register_hook(lambda _: started.wait(20) and None)
-            result.backward(retain_graph=True)  # to free what Python has seen takes torch the GIL
+            result.backward(retain_graph=True)  # torch needs the GIL to free what Python has seen
             if comm.rank == 0:
                 keeper.join()
         training.state.close()

@@ -1,5 +1,5 @@
 # Hooks for stock torch DDP in real processes, on torch's default group: connections of their own, uneven inputs, a
-# model that is compiled, and a backward that is (where torch calls a hook with a gradient and its parameter).
+# compiled model, and a compiled backward (where torch calls a hook with a gradient and its parameter).
 
 from tests.support.ranks import run_job
 

@@ -1,4 +1,4 @@
-# Hooks for stock torch DDP: what they compute, and that DDP's buckets, a resume or the path of the call change no bit.
+# Hooks for stock torch DDP: their results, and that DDP's buckets, a resume or the path of a call change no bit.
 # Ranks are threads.
 
 import copy
@@ -51,7 +51,7 @@ def wide():
 
 
 class Choosy(nn.Module):
-    """Uses one of its layers now and then."""
+    """Uses one of its layers only in some steps."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every error that Horovod knows, on every rank, and that the next operations work; see job.py."""
+"""Every error that Horovod knows is raised on every rank, and the next operations work; see job.py."""
 
 import gc
 import warnings
@@ -18,7 +18,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 INTS = ones(4, dtype=torch.int32)
-# What the first rank of a set and what the others call: (function, arguments, the first rank's, the others').
+# The calls of the first rank of a set and of the others: (function, arguments of the first rank, of the others).
 DIFFERING = {
     "dtype": (hvd.allreduce, {}, {"tensor": INTS}, {"tensor": ones(4)}),
     "shape": (hvd.allreduce, {}, {"tensor": ones(3)}, {"tensor": ones(4)}),
@@ -214,7 +214,7 @@ def check_unnamed_operations_line_up_again_after_an_error_of_one_rank() -> None:
     else:
         refused("must be a tensor", lambda: hvd.allreduce(torch.ones(2)))
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [4, 4]
-    # A rank that skips one lines up at the barrier.
+    # A rank that skips one matches again after the barrier.
     handles = [] if hvd.rank() == 1 else [hvd.allreduce_async(torch.ones(2))]
     hvd.barrier()
     assert hvd.allreduce(torch.full((2,), 3.0), op=hvd.Sum).tolist() == [12, 12]

@@ -148,7 +148,7 @@ def check_adasum_leaves_a_parameter_without_gradients_where_it_is():
 
 
 def check_a_rank_that_is_out_of_data_joins():
-    """Of the global set, as join() is: rank r has r batches more than rank 0."""
+    """On the global set, as join() is. Rank r has r batches more than rank 0."""
     for way, compression in {"engine": hvd.Compression.none, "negotiated": Own}.items():
         rank, size = hvd.rank(), hvd.size()
         for joined_before in (False, True):
@@ -182,7 +182,7 @@ def check_a_rank_that_is_out_of_data_joins():
 
 
 def check_an_optimizer_that_was_dropped_has_no_part_in_a_join():
-    """Also where it is garbage that only one rank's collector has come by."""
+    """Even if only one rank's garbage collector has freed it."""
     gc.disable()
     try:
         model = seeded(mlp)

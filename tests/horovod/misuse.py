@@ -1,5 +1,5 @@
-# Checks of DistributedOptimizer that run under job.py: errors and warnings, on every rank, after which training
-# goes on; and what ranks may do differently.
+# Checks of DistributedOptimizer that run under job.py: errors and warnings, on every rank, after which training goes
+# on; and differences between ranks that are allowed.
 
 import threading
 import warnings
@@ -59,7 +59,7 @@ def check_names_and_class():
 def check_a_gradient_too_many():
     for process_set, rank, size, way, compression in ways():
         model, optimizer = trained(process_set, rank, steps=1, compression=compression)
-        for _ in range(2):  # in either way, of a step that goes on afterwards
+        for _ in range(2):  # each way of the optimizer, in a step that goes on afterwards
             optimizer.zero_grad()
             loss_of(model, rank, 1).backward()
             with pytest.raises(AssertionError, match="backward_passes_per_step"):

@@ -28,7 +28,7 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 def reduced(
     inputs: list[torch.Tensor], op: int, prescale: float = 1.0, postscale: float = 1.0
 ) -> torch.Tensor:
-    """Of all ranks, as plain torch gives it. The average is a sum whose factor is divided by the size."""
+    """The reduction over all ranks by plain torch. The average is a sum whose factor is divided by the size."""
     if op == hvd.Average:
         op, postscale = hvd.Sum, postscale / len(inputs)
     total = reduce(TWO_OPERANDS[op], [scaled(tensor, prescale) for tensor in inputs])
@@ -175,7 +175,7 @@ def check_alltoall_with_and_without_splits() -> None:
             inputs = [values(peer, (2 * size, 3), torch.int64).to(dtype) for peer in range(size)]
             want = cat([tensor[2 * rank : 2 * rank + 2] for tensor in inputs])
             same(hvd.alltoall(inputs[rank], process_set=process_set), want, dtype)
-            # Rank p sends (p + q) % 3 rows to rank q, and keeps one that is sent to nobody.
+            # Rank p sends (p + q) % 3 rows to rank q, and keeps one row that is sent to no rank.
             splits = [[(peer + to) % 3 for to in range(size)] for peer in range(size)]
             inputs = [values(peer, (sum(splits[peer]) + 1, 2), torch.int64).to(dtype) for peer in range(size)]
             parts = [inputs[peer][: sum(splits[peer])].split(splits[peer])[rank] for peer in range(size)]

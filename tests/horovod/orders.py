@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.float64, torch.int32)
 def submit(
     index: int, kind: str, draw: random.Random, *, process_set: Any, rank: int, size: int
 ) -> tuple[int, Any]:
-    """(handle, what it must give). `draw` has the same state on all ranks."""
+    """(handle, the expected result). `draw` has the same state on all ranks."""
     dtype, rows, root = draw.choice(DTYPES), draw.randint(1, 40), draw.randrange(size)
     inputs = [values(peer, (rows * size, 2), dtype, salt=index) for peer in range(size)]
     own, total = inputs[rank], sum(inputs[1:], inputs[0])

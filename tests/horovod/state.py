@@ -1,4 +1,4 @@
-# Checks of what copies state between ranks, and of SyncBatchNorm, that run under job.py.
+# Checks of the functions that copy state between ranks, and of SyncBatchNorm; they run under job.py.
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-# Checks of DistributedOptimizer that run under job.py: whichever way gradients go, a step is the step of one
+# Checks of DistributedOptimizer that run under job.py: by every way of the gradients, a step equals the step of one
 # process with the gradients of all ranks.
 
 import pytest
@@ -223,7 +223,7 @@ def check_adasum_combines_what_the_ranks_steps_change():
         alone = [seeded(mlp) for _ in range(2)]
         others = [torch.optim.Adam(each.parameters(), 0.01) for each in alone]
         for step in range(3):
-            equal = size != 2  # of equal steps the Adasum is that step, whatever the number of ranks
+            equal = size != 2  # the Adasum of equal steps is that step, for any number of ranks
             start = [param.detach().clone() for param in model.parameters()]
             optimizer.zero_grad()
             loss_of(model, 0 if equal else rank, step).backward()

@@ -1,4 +1,4 @@
-# HOROVOD_* variables: those that have an effect, those that are known and have none, and a worker's place by them.
+# HOROVOD_* variables: those with an effect, those that are known but have none, and the worker's rank from them.
 
 import logging
 

@@ -165,7 +165,7 @@ def test_a_forked_child_has_no_part_in_it() -> None:
             hvd.allreduce_async(torch.ones(2))
         except ValueError as error:
             refused = "fork" in str(error)
-        hvd.shutdown()  # nothing, as at exit
+        hvd.shutdown()  # does nothing, as at exit
         os._exit(0 if refused and not hvd.is_initialized() else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert hvd.allreduce(torch.ones(2)).tolist() == [1, 1]

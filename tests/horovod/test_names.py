@@ -1,6 +1,6 @@
-# Every public name of horovod.torch 0.28.1 and of the modules that scripts import from: it is there, and takes the
-# same positional arguments in the same order, with the same defaults. What they do is tested elsewhere. And that
-# migrating-from-horovod.md has them all.
+# Every public name of horovod.torch 0.28.1, and of the modules that scripts import from, exists here. It takes the same
+# positional arguments in the same order, with the same defaults, and migrating-from-horovod.md lists it. Other files
+# test what the names do.
 """Names and signatures of the Horovod face, and the page that lists them."""
 
 import importlib

@@ -1,4 +1,4 @@
-"""What the checks of the Horovod optimizer train: small models, and what each rank's gradients are. Not a check file.
+"""Small models for the checks of the Horovod optimizer, and the gradients of each rank. Not a check file.
 
 Every rank can compute the gradients of all ranks, so results are compared with a loop in one process.
 """
@@ -53,7 +53,7 @@ def wrapped(
 def gradients_of(
     model: nn.Module, loss: Callable[..., Tensor], ranks: int, *arguments: Any
 ) -> list[list[Tensor | None]]:
-    """What the backward of loss(model, rank, *arguments) would bring on each rank, without one: no hook notices."""
+    """Each rank's gradients of loss(model, rank, *arguments), computed without a backward, so that no hook runs."""
     params = [param for param in model.parameters() if param.requires_grad]
     every = []
     for rank in range(ranks):
