@@ -16,6 +16,7 @@ BOUND_AT_RUN_TIME = {
 }
 # Arguments that are described together: their names, and the description with its indented lines.
 GROUP = re.compile(r"^( +)(\w+(?:,\s+\w+)+)(: .*\n?(?:^\1 +.*\n?)*)", re.MULTILINE)
+KEYS = re.compile(r"^( *)Keys:$", re.MULTILINE)  # of a mapping: a section that griffe does not know
 # Code, or a name such as __init__, which Markdown would print in bold.
 UNDERSCORED = re.compile(r"(`+).*?\1|\b__\w+__\b")
 
@@ -23,7 +24,8 @@ UNDERSCORED = re.compile(r"(`+).*?\1|\b__\w+__\b")
 class Docstrings(Extension):
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = linked(GROUP.sub(one_by_one, fenced(obj.docstring.value)))
+            text = KEYS.sub(r"\1Attributes: Keys", fenced(obj.docstring.value))
+            obj.docstring.value = linked(GROUP.sub(one_by_one, text))
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
         for name, target in BOUND_AT_RUN_TIME.items():

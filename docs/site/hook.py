@@ -24,7 +24,7 @@ LINK = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`|(?<=\]\()([^)\s]+)(?=\))", re.MUL
 NAMES = re.compile(r"^<!-- names: ([\w.]+) -->$", re.MULTILINE)
 SHOWN = re.compile(r"^::: ([\w.]+)$|^<!-- names: ([\w.]+) -->$", re.MULTILINE)
 # These have an __all__ for the package's own modules; users have no business with them.
-PRIVATE = ("gossamer.torch_private",)
+PRIVATE = ("gossamer.observe.stall", "gossamer.torch_private")
 SAME_NAMES = {  # a module -> the module of the API that shows the same names
     "gossamer.horovod.runner": "gossamer.horovod",
     "gossamer.horovod.torch.functions": "gossamer.horovod.torch",
