@@ -145,7 +145,17 @@ void bind_parts(py::module_& module) {
           },
           py::arg("on_end"))
       .def_property("optimizer_steps", &Lockstep::optimizer_steps, &Lockstep::set_optimizer_steps);
-  py::class_<Alone, Ending>(module, "Alone");
+  py::class_<Alone, Ending>(module, "Alone")
+      .def(
+          "set_listener",
+          [](Alone& alone, py::function on_gradient, py::function on_end) {
+            alone.set_listener(
+                {[call = PythonCallable(std::move(on_gradient))](int64_t index) { call(index); },
+                 [call = PythonCallable(std::move(on_end))](std::vector<int64_t> missing) {
+                   call(std::move(missing));
+                 }});
+          },
+          py::arg("on_gradient"), py::arg("on_end"));
   py::class_<Rounds, Ending>(module, "Rounds")
       .def("set_passes", &Rounds::set_passes, py::arg("passes"), Release())
       .def_property_readonly("under_way", &Rounds::under_way);

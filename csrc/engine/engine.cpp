@@ -108,13 +108,18 @@ void Engine::begin() {
 void Engine::on_gradient(int64_t index, bool arrived) {
   if (!sync_ || !chosen_.load()->takes_gradients()) return;
   begin();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (worker_.closed()) return;
-  const auto arrival = hooks_.arrive(index, arrived);
-  if (arrival == Hooks::Arrival::surplus) ending_->surplus(index);
-  if (arrival != Hooks::Arrival::complete) return;
-  const auto [bucket, position] = hooks_.position(index);
-  flight_.gradient_complete(bucket, position, *ending_);
+  Ending* ending = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (worker_.closed()) return;
+    ending = ending_;
+    const auto arrival = hooks_.arrive(index, arrived);
+    if (arrival == Hooks::Arrival::surplus) ending->surplus(index);
+    if (arrival != Hooks::Arrival::complete) return;
+    const auto [bucket, position] = hooks_.position(index);
+    flight_.gradient_complete(bucket, position, *ending);
+  }
+  ending->gradient_complete(index);
 }
 
 void Engine::abandon() {

@@ -230,6 +230,14 @@ std::vector<int64_t> Hooks::unreached() const {
   return unreached;
 }
 
+std::vector<int64_t> Hooks::incomplete() const {
+  std::vector<int64_t> incomplete;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].bucket && !slots_[i].ready) incomplete.push_back(static_cast<int64_t>(i));
+  }
+  return incomplete;
+}
+
 void Hooks::take_stock(bool counts, std::optional<bool> left_out_somewhere) {
   left_out_ = counts ? unreached() : std::vector<int64_t>();
   left_out_somewhere_ = left_out_somewhere.value_or(!left_out_.empty());

@@ -192,7 +192,10 @@ def test_a_communication_hook_is_given_zeros_on_a_rank_without_batches():
     ("algorithm", "message"),
     [
         (decentralized.DecentralizedAlgorithm(hierarchical=False), "needs every rank in every step"),
-        (Of(MeanGradients), r"MeanGradients is written in hooks.*drop_last=True"),
+        (
+            Of(MeanGradients),
+            r"MeanGradients \(in Bagua's hooks.*needs every rank in every step.*drop_last=True",
+        ),
     ],
     ids=["weights", "hooks"],
 )

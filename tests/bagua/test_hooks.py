@@ -234,6 +234,75 @@ def test_bucket_that_never_begins_is_an_error_of_backward():
         run_ranks(1, lambda comm: trained(comm, Of(Forgets)))
 
 
+def test_gradient_that_comes_twice_in_one_backward_is_an_error_and_the_other_rank_goes_on():
+    """A hook would mark it twice, and the second mark would count for the next step."""
+
+    def body(comm):
+        model = seeded(Shared)
+        bagua.with_bagua(model, [], Of(MeanGradients), process_group=comm)
+        try:
+            square(model(shard(batches(1)[0], comm), again=comm.rank == 1)).backward()
+        finally:
+            model.bagua_ddp.close()
+
+    good, failed = run_ranks(2, body, errors=True)
+    assert good is None
+    assert isinstance(failed, gs.ConfigError)
+    assert "parameter 'first.weight' got its gradient twice in one backward" in str(failed)
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(10, 4), nn.Linear(4, 2)
+
+    def forward(self, x, again=False):
+        x = self.first(x)
+        return self.last(Again.apply(x, self.first.weight) if again else x)
+
+
+class Again(torch.autograd.Function):
+    """Runs a backward of its own within the backward, as a reentrant checkpoint does."""
+
+    @staticmethod
+    def forward(ctx, x, param):
+        ctx.param = param
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            ctx.param.square().sum().backward()
+        return gradient, None
+
+
+def test_bytes_and_steps_are_in_the_report():
+    def body(comm):
+        model = seeded(mlp)
+        bagua.with_bagua(model, [], Of(MeanGradients), process_group=comm)
+        model.bagua_ddp.report(reset=True)
+        for batch in batches(3):
+            square(model(shard(batch, comm))).backward()
+        report = dict(model.bagua_ddp.report())
+        model.bagua_ddp.close()
+        return report, 4 * sum(param.numel() for param in model.parameters())
+
+    for report, gradient_bytes in run_ranks(2, body):
+        assert report["steps"] == 2  # from the end of one backward to the end of the next
+        assert report["bytes_out"] >= gradient_bytes
+
+
+def test_state_is_the_algorithms_own_and_is_not_saved_here():
+    def body(comm):
+        model = seeded(mlp)
+        bagua.with_bagua(model, [], Of(MeanGradients), process_group=comm)
+        with pytest.raises(gs.ConfigError, match=r"MeanGradients \(in Bagua's hooks.*save it yourself"):
+            model.bagua_ddp.algorithm_state_dict()
+        model.bagua_ddp.close()
+
+    run_ranks(1, body)
+
+
 class RaisingSGD(torch.optim.SGD):
     def step(self, closure=None):
         raise ZeroDivisionError("of the optimizer")

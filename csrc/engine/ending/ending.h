@@ -31,7 +31,10 @@ class Ending {
   Ending& operator=(const Ending&) = delete;
   virtual ~Ending() = default;
 
-  virtual bool takes_gradients() const { return true; }  // without the mutex; false: ignores them
+  // Called without the mutex. takes_gradients(): false: ignores them. gradient_complete(): a gradient was counted, and
+  // its bucket is told.
+  virtual bool takes_gradients() const { return true; }
+  virtual void gradient_complete(int64_t /*index*/) {}
 
   // Called with the mutex. begin(): whether the end of autograd's backward is this object's end. surplus(): one more
   // gradient came for a parameter that was complete, whose gradient may already be travelling.

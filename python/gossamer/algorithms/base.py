@@ -45,6 +45,9 @@ class Algorithm(ABC):
     #: that the ranks do together is to replace gradients by their mean (or sum), in native_work or bucket_ready.
     uneven_inputs: ClassVar[bool] = False
 
+    #: Whether gradient_ready() and after_backward() are called. Only for algorithms that are never in lockstep.
+    follows_gradients: ClassVar[bool] = False
+
     #: Whether what gradients are replaced by is their mean over the ranks; False: their sum.
     average: bool = True
 
@@ -198,6 +201,21 @@ class Algorithm(ABC):
         where `fields` has "grad".
         """
         raise NotImplementedError(f"{type(self).__name__} must define native_work or bucket_ready")
+
+    def gradient_ready(self, name: str, param: torch.nn.Parameter) -> None:
+        """In the thread of the backward: the gradient of one parameter is complete. See `follows_gradients`.
+
+        In synchronised backwards only. An exception ends the backward with it.
+        """
+
+    def after_backward(self, missing: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        """At the end of each synchronised backward, also of one that raised, then at the next forward.
+
+        Called where gradient_ready() is.
+
+        Args:
+            missing: (name, parameter) of the planned parameters that got no gradient in this backward.
+        """
 
     def before_step(self, step: int) -> None:
         """In the training thread, before each watched optimizer steps; `step` steps were taken before."""

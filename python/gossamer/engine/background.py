@@ -67,6 +67,7 @@ class Background:
 
         Idempotent.
         """
+        _open.discard(self)
         self._watch.close()
         if crashed:
             self.comm.announce_failure()

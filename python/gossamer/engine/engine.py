@@ -94,8 +94,7 @@ class Engine(Reporting):
         )
         require_same_model(control, self._members, settings, refusal)
         if broadcast:
-            buffers = [buffer for _, buffer in self._members.buffers() if buffers_too]
-            broadcast_everywhere(comm, control, [*self._params, *buffers])
+            self.broadcast(buffers_too=buffers_too)
 
         self._native = _C.Engine(
             comm=comm,
@@ -109,6 +108,12 @@ class Engine(Reporting):
         self._worker = Worker(self._native, comm)
         self.uneven = UnevenInputs(self._native, algorithm, self._members, self._steps, comm, control)
         algorithm.connect(self._worker)
+        if algorithm.follows_gradients:
+            named_params = list(named.items())
+            self._native.alone.set_listener(
+                lambda index: algorithm.gradient_ready(*named_params[index]),
+                lambda missing: algorithm.after_backward([named_params[index] for index in missing]),
+            )
         self.graph = Graph(self._native, control, named)
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
         self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())
@@ -162,6 +167,11 @@ class Engine(Reporting):
     def optimizer_steps(self) -> int:
         """Steps taken so far, which all ranks have in common."""
         return self._steps.count
+
+    def broadcast(self, *, buffers_too: bool = True) -> None:
+        """Copies rank 0's parameters, and buffers, to the other ranks, in place. Collective."""
+        buffers = [buffer for _, buffer in self._members.buffers() if buffers_too]
+        broadcast_everywhere(self._comm, self._control, [*self._params, *buffers])
 
     def consensus(self) -> None:
         """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""

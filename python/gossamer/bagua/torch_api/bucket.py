@@ -1,7 +1,7 @@
 """Bagua's buckets: tensors that travel together, and what is done with them when all are ready.
 
-A bucket of an algorithm of yours: made in tensors_to_buckets, given its operations in init_operations, run by
-data_parallel/hook_engine.py. The operations themselves are in bucket_operations.py.
+A bucket of an algorithm of yours: it is made in tensors_to_buckets, and gets its operations in init_operations.
+gossamer.bagua.hooked runs it, and has the operations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.bagua.torch_api import bucket_operations as operations
-from gossamer.bagua.torch_api.asynchronous_operation import AsynchronousModelAverage
+from gossamer.bagua.hooked import operations
+from gossamer.bagua.hooked.asynchronous import AsynchronousModelAverage
 from gossamer.bagua.torch_api.tensor import (
     bagua_getter_closure,
     bagua_module_name,
@@ -181,7 +181,7 @@ class BaguaBucket:
         self._operations = []
         return self
 
-    # --- for hook_engine.py ---
+    # --- for gossamer.bagua.hooked ---
 
     def attach(self, communicator_of: CommunicatorOf) -> None:
         """Called before init_operations: operations can be appended from now on."""

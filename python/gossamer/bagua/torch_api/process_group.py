@@ -224,6 +224,19 @@ def from_torch_group(group: Any, stream: "torch.cuda.Stream | None" = None) -> B
     return _on_one_host(group, ranks, stream)
 
 
+def torch_group_of(what: str, group: Any) -> Any:
+    """The torch group of a Bagua group; anything else as it is.
+
+    Raises:
+        ConfigError: this rank is not in the group. The text begins with `what`.
+    """
+    if not isinstance(group, BaguaProcessGroup):
+        return group
+    if group.get_global_communicator() is CommMember.NON_COMM_MEMBER:
+        raise ConfigError(f"{what}: this rank is not in the group of ranks {group.ranks}")
+    return group.torch_group
+
+
 def _over(every: Any, ranks: list[int], stream: "torch.cuda.Stream | None") -> BaguaProcessGroup:
     """With groups for each host and across hosts. All workers make all of them, in one order, as torch wants."""
     hosts = _by_host(ranks)

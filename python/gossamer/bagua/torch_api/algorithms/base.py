@@ -1,7 +1,7 @@
 """What an algorithm is in Bagua: a declaration that a model can be given, and what it becomes there.
 
-For algorithms of your own, written for Bagua: subclass both classes. data_parallel/hook_engine.py calls the hooks.
-New ones are shorter as gossamer.Algorithm, and run on the native engine.
+For algorithms of your own, written for Bagua: subclass both classes. gossamer.bagua.hooked calls the hooks.
+A new algorithm is shorter as a gossamer.Algorithm.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a model gets by with_bagua(): its algorithm, and the engine that calls it."""
+"""What a model gets by with_bagua(): its algorithm, and the engine that carries it out."""
 
 import contextlib
 import weakref
@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer import _C
+from gossamer.bagua.hooked.algorithm import HookAlgorithm
 from gossamer.bagua.torch_api import env
 from gossamer.bagua.torch_api.algorithms.base import Algorithm
 from gossamer.bagua.torch_api.algorithms.native import NativeImpl
-from gossamer.bagua.torch_api.data_parallel.connections import BaguaConnections
-from gossamer.bagua.torch_api.data_parallel.hook_engine import HookEngine
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
-from gossamer.bagua.torch_api.process_group import default_group, is_initialized
-from gossamer.engine import Autotune, Engine, Tuned, UnevenInputs, autotune_of, device_of
+from gossamer.bagua.torch_api.process_group import default_group, is_initialized, torch_group_of
+from gossamer.comm import Flat, Hierarchical, given_group
+from gossamer.engine import Autotune, Engine, Face, Tuned, autotune_of, connect
 from gossamer.errors import ConfigError
 
 
-class BaguaDistributedDataParallel:
+class BaguaDistributedDataParallel(Face):
     """`model.bagua_ddp`: one model, one algorithm, one group. Not a module; held by the model, and holds it weakly.
 
     Args:
@@ -50,6 +51,7 @@ class BaguaDistributedDataParallel:
         bucket_bytes: int | None = None,
         autotune: bool | Autotune | None = None,
     ) -> None:
+        super().__init__()
         self.bagua_optimizers = _checked(module, optimizers, algorithm)
         self._module = weakref.ref(module)
         if process_group is None and is_initialized():
@@ -59,30 +61,38 @@ class BaguaDistributedDataParallel:
         self.parameters_to_ignore = _ignored(module)
         self.bagua_algorithm = algorithm.reify(process_group)
         self.bagua_train_step_counter = 0
-        self._bucket_bytes = bucket_bytes if bucket_bytes is not None else env.get_default_bucket_size()
-        self._engine: Engine | HookEngine | None = None
         self._paused = contextlib.ExitStack()
         self._sync = True
         tuning = autotune_of(env.get_autotune() if autotune is None else autotune)
-        if tuning is not None and not (
-            isinstance(self.bagua_algorithm, NativeImpl) and self.bagua_algorithm.tunable
-        ):
+        if tuning is not None and not getattr(self.bagua_algorithm, "tunable", False):
             raise ConfigError(
                 f"autotune: needs one of the algorithms of gossamer.bagua, got {type(self.bagua_algorithm).__name__}; "
                 f"unset BAGUA_AUTOTUNE, or give autotune=False"
             )
-        self._connections = BaguaConnections(process_group, device_of(module))
-        self._hooks: list[Any] = []
+        self._connect(module, process_group)
+        size = bucket_bytes if bucket_bytes is not None else env.get_default_bucket_size()
+        self._hooked: HookAlgorithm | None = None
         if isinstance(self.bagua_algorithm, NativeImpl):
-            self._engine = self._native_engine(module, self.bagua_algorithm, tuning)
-            self.broadcast_optimizers()
+            self.bagua_algorithm.use_optimizers(self.bagua_optimizers)
+            native = self.bagua_algorithm.native
         else:
-            options: Any = {
-                "ignore": self.parameters_to_ignore,
-                "bucket_bytes": self._bucket_bytes,
-            }
-            self._engine = HookEngine(self, module, self._connections, **options)
-            self._engine.begin()
+            native = self._hooked = HookAlgorithm(
+                self, self.bagua_algorithm, control=self._links.control, bucket_bytes=size
+            )
+        self._engine = Engine(
+            module,
+            native,
+            comm=self._links.comm,
+            control=self._links.control,
+            bucket_bytes=size,
+            first_bucket_bytes=size,
+            ignore=self.parameters_to_ignore,
+            autotune=tuning,
+        )
+        self.engine.watch(self.bagua_optimizers)
+        self.broadcast_optimizers()
+        if self._hooked is not None:
+            self._hooked.begin()
         self._hook_into(module)
 
     @property
@@ -105,8 +115,8 @@ class BaguaDistributedDataParallel:
 
     @property
     def bagua_buckets(self) -> list[Any]:
-        """The buckets as they are now; the native engine plans anew once, after the first step."""
-        return self._engine.buckets if self._engine is not None else []
+        """The buckets as they are now; those of a built-in algorithm are planned anew once, after the first step."""
+        return self._hooked.buckets if self._hooked is not None else self.engine.buckets
 
     @property
     def _bagua_backend(self) -> "BaguaDistributedDataParallel":
@@ -122,53 +132,23 @@ class BaguaDistributedDataParallel:
     @property
     def tuned(self) -> Tuned | None:
         """What autotune ended with; None before, and without it."""
-        return self._engine.tuned if isinstance(self._engine, Engine) else None
+        return self.engine.tuned
 
     def wait_pending_comm_ops(self) -> None:
         """For algorithms in hooks: until all buckets that have begun are done. Raises their error."""
-        if isinstance(self._engine, HookEngine):
-            self._engine.wait()
+        if self._hooked is not None:
+            self._hooked.wait()
 
-    def consensus(self) -> None:
-        """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
-        if self._engine is not None:
-            with torch.no_grad():
-                self._engine.consensus()
-
-    def algorithm_state_dict(self) -> dict[str, Any]:
-        """As of gossamer.DataParallel. ConfigError where the algorithm is written in hooks."""
-        return self.engine.state_dict()
-
-    def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
-        """As of gossamer.DataParallel. ConfigError where the algorithm is written in hooks. Collective."""
-        with torch.no_grad():
-            self.engine.load_state_dict(state)
-
-    @property
-    def engine(self) -> Engine:
-        """The native engine. ConfigError where the algorithm is written in hooks."""
-        if not isinstance(self._engine, Engine):
-            raise ConfigError(
-                f"bagua: {type(self.bagua_algorithm).__name__} is written in hooks, and keeps its state itself: it has "
-                f"no algorithm_state_dict() and no native engine"
-            )
-        return self._engine
-
-    @property
-    def uneven(self) -> UnevenInputs:
-        """For DistributedDataParallel.join. ConfigError where the algorithm is written in hooks."""
-        if not isinstance(self._engine, Engine):
-            raise ConfigError(
-                f"join: {type(self.bagua_algorithm).__name__} is written in hooks, and what they do without a batch is "
-                f"not known; give all ranks as many batches, by a DistributedSampler or drop_last=True"
-            )
-        return self._engine.uneven
+    def broadcast(self) -> None:
+        """Copies rank 0's parameters, buffers and optimizer state to the other ranks, in place. Collective."""
+        self.engine.broadcast()
+        self.broadcast_optimizers()
 
     def broadcast_optimizers(self) -> None:
-        """Rank 0's hyper-parameters and optimizer state, on all ranks. Collective."""
+        """Copies rank 0's hyper-parameters and optimizer state to the other ranks. Collective."""
         named = dict(self.module.named_parameters())
         ignored = [id(named[name]) for name in self.parameters_to_ignore if name in named]
-        comm, control = self._connections.comm, self._connections.control
+        comm, control = self._links.comm, self._links.control
         broadcast_optimizers(self.bagua_optimizers, comm=comm, control=control, ignored=ignored)
 
     @property
@@ -178,23 +158,20 @@ class BaguaDistributedDataParallel:
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, sync: bool) -> None:
-        if sync == self._sync or self._engine is None:
+        if sync == self._sync:
             return
         self._sync = sync
         if sync:
             self._paused.close()
         else:
-            self._paused.enter_context(self._engine.no_sync())
+            self._paused.enter_context(self.engine.no_sync())
 
     def close(self, *, crashed: bool = False) -> None:
         """Ends the algorithm; the model goes on alone. Idempotent. crashed: without waiting for other ranks."""
-        for hook in self._hooks:
+        for hook in self._module_hooks:
             hook.remove()
-        self._hooks = []
-        if isinstance(self._engine, Engine):
-            self._engine.close(crashed=crashed)
-        elif self._engine is not None:
-            self._engine.close()
+        self._module_hooks.clear()
+        self.engine.close(crashed=crashed)
 
     def __reduce__(self) -> Any:
         raise ConfigError(
@@ -202,21 +179,16 @@ class BaguaDistributedDataParallel:
             "this process; save its state_dict(), or copy it before with_bagua"
         )
 
-    def _native_engine(self, module: nn.Module, impl: NativeImpl, autotune: Autotune | None) -> Engine:
-        impl.use_optimizers(self.bagua_optimizers)
-        links = self._connections
-        engine = Engine(
-            module,
-            impl.native,
-            comm=links.by_hosts(links.comm) if impl.by_hosts or links.always_by_hosts else links.comm,
-            control=links.control,
-            bucket_bytes=self._bucket_bytes,
-            first_bucket_bytes=self._bucket_bytes,
-            ignore=self.parameters_to_ignore,
-            autotune=autotune,
-        )
-        engine.watch(self.bagua_optimizers)
-        return engine
+    def _connect(self, module: nn.Module, group: Any) -> None:
+        """In one level, as Bagua; by hosts where the group or the algorithm says so."""
+        inner = torch_group_of("with_bagua", given_group(group))
+        if isinstance(group, Hierarchical):
+            self._links = connect(module, Hierarchical(inner, group.hosts))
+        elif getattr(self.bagua_algorithm, "by_hosts", False):
+            self._links = connect(module, Hierarchical(inner))
+        else:
+            self._links = connect(module, Flat(inner))
+        self._given_group = self._links.given
 
     def _hook_into(self, module: nn.Module) -> None:
         this = weakref.ref(self)
@@ -228,20 +200,22 @@ class BaguaDistributedDataParallel:
 
         def after(module: nn.Module, inputs: Any, output: Any) -> None:
             alive = this()
-            if alive is not None and alive._engine is not None:
-                alive._engine.after_forward(output)
+            if alive is not None:
+                alive.engine.after_forward(output)
 
-        self._hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-        if isinstance(self._engine, Engine):
-            require = self._engine.require_same_parameters
-            self._hooks.append(module.register_load_state_dict_post_hook(lambda each, _: require(each)))
+        require = self.engine.require_same_parameters
+        self._module_hooks: list[Any] = [
+            module.register_forward_pre_hook(before),
+            module.register_forward_hook(after),
+            module.register_load_state_dict_post_hook(lambda each, _: require(each)),
+        ]
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if isinstance(self._engine, HookEngine):
-            self._engine.before_forward(module.training, inputs)
-        elif self._engine is not None:
-            self.bagua_train_step_counter += int(module.training and torch.is_grad_enabled())
-            self._engine.before_forward()
+        counts = module.training and torch.is_grad_enabled() and not _C.inside_backward()
+        self.bagua_train_step_counter += int(counts)
+        self.engine.before_forward()
+        if self._hooked is not None:
+            self._hooked.enter_forward(inputs, training=counts)
 
 
 _names: dict[str, int] = {}

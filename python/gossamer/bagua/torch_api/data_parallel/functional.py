@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gossamer.bagua.torch_api.data_parallel.connections import torch_group_of
+from gossamer.bagua.torch_api.process_group import torch_group_of
 from gossamer.bagua.torch_api.transfer import ReduceOp
 from gossamer.errors import ConfigError
 

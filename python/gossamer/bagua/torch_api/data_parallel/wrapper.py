@@ -12,12 +12,13 @@ from gossamer.bagua.torch_api.algorithms.gradient_allreduce import GradientAllRe
 from gossamer.bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
 from gossamer.bagua.torch_api.data_parallel.comm_hook import CommHookAlgorithm
 from gossamer.bagua.torch_api.distributed import with_bagua
+from gossamer.engine import Engine, Face
 from gossamer.errors import ConfigError
 
 _DEFAULT_CAP_MB = 25
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(nn.Module, Face):
     """The model under `.module`, and its engine under `.inner`; state_dict() has the prefix "module.".
 
     Args:
@@ -52,6 +53,7 @@ class DistributedDataParallel(nn.Module):
         algorithm: Algorithm | None = None,
     ) -> None:
         super().__init__()
+        Face.__init__(self)
         _check(module, device_ids, output_device, dim=dim, check_reduction=check_reduction)
         if not bucket_cap_mb > 0:
             raise ConfigError(
@@ -73,9 +75,18 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def inner(self) -> BaguaDistributedDataParallel:
-        """The engine, `module.bagua_ddp`."""
-        engine: BaguaDistributedDataParallel = self.module.bagua_ddp  # type: ignore[assignment]
-        return engine
+        """`module.bagua_ddp`."""
+        ddp: BaguaDistributedDataParallel = self.module.bagua_ddp
+        return ddp
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of gossamer under it."""
+        return self.inner.engine
+
+    def close(self) -> None:
+        """Ends the algorithm; the model goes on alone. Idempotent."""
+        self.inner.close()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -123,38 +134,9 @@ class DistributedDataParallel(nn.Module):
         """
         self._use(CommHookAlgorithm(state, hook))
 
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> contextlib.AbstractContextManager[None]:
-        """As gossamer.DataParallel.join(): ranks may have different numbers of batches in it.
-
-        Raises:
-            ConfigError: the algorithm is not one of those that average gradients, or it is written in hooks.
-        """
-        if not enable:
-            return contextlib.nullcontext()
-        return self.inner.uneven.context(
-            divide_by_initial_world_size=divide_by_initial_world_size,
-            throw_on_early_termination=throw_on_early_termination,
-        )
-
-    def consensus(self) -> None:
-        """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
-        self.inner.consensus()
-
-    def algorithm_state_dict(self) -> dict[str, Any]:
-        """As of gossamer.DataParallel."""
-        return self.inner.algorithm_state_dict()
-
-    def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
-        """As of gossamer.DataParallel. Collective."""
-        self.inner.load_algorithm_state_dict(state)
-
     def _use(self, algorithm: Algorithm) -> None:
         with_bagua(self.module, self._optimizers, algorithm, **self._options)
+        self._given_group = self.inner._given_group
 
 
 def _check(module: Any, device_ids: Any, output_device: Any, *, dim: int, check_reduction: bool) -> None:

@@ -1,4 +1,4 @@
-"""Which bucket begins next: in a fixed order, so that all ranks send the same. Used by hook_engine.py."""
+"""Which bucket begins next: in a fixed order, so that all ranks send the same. Used by algorithm.py."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from gossamer.errors import ConfigError
 _IN_HOOK = 0  # no thread's number
 
 
-class BucketRounds:
+class BucketSequence:
     """Buckets that begin one after the other, and then all over again.
 
     Args:

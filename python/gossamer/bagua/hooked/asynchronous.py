@@ -86,7 +86,7 @@ class AsynchronousModelAverage:
         """False when all ranks have aborted: on all of them after the same round."""
         return self._running
 
-    # --- for bucket.py and hook_engine.py ---
+    # --- for bucket.py and algorithm.py ---
 
     def __call__(self) -> None:
         try:
