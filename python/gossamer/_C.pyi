@@ -394,6 +394,10 @@ class Lockstep(Ending):
 class Alone(Ending):
     """Each rank ends its backwards without the others."""
 
+    def set_listener(
+        self, on_gradient: Callable[[int], object], on_end: Callable[[list[int]], object]
+    ) -> None: ...
+
 class Rounds(Ending):
     """A call ends what several backwards have brought."""
 
