@@ -1,7 +1,7 @@
-"""Bagua's asynchronous averaging of a bucket of weights: rounds on the worker thread, while the model trains.
+"""Asynchronous averaging of a bucket of weights, in rounds that run while the model trains.
 
-What BaguaBucket.append_asynchronous_model_average_op() returns, for algorithms written in Bagua's hooks. The built-in
-algorithm is gossamer.AsyncModelAverage, which changes weights in the training thread alone and needs no lock.
+BaguaBucket.append_asynchronous_model_average_op() returns it, for algorithms in Bagua's hooks. The built-in algorithm
+gossamer.AsyncModelAverage changes weights in the training thread alone, so it needs no lock.
 """
 
 import threading
@@ -23,10 +23,11 @@ _WHAT = "append_asynchronous_model_average_op"
 
 
 class AsynchronousModelAverage:
-    """One round: x = mean of s + (x - s), s being a copy of x from its beginning; unless all ranks have aborted.
+    """One round: x = mean of s + (x - s). s is a copy of x that the round makes at its beginning.
 
-    Changes that were made to x meanwhile are kept. Two holders keep the round from changing x: lock_weight(), and each
-    step of the optimizers that with_bagua() was given. A rank that has aborted takes part until all have.
+    The round keeps changes that were made to x meanwhile. It waits before it changes x while lock_weight() holds x, and
+    while an optimizer that with_bagua() was given steps. There is no round once all ranks have aborted; a rank that has
+    aborted takes part until then.
 
     Raises:
         ConfigError: another mode than "all"; a bucket without flat memory, or of a dtype that has no mean.
@@ -46,8 +47,8 @@ class AsynchronousModelAverage:
         self._bucket, self._comm = bucket, comm
         self._snapshot, self._mean = bucket.flattened_tensor(), bucket.flattened_tensor()
         on_gpu = self._mean.is_cuda
-        self._stream = torch.cuda.current_stream(self._mean.device) if on_gpu else None  # the one that trains
-        self._changed = threading.Condition()  # over _holders; held while the weights are read or written
+        self._stream = torch.cuda.current_stream(self._mean.device) if on_gpu else None  # of the training
+        self._changed = threading.Condition()  # guards _holders; held while the weights are read or written
         self._holders: set[str] = set()
         self._aborting, self._running = False, True
         self._failure: Exception | None = None
@@ -55,7 +56,7 @@ class AsynchronousModelAverage:
     # --- for algorithms ---
 
     def lock_weight(self) -> None:
-        """From now on no round changes the weights. Again changes nothing.
+        """Keeps rounds from changing the weights, until unlock_weight(). A second call has no effect.
 
         Raises:
             GossamerError: a round has failed.
@@ -67,23 +68,24 @@ class AsynchronousModelAverage:
         self.hold("forward and backward")
 
     def unlock_weight(self) -> None:
-        """Rounds may change them again, from any thread; nothing if they may already."""
+        """Lets rounds change the weights again. Any thread may call it, also where nothing is locked."""
         self.let_go("forward and backward")
 
     def abort(self) -> None:
-        """This rank wants no more rounds: the next one that all ranks begin so is none, and get_status() is False.
+        """Tells the other ranks, in the next round, that this rank wants no more rounds.
 
-        In the thread that trains, between steps: it lets go of the weights too, so that a round under way can end.
+        When all ranks have said so, that round averages nothing, and get_status() becomes False on all of them. Call it
+        in the training thread, between steps. It lets go of the weights too, so that a round under way can end.
         """
         self._aborting = True
         self.let_go()
 
     def reset(self) -> None:
-        """Takes abort() back. On all ranks, when none runs a round."""
+        """Takes abort() back. Call it on all ranks, while no rank runs a round."""
         self._aborting, self._running, self._failure = False, True, None
 
     def get_status(self) -> bool:
-        """False when all ranks have aborted: on all of them after the same round."""
+        """False when all ranks have aborted. It becomes False on all ranks after the same round."""
         return self._running
 
     # --- for bucket.py and algorithm.py ---
@@ -101,12 +103,12 @@ class AsynchronousModelAverage:
             raise
 
     def hold(self, holder: str) -> None:
-        """No round changes the weights until the same holder lets go."""
+        """Keeps rounds from changing the weights until let_go() of the same holder."""
         with self._changed:
             self._holders.add(holder)
 
     def let_go(self, holder: str | None = None) -> None:
-        """None: whoever holds them."""
+        """Ends hold() of this holder; None: of all holders."""
         with self._changed:
             self._holders -= self._holders if holder is None else {holder}
             self._changed.notify_all()
@@ -117,13 +119,13 @@ class AsynchronousModelAverage:
             self._mean.copy_(weights)
         all_reduce(self._mean, op="mean", deterministic=True, group=self._comm)
         with self._weights(lambda: not self._holders) as weights:
-            # In this order, and written once: where nothing was changed x is the mean, to the bit, on every rank.
+            # In this order, and written once: if x was not changed, it becomes the mean, the same bits on every rank.
             torch.sub(weights, self._snapshot, out=self._snapshot)
             weights.copy_(self._snapshot.add_(self._mean))
 
     @contextmanager
     def _weights(self, may: Callable[[], bool]) -> Iterator[Tensor]:
-        """The flat weights, when the holders permit; those who want to hold them wait meanwhile."""
+        """Waits until may() is True, and yields the flat weights. hold() and let_go() wait meanwhile."""
         with self._changed:
             self._changed.wait_for(may)
             flat = self._bucket.flat_memory()
@@ -135,7 +137,7 @@ class AsynchronousModelAverage:
             if self._stream is None:
                 yield flat
                 return
-            # Between the kernels of the stream that trains, whose host thread need not wait.
+            # In the order of the training stream's kernels, so that its host thread need not wait.
             own = torch.cuda.current_stream(flat.device)
             self._stream.wait_stream(own)
             with torch.cuda.stream(self._stream):

@@ -1,6 +1,7 @@
-"""What a BaguaBucket does with its values: Bagua's operations, in terms of collectives, topologies and algorithms.
+"""The operations that a BaguaBucket runs on its values, made of Gossamer's collectives, topologies and algorithms.
 
-Each runs on the engine's worker thread and blocks. No arithmetic of averaging, pairing or codecs is here.
+An operation runs on the thread of the algorithm's Background, and blocks. The arithmetic of averaging, pairing and
+codecs is elsewhere.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def codec_of(what: str, compression: str | None) -> Codec | None:
-    """Bagua's codec by its name. ConfigError for any other."""
+    """The codec that Bagua calls by this name, or None for None. ConfigError for another name."""
     if compression not in (None, "MinMaxUInt8"):
         raise ConfigError(f"{what}: compression must be 'MinMaxUInt8' or None, got {compression!r}")
     return MinMaxUInt8() if compression is not None else None
@@ -31,7 +32,7 @@ def codec_of(what: str, compression: str | None) -> Codec | None:
 def centralized(
     bucket: "BaguaBucket", comm: Communicator, *, average: bool, deterministic: bool, codec: Codec | None
 ) -> None:
-    """The mean or sum of the bucket's values over the ranks, in place."""
+    """Replaces the bucket's values by their mean or sum over the ranks, in place."""
     with bucket.values() as values:
         all_reduce(
             values,
@@ -45,7 +46,7 @@ def centralized(
 
 
 class Decentralized:
-    """Averages the bucket with peers, into peer_weight; copy_back_peer_weight() then puts it in place."""
+    """Averages the bucket's values with peers, into peer_weight. copy_back_peer_weight() copies that to the bucket."""
 
     def __init__(
         self, bucket: "BaguaBucket", comm: Communicator, peer_weight: Tensor, peer_selection_mode: str
@@ -68,7 +69,7 @@ class Decentralized:
         self._round += 1
 
     def copy_back_peer_weight(self, bucket: "BaguaBucket") -> None:
-        """The bucket's values = peer_weight. In the training thread, after the operation."""
+        """Copies peer_weight to the bucket's values. Call it in the training thread, after the operation."""
         with torch.no_grad(), bucket.values() as values:
             values.copy_(self.peer_weight.view(-1))
 
@@ -93,7 +94,7 @@ class LowPrecision:
 
 
 def require_sizes(what: str, bucket: "BaguaBucket", tensors: Sequence[Tensor]) -> None:
-    """ConfigError unless each is contiguous and has as many elements as the bucket with its padding, of its dtype."""
+    """ConfigError unless each tensor is contiguous and has the bucket's dtype and number of elements, with padding."""
     like = bucket.flattened_tensor()
     for tensor in tensors:
         if tensor.numel() != like.numel() or tensor.dtype != like.dtype or not tensor.is_contiguous():

@@ -1,4 +1,4 @@
-"""Which bucket begins next: in a fixed order, so that all ranks send the same. Used by algorithm.py."""
+"""The order in which buckets begin. It is fixed, so that all ranks send the same. Used by algorithm.py."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -8,31 +8,28 @@ from gossamer.bagua.torch_api.bucket import BaguaBucket
 from gossamer.bagua.torch_api.tensor import bagua_tensor_name
 from gossamer.errors import ConfigError
 
-_IN_HOOK = 0  # no thread's number
+_IN_HOOK = 0  # stands for hooks among the numbers of threads; no thread has it
 
 
 class BucketSequence:
-    """Buckets that begin one after the other, and then all over again.
+    """Begins buckets one after the other; after the last comes the first again.
 
     Args:
-        begin: called with each bucket when its turn has come and its tensors are ready.
+        begin: called with a bucket when all of its tensors are ready and every bucket before it has begun.
     """
 
     def __init__(self, buckets: Sequence[BaguaBucket], begin: Callable[[BaguaBucket], None]) -> None:
         self._buckets, self._begin = buckets, begin
-        self._ready: list[dict[int, int]] = [
-            {} for _ in buckets
-        ]  # of a tensor that is: the thread that marked it
+        # For each bucket: the tensors that are ready, and the number of the thread that marked each.
+        self._ready: list[dict[int, int]] = [{} for _ in buckets]
         self._next = 0
         self._ended = False
-        self._lock = (
-            threading.Lock()
-        )  # autograd calls from a thread for each device, an algorithm from its own
+        self._lock = threading.Lock()  # autograd marks from one thread a device, an algorithm from its own
         self._local = threading.local()
 
     @contextmanager
     def hook(self) -> Iterator[None]:
-        """While this thread runs a hook of the algorithm: what it marks must be whole at the moment's end."""
+        """Run a hook of the algorithm within it. Buckets that the hook marks must have begun at require_whole()."""
         before = self._thread()
         self._local.number = _IN_HOOK
         try:
@@ -41,7 +38,7 @@ class BucketSequence:
             self._local.number = before
 
     def mark(self, number: int, index: int) -> None:
-        """Tensor `index` of bucket `number` is ready. Begins what can begin."""
+        """Notes that tensor `index` of bucket `number` is ready, and begins each bucket whose turn has come."""
         with self._lock:
             if self._ended:
                 raise ConfigError(
@@ -60,8 +57,9 @@ class BucketSequence:
             self._ended = True
 
     def require_whole(self, moment: str) -> None:
-        """ConfigError if hooks, or this thread, have marked tensors whose bucket has not begun: all others would wait
-        for it for ever. An algorithm's own threads mark when they like.
+        """ConfigError if a hook, or this thread, has marked tensors of a bucket that has not begun.
+
+        The other ranks would wait for that bucket for ever. An algorithm's own threads may mark at any time.
         """
         with self._lock:
             owed = {_IN_HOOK, threading.get_ident()}
@@ -75,5 +73,5 @@ class BucketSequence:
             )
 
     def _thread(self) -> int:
-        """This thread's number, or that of hooks."""
+        """The number of this thread, or _IN_HOOK while it runs a hook."""
         return getattr(self._local, "number", threading.get_ident())

@@ -1,4 +1,4 @@
-"""Bagua's buckets: tensors that travel together, and what is done with them when all are ready.
+"""Bagua's buckets: tensors that travel together, and the operations on them when all are ready.
 
 A bucket of an algorithm of yours: it is made in tensors_to_buckets, and gets its operations in init_operations.
 gossamer.bagua.hooked runs it, and has the operations.
@@ -23,7 +23,7 @@ from gossamer.bagua.torch_api.tensor import (
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
 
-#: From a group (None: the model's own) and whether by hosts to what operations communicate through.
+#: Gives the communicator of an operation, from a group (None: the model's own) and whether sums go by hosts.
 CommunicatorOf = Callable[[Any, bool], Communicator]
 
 
@@ -33,9 +33,9 @@ class BaguaBucket:
     Args:
         tensors: Bagua tensors, see tensor.py.
         name: for error messages.
-        flatten: move the effective tensors into one piece of memory, where operations then work in place. Tensors that
-            are replaced, as gradients are by zero_grad(), are copied there and back.
-        alignment: a tensor of zeros, `padding_tensor`, makes the number of elements a multiple of this.
+        flatten: move the effective tensors into one piece of memory, where operations work in place. A tensor that
+            was replaced, as zero_grad() replaces gradients, is copied there and back.
+        alignment: the number of elements becomes a multiple of this, by `padding_tensor`, a tensor of zeros.
 
     Raises:
         ConfigError: no tensors; tensors that differ in dtype, device or model.
@@ -68,11 +68,11 @@ class BaguaBucket:
         return self
 
     def bytes(self) -> int:
-        """Of its tensors, without padding."""
+        """Bytes of all tensors, without padding."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.effective())
 
     def effective(self, *, padding: bool = False) -> list[Tensor]:
-        """What travels: one tensor for each of `tensors`, and the padding tensor."""
+        """The tensors that travel: one for each of `tensors`, and with `padding` the padding tensor."""
         every = (
             [*self.tensors, self.padding_tensor]
             if padding and self.padding_tensor is not None
@@ -81,7 +81,7 @@ class BaguaBucket:
         return [bagua_getter_closure(tensor) for tensor in every]
 
     def flattened_tensor(self) -> Tensor:
-        """A copy of all values, padding included: [numel]."""
+        """A copy of all values, with padding: [numel]."""
         return torch.cat([tensor.detach().reshape(-1) for tensor in self.effective(padding=True)])
 
     def check_flatten(self) -> bool:
@@ -97,7 +97,7 @@ class BaguaBucket:
     # --- operations: in the order in which they were appended, on the same values ---
 
     def append_python_op(self, python_function: Callable[[str], object], group: Any = None) -> "BaguaBucket":
-        """python_function(name of the bucket), off the training thread. `group` is not used."""
+        """Appends python_function(name of the bucket). It runs off the training thread. `group` is not used."""
         self._operations.append(lambda: python_function(self.name))
         return self
 
@@ -109,11 +109,11 @@ class BaguaBucket:
         compression: str | None = None,
         group: Any = None,
     ) -> "BaguaBucket":
-        """The mean (or sum) over the ranks, in place.
+        """Appends the mean (or sum) over the ranks, in place.
 
         Args:
-            hierarchical: inside hosts first, and then across. With compression, that is for the way across alone.
-            scattergather: sum in rank order, so that all ranks hold equal bits whatever the backend.
+            hierarchical: sum inside each host first, then between hosts. Compression is used between hosts only.
+            scattergather: sum in rank order, so that all ranks hold equal bits on every backend.
             compression: "MinMaxUInt8", or None.
         """
         codec = operations.codec_of("append_centralized_synchronous_op", compression)
@@ -132,10 +132,10 @@ class BaguaBucket:
         peer_selection_mode: str = "all",
         group: Any = None,
     ) -> "operations.Decentralized":
-        """peer_weight [numel, with padding] = the mean of the values over all ranks, or with one peer ("shift_one").
+        """Appends the mean of the values over all ranks, or with one peer ("shift_one"), written to peer_weight.
 
-        The bucket is not changed until copy_back_peer_weight(bucket) of the operation that is returned. `hierarchical`
-        has no effect: every rank is a peer.
+        peer_weight is [numel], with padding. The bucket changes only by copy_back_peer_weight(bucket) of the operation
+        that is returned. `hierarchical` has no effect: every rank is a peer.
         """
         what = "append_decentralized_synchronous_op"
         comm = self._communicator(what, group, False)
@@ -152,8 +152,10 @@ class BaguaBucket:
         compression: str = "MinMaxUInt8",
         group: Any = None,
     ) -> "BaguaBucket":
-        """One exchange of compressed differences on a ring; the three [numel] hold what is known of this rank and its
-        neighbours, and must begin as their values. `hierarchical` has no effect: every rank is on the ring.
+        """Appends one exchange of compressed differences on a ring.
+
+        The three tensors [numel] hold what is known of this rank and of its two neighbours. They must begin as their
+        values. `hierarchical` has no effect: every rank is on the ring.
         """
         what = "append_low_precision_decentralized_synchronous_op"
         codec = operations.codec_of(what, compression)
@@ -167,9 +169,9 @@ class BaguaBucket:
     def append_asynchronous_model_average_op(
         self, peer_selection_mode: str, group: Any = None
     ) -> AsynchronousModelAverage:
-        """Rounds of averaging of weights that are trained meanwhile, in place: one for each time that the bucket runs.
+        """Appends one round of averaging, in place, of weights that are trained meanwhile.
 
-        Returns the operation, to lock the weights by and to abort. peer_selection_mode: "all".
+        Returns the operation, which locks the weights and can abort. peer_selection_mode: "all".
         """
         comm = self._communicator("append_asynchronous_model_average_op", group, False)
         operation = AsynchronousModelAverage(self, comm, peer_selection_mode)
@@ -177,27 +179,27 @@ class BaguaBucket:
         return operation
 
     def clear_ops(self) -> "BaguaBucket":
-        """Without operations from now on."""
+        """Removes all operations."""
         self._operations = []
         return self
 
     # --- for gossamer.bagua.hooked ---
 
     def attach(self, communicator_of: CommunicatorOf) -> None:
-        """Called before init_operations: operations can be appended from now on."""
+        """Lets operations be appended. Called before init_operations."""
         self._communicator_of = communicator_of
 
     def run(self) -> None:
-        """All operations, one after the other."""
+        """Runs all operations, one after the other."""
         for operation in self._operations:
             operation()
 
     def asynchronous(self) -> list[AsynchronousModelAverage]:
-        """Those of its operations that change weights while they are trained."""
+        """The operations that change weights while the model trains."""
         return [each for each in self._operations if isinstance(each, AsynchronousModelAverage)]
 
     def flat_memory(self) -> Tensor | None:
-        """All values in a row [numel], padding included, if they still are where flattening has put them."""
+        """All values as one tensor [numel], with padding; None if a tensor has left the memory of the bucket."""
         if self._flat is None or not self.check_flatten():
             return None
         first = next((tensor for tensor in self.effective(padding=True) if tensor.numel()), self._flat)
@@ -205,7 +207,7 @@ class BaguaBucket:
 
     @contextmanager
     def values(self) -> Iterator[Tensor]:
-        """All values in a row [numel], padding included, to be changed in place."""
+        """Yields all values as one tensor [numel], with padding. Changes to it are changes of the bucket."""
         if (memory := self.flat_memory()) is not None:
             yield memory
             return

@@ -1,11 +1,11 @@
 """Bagua's collectives, over torch.distributed's on the group's own backend (gossamer or Gloo; NCCL for GPUs).
 
-Everywhere: `comm` is a communicator, None for all workers; ranks are the communicator's. A rank that is not in
-it returns at once. Tensors are any dense ones, on CPU or GPU; their elements count in row-major order. Results
-are there when a call returns (on a GPU: for what the current stream does next). Nothing is recorded by autograd.
+What holds for all of them: `comm` is a communicator, or None for all workers, and ranks count within it. A rank that
+is not in it returns at once. Tensors are dense, on CPU or GPU, and their elements count in row-major order. The result
+is there when the call returns; on a GPU, for what the current stream does next. Autograd records nothing.
 
-Raises, everywhere: ConfigError before anything is sent (before init_process_group(), a wrong size, dtype,
-device, rank or operation, with the values), CommError where the transfer fails or after comm.abort().
+Each raises ConfigError before anything is sent: before init_process_group(), or for a wrong size, dtype, device, rank
+or operation, with the values. Each raises CommError where the transfer fails, and after comm.abort().
 """
 
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 def allreduce(send_tensor: Tensor, recv_tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) -> None:
-    """recv_tensor = the reduction of all send_tensors, on every rank."""
+    """Writes the reduction of all ranks' send_tensors to recv_tensor, on every rank."""
     if (comm := members("allreduce", comm)) is None:
         return
     check_pair("allreduce", send_tensor, recv_tensor, send_tensor.numel())
@@ -116,7 +116,7 @@ def allreduce_inplace(tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) 
 
 
 def allreduce_coalesced_inplace(tensors: Sequence[Tensor], op: int = ReduceOp.SUM, comm: Any = None) -> None:
-    """allreduce_inplace of each tensor, in one. One dtype, one device."""
+    """Does allreduce_inplace for several tensors of one dtype and device, in one operation."""
     if (comm := members("allreduce_coalesced_inplace", comm)) is None:
         return
     check_alike("allreduce_coalesced_inplace", tensors)
@@ -126,7 +126,7 @@ def allreduce_coalesced_inplace(tensors: Sequence[Tensor], op: int = ReduceOp.SU
 
 
 def allgather(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> None:
-    """recv_tensor, of nranks times the elements, = the send_tensors of rank 0, 1, ... in a row."""
+    """Writes the send_tensors of rank 0, 1, ... to recv_tensor in a row; it has nranks times as many elements."""
     if (comm := members("allgather", comm)) is None:
         return
     check_pair("allgather", send_tensor, recv_tensor, comm.nranks() * send_tensor.numel())
@@ -135,7 +135,7 @@ def allgather(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> Non
 
 
 def allgather_inplace(tensor: Tensor, comm: Any = None) -> None:
-    """Of nranks parts of the tensor, rank r has filled part r; all parts are filled afterwards."""
+    """Fills all nranks parts of the tensor. Before, rank r has filled part r."""
     if (comm := members("allgather_inplace", comm)) is None:
         return
     check_tensor("allgather_inplace", tensor, parts=comm.nranks())
@@ -148,7 +148,7 @@ def allgather_inplace(tensor: Tensor, comm: Any = None) -> None:
 def reduce_scatter(
     send_tensor: Tensor, recv_tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None
 ) -> None:
-    """recv_tensor = part r of the reduction of all send_tensors, which have nranks parts."""
+    """Writes part r of the reduction of all send_tensors to recv_tensor. A send_tensor has nranks parts."""
     if (comm := members("reduce_scatter", comm)) is None:
         return
     check_tensor("reduce_scatter", send_tensor, parts=comm.nranks())
@@ -159,7 +159,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_inplace(tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) -> None:
-    """Overwrites part r of the tensor with part r of the reduction; the other parts stay as they are."""
+    """Overwrites part r of the tensor with part r of the reduction. The other parts do not change."""
     if (comm := members("reduce_scatter_inplace", comm)) is None:
         return
     check_tensor("reduce_scatter_inplace", tensor, parts=comm.nranks())
@@ -172,7 +172,7 @@ def reduce_scatter_inplace(tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = N
 
 
 def alltoall(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> None:
-    """Part j of send_tensor goes to rank j; part i of recv_tensor comes from rank i. nranks equal parts."""
+    """Sends part j of send_tensor to rank j, and fills part i of recv_tensor from rank i. Both have nranks parts."""
     if (comm := members("alltoall", comm)) is None:
         return
     check_tensor("alltoall", send_tensor, parts=comm.nranks())
@@ -182,7 +182,7 @@ def alltoall(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> None
 
 
 def alltoall_inplace(tensor: Tensor, comm: Any = None) -> None:
-    """alltoall() with the result in the tensor itself."""
+    """Does alltoall() with the result in the tensor itself."""
     if (comm := members("alltoall_inplace", comm)) is not None:
         check_tensor("alltoall_inplace", tensor)
         alltoall(tensor.detach().clone(), tensor, comm)
@@ -197,10 +197,10 @@ def alltoall_v(
     recv_displs: Sequence[int],
     comm: Any = None,
 ) -> None:
-    """send_counts[j] elements of send_tensor from element send_displs[j] go to rank j; recv_... likewise.
+    """Sends send_counts[j] elements of send_tensor, from element send_displs[j] on, to rank j. recv_... likewise.
 
-    A count of 0 sends nothing. Elements of recv_tensor outside its parts stay as they are. A displacement after those
-    of all ranks, the end, is not used.
+    A count of 0 sends nothing. Elements of recv_tensor outside its parts do not change. A displacement behind those of
+    all ranks, which tells the end, is not used.
     """
     if (comm := members("alltoall_v", comm)) is None:
         return
@@ -225,7 +225,7 @@ def alltoall_v(
 def alltoall_v_inplace(
     tensor: Tensor, counts: Sequence[int], displs: Sequence[int], comm: Any = None
 ) -> None:
-    """counts[j] elements from element displs[j] go to rank j, and are overwritten with as many of rank j's."""
+    """Swaps counts[j] elements, from element displs[j] on, with rank j."""
     alltoall_v(tensor, counts, displs, tensor, counts, displs, comm)
 
 

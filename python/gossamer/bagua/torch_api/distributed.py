@@ -14,7 +14,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class _Buckets(Sequence[Any]):
-    """The buckets of an engine as they are when asked."""
+    """The buckets of a model, as they are at the time of each access."""
 
     def __init__(self, ddp: BaguaDistributedDataParallel) -> None:
         self._ddp = ddp
@@ -48,7 +48,7 @@ def with_bagua(
     each rank's own.
 
     Args:
-        optimizers: all optimizers of its parameters.
+        optimizers: all optimizers of the model's parameters.
         process_group: a group of Bagua or torch, a communicator, Hierarchical(one of these), or None for all workers.
         do_flatten: for algorithms in hooks, whether their buckets move tensors together; built-in ones always do.
         bucket_bytes: bytes that travel together; None: BAGUA_DEFAULT_BUCKET_SIZE, or 10 MiB.

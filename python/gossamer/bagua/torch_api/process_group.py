@@ -18,14 +18,14 @@ from gossamer.errors import CommError, ConfigError
 
 
 class CommMember:
-    """Marks that stand where a communicator is expected: all ranks; a communicator that this rank is not in."""
+    """Marks in the place of a communicator: WORLD, all ranks; NON_COMM_MEMBER, one that this rank is not in."""
 
     WORLD = object()
     NON_COMM_MEMBER = object()
 
 
 class BaguaCommunicator:
-    """One group of ranks; its ranks count from 0, whatever their numbers among all workers are."""
+    """One group of ranks. Its ranks count from 0."""
 
     def __init__(self, group: dist.ProcessGroup, stream: "torch.cuda.Stream | None" = None) -> None:
         self.group = group
@@ -50,9 +50,10 @@ class BaguaCommunicator:
         dist.barrier(self.group)
 
     def abort(self) -> None:
-        """Ends this rank's part, from any thread: later calls raise CommError, and those of ranks that need it too.
+        """Ends this rank's part. Any thread may call it.
 
-        A call that another thread is in ends with an error; with Gloo only after its timeout.
+        Later calls raise CommError, on this rank and on ranks that wait for it. A call that another thread is in ends
+        with an error; with Gloo only after its timeout.
         """
         self._aborted = True
         self.group.abort()
@@ -70,7 +71,7 @@ class BaguaCommunicator:
 
 
 class BaguaProcessGroup:
-    """Some of the workers. Ranks that are not in it hold an object too, whose communicators are marks."""
+    """Some of the workers. A rank that is not in it holds such an object too; its communicators are marks."""
 
     def __init__(
         self,
@@ -82,10 +83,12 @@ class BaguaProcessGroup:
         inter_node: Any,
         hosts: int = 1,
     ) -> None:
-        """ranks: global ranks, in the group's order. The rest: torch groups, None where this rank is not in one.
+        """ranks: global ranks, in the group's order. every, intra_node, inter_node: torch groups, or None where this
+        rank is not in one.
 
-        inter_node: _ALONE is a group of this rank, made when it is asked for.
-        hosts: of the ranks; above 1 without intra_node, nobody has made groups for one host and across hosts.
+        inter_node: _ALONE: a group of this rank, made when it is asked for.
+        hosts: how many hosts the ranks are on. Above 1, and without intra_node: there are no groups for one host and
+            across hosts.
         """
         self.ranks = ranks
         self.stream = stream
@@ -100,7 +103,7 @@ class BaguaProcessGroup:
     def get_intra_node_communicator(self) -> Any:
         """The communicator of the group's ranks on this host, or CommMember.NON_COMM_MEMBER.
 
-        ConfigError if from_torch_group() made the group and its ranks are on several hosts; so for the next.
+        This and the next raise ConfigError if from_torch_group() made the group and its ranks are on several hosts.
         """
         self._require_one_host()
         return self._communicator(self.intra_node)
@@ -108,7 +111,7 @@ class BaguaProcessGroup:
     def get_inter_node_communicator(self) -> Any:
         """The communicator of each host's first rank of the group; CommMember.NON_COMM_MEMBER on other ranks."""
         self._require_one_host()
-        if self.inter_node is _ALONE:  # late: torch names some groups by how many this process has
+        if self.inter_node is _ALONE:  # made late: torch names some groups by how many this process has
             self.inter_node = dist.new_group([runtime.rank()], use_local_synchronization=True)
         return self._communicator(self.inter_node)
 
@@ -133,11 +136,11 @@ _nodes: list[str] = []  # the host of each worker, by rank
 def init_process_group(
     store: "dist.Store | None" = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1
 ) -> None:
-    """Joins all workers; each calls it once. Works with and without GPUs.
+    """Joins all workers. Each calls it once, with or without GPUs.
 
-    Without a store the place comes from the launcher, as in gossamer.init(), whose backend this takes. A group
-    that torch.distributed or gossamer.init() made before is adopted. With a store the three numbers are needed
-    too: `local_world_size` workers are on each host, with ranks in a row. The environment is not written.
+    Without a store, rank and size come from the launcher, and the backend is that of gossamer.init(). A group that
+    torch.distributed or gossamer.init() made before is adopted. With a store, the three numbers are needed too:
+    `local_world_size` workers are on each host, and their ranks follow each other. The environment is not written.
 
     Raises:
         ConfigError: called twice; numbers without a store or a store without; otherwise as gossamer.init().
@@ -181,13 +184,15 @@ def default_group() -> BaguaProcessGroup:
 def new_group(
     ranks: "Iterable[int] | None" = None, stream: "torch.cuda.Stream | None" = None
 ) -> BaguaProcessGroup:
-    """A group of the workers `ranks` (global ranks in any order; None: all). All workers call it, in one order.
+    """Makes a group of some workers. All workers call it, in the same order of calls.
 
-    stream: its operations on GPU tensors wait for this stream and the caller's waits for it; None is the
-    caller's stream alone.
+    Args:
+        ranks: global ranks, in any order; None: all workers.
+        stream: the stream of the group's operations on GPU tensors. It waits for the caller's stream before an
+            operation, and the caller's stream waits for it afterwards. None: the caller's stream.
 
     Raises:
-        ConfigError: before init_process_group(); ranks that are none, twice there or no worker's.
+        ConfigError: before init_process_group(); no ranks; a rank that is there twice, or is no worker's.
     """
     default_group()
     chosen = sorted(range(runtime.size()) if ranks is None else ranks)
@@ -200,10 +205,10 @@ def new_group(
 
 
 def from_torch_group(group: Any, stream: "torch.cuda.Stream | None" = None) -> BaguaProcessGroup:
-    """The same ranks as torch's `group`, over the same connections. Only its ranks need to call it.
+    """A group of the ranks of torch's `group`, over the same connections. Only these ranks need to call it.
 
-    Where its ranks are on several hosts, and are not all workers, it has the global communicator alone: those for
-    the ranks of one host would need every worker. new_group makes them.
+    If the ranks are on several hosts, and are not all workers, the group has the global communicator alone: to make the
+    communicators of one host takes every worker. new_group() makes them.
 
     Raises:
         ConfigError: before init_process_group(); no torch group.
@@ -238,7 +243,7 @@ def torch_group_of(what: str, group: Any) -> Any:
 
 
 def _over(every: Any, ranks: list[int], stream: "torch.cuda.Stream | None") -> BaguaProcessGroup:
-    """With groups for each host and across hosts. All workers make all of them, in one order, as torch wants."""
+    """A group with groups of each host and across hosts. All workers make all of them in one order, as torch needs."""
     hosts = _by_host(ranks)
     if len(hosts) == 1:
         return _on_one_host(every, ranks, stream)

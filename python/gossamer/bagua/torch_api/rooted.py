@@ -1,6 +1,6 @@
-"""Those of Bagua's collectives in which one rank gives or gets: send, broadcast, reduce, gather, scatter.
+"""Bagua's collectives with one rank as source or target: send, recv, broadcast, reduce, gather, scatter.
 
-communication.py has the others, re-exports these, and says what holds for all of them.
+communication.py has the other collectives, re-exports these, and says what holds for all.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from gossamer.bagua.torch_api.transfer import (
 
 
 def send(tensor: Tensor, dst: int, comm: Any = None) -> None:
-    """Sends the tensor to `dst`, which must receive it; returns when it may be overwritten."""
+    """Sends the tensor to `dst`, which must receive it. Returns when the tensor may be overwritten."""
     if (comm := members("send", comm)) is None:
         return
     check_tensor("send", tensor)
@@ -79,7 +79,7 @@ def broadcast_object(obj: Any, src: int = 0, comm: Any = None) -> Any:
 def reduce(
     send_tensor: Tensor, recv_tensor: Tensor, dst: int, op: int = ReduceOp.SUM, comm: Any = None
 ) -> None:
-    """recv_tensor on rank `dst` = the reduction of all send_tensors. On the others recv_tensor is not touched."""
+    """Writes the reduction of all send_tensors to recv_tensor on rank `dst`. The others' does not change."""
     if (comm := members("reduce", comm)) is None:
         return
     check_pair("reduce", send_tensor, recv_tensor, send_tensor.numel())
@@ -93,12 +93,12 @@ def reduce(
 
 
 def reduce_inplace(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, comm: Any = None) -> None:
-    """reduce() into the tensor itself on rank `dst`; the other ranks' tensors stay as they are."""
+    """Does reduce() into the tensor itself on rank `dst`. The other ranks' tensors do not change."""
     reduce(tensor, tensor, dst, op, comm)
 
 
 def gather(send_tensor: Tensor, recv_tensor: Tensor, dst: int, comm: Any = None) -> None:
-    """recv_tensor on rank `dst`, of nranks times the elements, = all send_tensors. Others' is not looked at."""
+    """Writes all send_tensors in a row to recv_tensor on rank `dst`. The other ranks' recv_tensor is not used."""
     if (comm := members("gather", comm)) is None:
         return
     check_rank("gather", "dst", dst, comm)
@@ -114,7 +114,10 @@ def gather(send_tensor: Tensor, recv_tensor: Tensor, dst: int, comm: Any = None)
 
 
 def gather_inplace(tensor: Tensor, count: int, dst: int, comm: Any = None) -> None:
-    """The tensor has nranks * count elements on `dst`, whose own are part `dst` of it; `count` on the others."""
+    """Does gather() into the tensor of `dst`: nranks * count elements, of which part `dst` is its own.
+
+    The tensor has `count` elements on the other ranks.
+    """
     if (comm := members("gather_inplace", comm)) is None:
         return
     check_rank("gather_inplace", "dst", dst, comm)
@@ -125,7 +128,10 @@ def gather_inplace(tensor: Tensor, count: int, dst: int, comm: Any = None) -> No
 
 
 def scatter(send_tensor: Tensor, recv_tensor: Tensor, src: int, comm: Any = None) -> None:
-    """recv_tensor = part r of send_tensor of rank `src`, which has nranks parts. Others' is not looked at."""
+    """Writes part r of rank `src`'s send_tensor, which has nranks parts, to recv_tensor on rank r.
+
+    The other ranks' send_tensor is not used.
+    """
     if (comm := members("scatter", comm)) is None:
         return
     check_rank("scatter", "src", src, comm)
@@ -141,7 +147,10 @@ def scatter(send_tensor: Tensor, recv_tensor: Tensor, src: int, comm: Any = None
 
 
 def scatter_inplace(tensor: Tensor, count: int, src: int, comm: Any = None) -> None:
-    """The tensor has nranks * count elements on `src`, where it stays as it is; `count` on the others."""
+    """Does scatter() from the tensor of `src`: nranks * count elements, which do not change.
+
+    The tensor has `count` elements on the other ranks, and takes their part.
+    """
     if (comm := members("scatter_inplace", comm)) is None:
         return
     check_rank("scatter_inplace", "src", src, comm)

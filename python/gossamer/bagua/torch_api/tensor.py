@@ -1,4 +1,4 @@
-"""Bagua's tensors: a torch tensor (the proxy) with a name, and the tensor that travels for it (the effective one).
+"""Bagua's tensors: a torch tensor with a name (the proxy), and the tensor that travels for it (the effective one).
 
 Functions here; gossamer.bagua.patch() makes methods of torch.Tensor of them. The effective tensor of a parameter is its
 gradient, for example. Buckets are in bucket.py.
@@ -17,13 +17,13 @@ Setter = Callable[[Tensor, Tensor], None]
 
 
 class _Registration:
-    """What makes a tensor a Bagua tensor; lives on the tensor, and is left behind by copies and pickles of it."""
+    """Makes a tensor a Bagua tensor. It lives on the tensor; copies and pickles of the tensor do not have it."""
 
     def __init__(
         self, name: str, module_name: str | None, getter: Getter | None, setter: Setter | None
     ) -> None:
         self.name, self.module_name, self.getter, self.setter = name, module_name, getter, setter
-        self.mark: Callable[[], None] | None = None  # set while an engine communicates it
+        self.mark: Callable[[], None] | None = None  # set while an algorithm has it in a bucket
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -59,7 +59,7 @@ def ensure_bagua_tensor(
         name: equal on all ranks; by default that of its number among the unnamed.
         module_name: of the model that it belongs to, bagua_ddp.bagua_module_name.
         getter_closure: from the tensor to the one that travels; None: the tensor itself.
-        setter_closure: puts another tensor in the latter's place; where there is none, its storage is replaced.
+        setter_closure: puts another tensor in the place of the one that travels. None: its storage is replaced.
 
     Raises:
         ConfigError: registered under another name; a setter without a getter.
@@ -95,12 +95,12 @@ def to_bagua_tensor(
 
 
 def bagua_tensor_name(tensor: Tensor) -> str:
-    """Its name. ConfigError if it is no Bagua tensor; so for those below."""
+    """The tensor's name. This and the functions below raise ConfigError if it is no Bagua tensor."""
     return _registration(tensor).name
 
 
 def bagua_module_name(tensor: Tensor) -> str | None:
-    """Its model's name."""
+    """The name of the model that the tensor belongs to."""
     return _registration(tensor).module_name
 
 
@@ -111,7 +111,7 @@ def bagua_getter_closure(tensor: Tensor) -> Tensor:
 
 
 def bagua_setter_closure(tensor: Tensor, value: Tensor) -> None:
-    """Puts `value` in its place. ConfigError without a setter."""
+    """Puts `value` in the place of the tensor that travels. ConfigError without a setter."""
     setter = _registration(tensor).setter
     if setter is None:
         raise ConfigError(f"bagua_setter_closure: '{bagua_tensor_name(tensor)}' has no setter_closure")
@@ -119,14 +119,14 @@ def bagua_setter_closure(tensor: Tensor, value: Tensor) -> None:
 
 
 def bagua_ensure_grad(tensor: Tensor) -> Tensor:
-    """A gradient of zeros, if there is none; returns the tensor."""
+    """Gives the tensor a gradient of zeros if it has none, and returns the tensor."""
     if tensor.grad is None:
         tensor.grad = torch.zeros_like(tensor, requires_grad=False)
     return tensor
 
 
 def bagua_set_storage(tensor: Tensor, storage: torch.UntypedStorage, storage_offset: int = 0) -> None:
-    """Moves the tensor that travels to `storage`, from element `storage_offset` on. Its values are those there."""
+    """Moves the tensor that travels to `storage`, from element `storage_offset` on. It takes the values there."""
     with torch.no_grad():
         effective = bagua_getter_closure(tensor)
         stride = torch.empty(effective.shape, device="meta").stride()
@@ -139,9 +139,12 @@ def bagua_set_storage(tensor: Tensor, storage: torch.UntypedStorage, storage_off
 
 
 def bagua_mark_communication_ready(tensor: Tensor) -> None:
-    """The tensor's values may travel; its bucket does when all of its tensors are ready, and those before have.
+    """Says that the tensor's values may travel.
 
-    ConfigError if it is in no bucket of a model.
+    Its bucket begins when all of its tensors are ready, and all buckets before it have begun.
+
+    Raises:
+        ConfigError: the tensor is in no bucket of a model.
     """
     mark = _registration(tensor).mark
     if mark is None:
@@ -153,17 +156,17 @@ def bagua_mark_communication_ready(tensor: Tensor) -> None:
 
 
 def bagua_mark_communication_ready_without_synchronization(tensor: Tensor) -> None:
-    """The same: on a GPU a bucket always waits for what the stream held when its last tensor became ready."""
+    """As bagua_mark_communication_ready(). On a GPU a bucket always waits for the stream that marks its last tensor."""
     bagua_mark_communication_ready(tensor)
 
 
 def set_mark(tensor: Tensor, mark: Callable[[], None]) -> None:
-    """For engines: what bagua_mark_communication_ready(tensor) calls from now on."""
+    """For gossamer.bagua.hooked: bagua_mark_communication_ready(tensor) calls `mark` from now on."""
     _registration(tensor).mark = mark
 
 
 def forget(tensor: Tensor) -> None:
-    """For engines: it is an ordinary tensor again."""
+    """For gossamer.bagua.hooked: makes it an ordinary tensor again."""
     _attach(tensor, None)
 
 

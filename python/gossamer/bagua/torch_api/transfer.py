@@ -1,4 +1,4 @@
-"""What the collectives of communication.py share: who takes part, what tensors must be, and flat views of them.
+"""Helpers of the collectives in communication.py and rooted.py: who takes part, checks of tensors, and flat views.
 
 Everything is checked before anything is sent, so a refused call leaves the group usable.
 """
@@ -18,7 +18,7 @@ from gossamer.errors import CommError, ConfigError
 
 
 class ReduceOp(IntEnum):
-    """How values of several ranks become one; the numbers are Bagua's."""
+    """How the values of several ranks become one. The numbers are Bagua's."""
 
     SUM = 0
     PRODUCT = 1
@@ -35,7 +35,7 @@ _ORDERED = (ReduceOp.MIN, ReduceOp.MAX)
 
 
 def members(what: str, comm: Any) -> BaguaCommunicator | None:
-    """The communicator that a call means, or None where this rank is not in it.
+    """The communicator that a call means, or None if this rank is not in it.
 
     Raises:
         ConfigError: before init_process_group(), or no communicator. CommError: it was aborted.
@@ -130,13 +130,13 @@ def check_ranges(what: str, name: str, ranges: Sequence[tuple[int, int]], numel:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Its elements in a row, without autograd: a view if it is contiguous, else a copy."""
+    """The tensor's elements as [numel], without autograd: a view if the tensor is contiguous, else a copy."""
     return tensor.detach().contiguous().view(-1)
 
 
 @contextlib.contextmanager
 def written(tensor: Tensor) -> Iterator[Tensor]:
-    """Its elements in a row, to be overwritten: what is in them at the end is in the tensor."""
+    """Yields the tensor's elements as [numel]. What is written to them is in the tensor afterwards."""
     dense = flat(tensor)
     yield dense
     if dense.data_ptr() != tensor.data_ptr():
@@ -145,9 +145,11 @@ def written(tensor: Tensor) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def sending(what: str, comm: BaguaCommunicator, tensor: Tensor | None = None) -> Iterator[None]:
-    """Around the sending itself: on the communicator's stream, and with errors of the backend as ours.
+    """Send within it: on the communicator's stream, and with the backend's errors as Gossamer's.
 
-    ConfigError for a call that it refuses, such as bits on NCCL; CommError where it fails.
+    Raises:
+        ConfigError: the backend refuses the call, as NCCL refuses operations on bits.
+        CommError: the transfer failed.
     """
     ahead: Any = contextlib.nullcontext()
     if comm.stream is not None and tensor is not None and tensor.is_cuda:
@@ -167,6 +169,6 @@ def sending(what: str, comm: BaguaCommunicator, tensor: Tensor | None = None) ->
 
 
 def split_into(joined: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Writes the parts of `joined` back to the tensors that it was made of."""
+    """Copies the parts of `joined` back to the tensors that it was made of."""
     for tensor, part in zip(tensors, joined.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.detach().copy_(part.view(tensor.shape))

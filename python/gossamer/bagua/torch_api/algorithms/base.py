@@ -1,4 +1,4 @@
-"""What an algorithm is in Bagua: a declaration that a model can be given, and what it becomes there.
+"""Algorithm and AlgorithmImpl: the declaration of an algorithm, and the algorithm at work in one model.
 
 For algorithms of your own, written for Bagua: subclass both classes. gossamer.bagua.hooked calls the hooks.
 A new algorithm is shorter as a gossamer.Algorithm.
@@ -22,35 +22,38 @@ if TYPE_CHECKING:
 
 
 class Algorithm:
-    """A declaration: settings, no state. One object may be given to several models."""
+    """Declares an algorithm: its settings, no state. Several models may be given one object."""
 
     def reify(self, process_group: Any) -> Any:
-        """The algorithm at work in one model, over the group that with_bagua() was given (None: all workers)."""
+        """Returns the algorithm at work in one model. process_group: what with_bagua() was given; None: all workers."""
         raise NotImplementedError(f"{type(self).__name__} must define reify")
 
     @classmethod
     def init(cls, name: str, **kwargs: Any) -> "Algorithm":
-        """The algorithm that is registered under `name`, made with these arguments. KeyError if there is none."""
+        """Makes the algorithm that is registered under `name`, with these arguments. KeyError if there is none."""
         algorithm = GlobalAlgorithmRegistry.get(name)(**kwargs)
         assert isinstance(algorithm, Algorithm)
         return algorithm
 
 
 class AlgorithmImpl:
-    """The hooks of a step; as they are here, gradients fill buckets, which do nothing until they get operations.
+    """The hooks of a step. By default gradients fill buckets, and a bucket has no operations.
 
-    Each init_..._hook returns the hook, and is called whenever the buckets are made.
+    Each init_..._hook returns a hook. It is called whenever the buckets are made.
     """
 
     def __init__(self, process_group: Any) -> None:
         self.process_group = process_group
 
     def need_reset(self) -> bool:
-        """Asked before each training forward, on all ranks alike; True makes everything anew, rank 0's values too."""
+        """Asked before each training forward; all ranks must answer alike.
+
+        True: rank 0's values are copied, and tensors, buckets, operations and hooks are made anew.
+        """
         return False
 
     def init_tensors(self, bagua_ddp: "BaguaDistributedDataParallel") -> list[Tensor]:
-        """The Bagua tensors to put in buckets, in the order in which they will be ready; on all ranks the same."""
+        """The Bagua tensors to put in buckets, in the order in which they become ready. It is the same on all ranks."""
         tensors = []
         for name, param in reversed(bagua_ddp.bagua_build_params()):
             bagua_ensure_grad(param)
@@ -60,20 +63,23 @@ class AlgorithmImpl:
         return tensors
 
     def tensors_to_buckets(self, tensors: list[list[Tensor]], do_flatten: bool) -> list[BaguaBucket]:
-        """The buckets, in the order in which they will travel. `tensors`: a suggestion, by dtype, device and size."""
+        """The buckets, in the order in which they travel. `tensors`: a suggestion, by dtype, device and size."""
         return [
             BaguaBucket(group, name=str(index), flatten=do_flatten) for index, group in enumerate(tensors)
         ]
 
     def init_operations(self, bagua_ddp: "BaguaDistributedDataParallel", bucket: BaguaBucket) -> None:
-        """Appends the bucket's operations."""
+        """Appends operations to the bucket."""
 
     def init_forward_pre_hook(self, bagua_ddp: "BaguaDistributedDataParallel") -> Callable[[Any], None]:
-        """f(inputs), before each training forward."""
+        """Returns f(inputs), which is called before each training forward."""
         return lambda inputs: None
 
     def init_backward_hook(self, bagua_ddp: "BaguaDistributedDataParallel") -> Callable[[str, Tensor], None]:
-        """f(name, param), when the gradient of a parameter is complete; for unused ones at the end of backward."""
+        """Returns f(name, param), which is called when the gradient of a parameter is complete.
+
+        For a parameter without gradient it is called at the end of the backward.
+        """
 
         def hook(name: str, param: Tensor) -> None:
             if is_bagua_tensor(param):
@@ -82,13 +88,13 @@ class AlgorithmImpl:
         return hook
 
     def init_post_backward_hook(self, bagua_ddp: "BaguaDistributedDataParallel") -> Callable[[], None]:
-        """f(), at the end of each backward."""
+        """Returns f(), which is called at the end of each backward."""
         return bagua_ddp.wait_pending_comm_ops
 
     def init_post_optimizer_step_hook(
         self, bagua_ddp: "BaguaDistributedDataParallel"
     ) -> Callable[[Any], None]:
-        """f(optimizer), after each step of each optimizer."""
+        """Returns f(optimizer), which is called after each step of each optimizer."""
         return lambda optimizer: None
 
 

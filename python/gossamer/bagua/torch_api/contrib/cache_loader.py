@@ -1,6 +1,6 @@
-"""Values that cost much to compute, kept in a key-value store: in this process, or on redis servers that run already.
+"""CacheLoader keeps values that cost much to compute in a key-value store: in this process, or on redis servers.
 
-Values are pickled: whoever can write to the store can run code here. Gossamer starts no server.
+Values are pickled, so whoever can write to the store can run code here. Gossamer starts no server.
 """
 
 import logging
@@ -16,8 +16,8 @@ from gossamer.errors import ConfigError
 class CacheLoader:
     """get(key, load_fn) gives load_fn(key), from the store if it is there.
 
-    A store that fails is not fatal, since every value can be computed: the first failure of a loader is logged
-    as a warning, all are counted in `store_errors`, and the value comes from load_fn.
+    If the store fails, load_fn computes the value. The first failure of a loader is logged as a warning, and all
+    failures are counted in `store_errors`.
 
     Args:
         backend: "redis", "memory" (this process alone: each worker of a DataLoader has its own), or a Store.

@@ -9,7 +9,7 @@ from gossamer.bagua.torch_api.contrib.utils.store import Store
 
 
 class CachedDataset(Dataset[Any]):
-    """`dataset` with its samples in a cache, after its transforms: random ones give the same sample ever after.
+    """Keeps the samples of `dataset` in a cache, after its transforms. A random transform is so applied only once.
 
     Args:
         dataset: map-style.

@@ -1,6 +1,6 @@
-"""Samplers that give all ranks samples of like complexity at the same time, so that none waits for another.
+"""Samplers that give all ranks samples of similar complexity at the same time, so that no rank waits for another.
 
-Sorted by complexity, the samples are cut into chunks of as many as there are ranks; each rank takes one of a chunk.
+The samples are sorted by complexity, and cut into chunks with one sample for each rank.
 """
 
 from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         self.epoch = epoch
 
     def indices_of(self, rank: int) -> list[int]:
-        """The samples of a rank in this epoch, `num_samples` of them, in order; every rank knows all ranks'."""
+        """The `num_samples` samples of a rank in this epoch, in order. Every rank can compute those of all ranks."""
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         indices = self._divisible(generator)
         if self.shuffle:
@@ -92,7 +92,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return [indices[chunk * self.num_replicas + rank] for chunk in chunks]
 
     def _divisible(self, generator: torch.Generator) -> list[int]:
-        """`total_size` indices: with some left out, or some twice. Before sorting, so that no chunk is uneven."""
+        """`total_size` indices, some left out or some twice. It comes before sorting, so that no chunk is uneven."""
         count = len(self.complexities)
         order = torch.randperm(count, generator=generator).tolist() if self.shuffle else list(range(count))
         whole, rest = divmod(self.total_size, count)
@@ -100,7 +100,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
 
 
 class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
-    """Batches of unlike numbers of samples, such as those of like total complexity, as many on each rank.
+    """Batches of different numbers of samples, such as batches of similar total complexity; as many on each rank.
 
     Args:
         sampler: its order is cut into batches; made with drop_last=False.

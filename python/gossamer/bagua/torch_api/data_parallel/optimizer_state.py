@@ -1,6 +1,6 @@
-"""The state of optimizers, copied from rank 0 when a model is given an algorithm, as Bagua does; but without pickle.
+"""Copies the state of optimizers from rank 0 when a model is given an algorithm, as Bagua does, but without pickle.
 
-Tensors and numbers are copied. What else there is, and all structure, must be equal on all ranks already.
+Tensors and numbers are copied. Everything else, and the structure, must be equal on all ranks before.
 """
 
 from collections.abc import Collection, Iterator, Sequence
