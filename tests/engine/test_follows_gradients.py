@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import gossamer as gs
-from models import batches, seeded, square
-from ranks import run_ranks
+from tests.support.models import batches, seeded, square
+from tests.support.ranks import run_ranks
 
 
 class Branches(nn.Module):
