@@ -1,4 +1,4 @@
-# The repository's own rules, checked on the source text: layers, who reads the environment, file sizes,
+# The repository's own rules, checked on the source text: layers, who reads the environment,
 # names, header comments.
 
 import ast
@@ -50,12 +50,11 @@ VARIANTS = {
 
 TORCH_FREE = ("adasum", "base", "codec", "flat", "negotiate", "observe", "optim", "shm")
 NATIVE = (".cpp", ".cu", ".cuh", ".h", ".inl")
-BUDGETS = {".py": 300, **dict.fromkeys(NATIVE, 400)}
 SOURCES = [
     path
     for folder in ("python", "csrc", "tests", "benchmarks", "examples")
     for path in sorted((ROOT / folder).rglob("*"))
-    if path.suffix in BUDGETS
+    if path.suffix in (".py", *NATIVE)
 ]
 SOURCES.append(ROOT / "setup.py")
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -169,10 +168,14 @@ def test_native_code_reads_no_environment() -> None:
     assert readers == [], "native code takes options as arguments"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name)
-def test_file_keeps_to_its_size_budget(path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= BUDGETS[path.suffix], f"{name(path)} has {lines} lines, at most {BUDGETS[path.suffix]}"
+def test_the_ten_largest_files_are_printed(capsys) -> None:
+    """No file is too large by its lines: one that has a second job is. The list says where to look first."""
+    lines = {name(path): len(path.read_text().splitlines()) for path in SOURCES}
+    with capsys.disabled():
+        print("\nThe ten largest files:")
+        for file in sorted(lines, key=lines.__getitem__, reverse=True)[:10]:
+            print(f"{lines[file]:6} {file}")
+    assert len(lines) > 500
 
 
 @pytest.mark.parametrize(
