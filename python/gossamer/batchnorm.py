@@ -1,7 +1,7 @@
-"""The arithmetic of a BatchNorm over the batches of all ranks: on CPU and GPU, for unlike batch sizes, in float64.
+"""BatchNorm over the batches of all ranks: on CPU and GPU, for unlike batch sizes, in float64.
 
-No communication and no module: faces (bagua, horovod) have the modules, and pass in how the ranks' numbers meet. The
-statistics are combined by the parallel form of Welford's method (Chan, Golub, LeVeque 1983).
+The faces (bagua, horovod) say how the ranks' numbers meet. The statistics are combined by the parallel form of
+Welford's method (Chan, Golub, LeVeque 1983).
 """
 
 from collections.abc import Callable
@@ -15,9 +15,39 @@ from torch.autograd.function import once_differentiable
 from gossamer.errors import ConfigError
 from gossamer.torch_private import AnyBatchNorm  # the class by which torch itself knows every BatchNorm
 
+Exchange = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
-def moments(x: Tensor) -> Tensor:
-    """float64 [1 + 2C] of x [N, C, ...]: values of a channel, each channel's mean, each one's biased variance."""
+
+class JoinedBatchNorm(AnyBatchNorm):
+    """A BatchNorm that trains with the statistics of all ranks' batches. A subclass defines `where` and exchange()."""
+
+    where: str  # begins the messages of errors
+
+    def exchange(self) -> Exchange:
+        """Returns two collectives over the ranks, both of float64 on the input's device.
+
+        The first, called in forward, returns a row [ranks, n] for each rank's [n]. The second, called in backward,
+        returns the sum of the ranks' tensors, and may change its argument.
+        """
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises each channel of x [N, C, ...]. In training, running statistics change in place."""
+        if x.dim() < 2 or x.size(1) != self.num_features:
+            raise ConfigError(
+                f"{self.where}: input must be [N, {self.num_features}, ...], got {list(x.shape)}"
+            )
+        if not self.training:
+            return _evaluate(self, x)
+        gather, add_up = self.exchange()
+        mean, variance, count = _joined(gather(_moments(x.detach())), x.numel() // x.size(1), self.where)
+        _track(self, mean, variance, count)
+        output: Tensor = _Normalise.apply(x, self.weight, self.bias, mean, variance, count, self.eps, add_up)
+        return output
+
+
+def _moments(x: Tensor) -> Tensor:
+    """Returns float64 [1 + 2C] of x [N, C, ...]: values in a channel, then means, then biased variances of channels."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
     channels = x.size(1)
     count = x.numel() // channels
@@ -28,20 +58,20 @@ def moments(x: Tensor) -> Tensor:
     return own
 
 
-def joined(table: Tensor, own_count: int, where: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C] and biased variance [C] of all ranks' values, and how many a channel has [], of their moments.
+def _joined(table: Tensor, own_count: int, where: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the mean [C] and biased variance [C] of all ranks' values, and the number of values in a channel [].
 
     Args:
-        table: [ranks, 1 + 2C].
-        own_count: this rank's values of a channel.
+        table: the moments of all ranks, [ranks, 1 + 2C].
+        own_count: the number of this rank's values in a channel.
 
     Raises:
-        ConfigError: on all ranks alike, if they have not two values for a channel in all.
+        ConfigError: on all ranks alike, if a channel has fewer than two values in all.
     """
     channels = (table.size(1) - 1) // 2
     counts, means, variances = table[:, :1], table[:, 1 : 1 + channels], table[:, 1 + channels :]
     total = counts.sum()
-    if own_count < 2 and total < 2:  # a GPU need not be waited for where this rank has enough
+    if own_count < 2 and total < 2:  # no wait for a GPU where this rank alone has enough
         raise ConfigError(
             f"{where}: training needs two values for a channel over all ranks, got {int(total)}, of "
             f"which {own_count} here."
@@ -51,8 +81,8 @@ def joined(table: Tensor, own_count: int, where: str) -> tuple[Tensor, Tensor, T
     return mean, variance, total
 
 
-def track(module: AnyBatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Moves the module's running statistics, if it has them, in place."""
+def _track(module: AnyBatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    """Updates the module's running statistics in place, if it has them."""
     if module.running_mean is None or module.running_var is None:
         return
     assert module.num_batches_tracked is not None
@@ -65,32 +95,12 @@ def track(module: AnyBatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -
         running.copy_(running.double() * (1 - share) + batch * share)
 
 
-def evaluate(module: AnyBatchNorm, x: Tensor) -> Tensor:
-    """x normalised by the module's running statistics, or by its own where the module keeps none. Changes nothing."""
+def _evaluate(module: AnyBatchNorm, x: Tensor) -> Tensor:
+    """Returns x normalised by the module's running statistics, or by its own where the module keeps none."""
     unknown = module.running_mean is None
     return F.batch_norm(
         x, module.running_mean, module.running_var, module.weight, module.bias, unknown, 0.0, module.eps
     )
-
-
-def normalise(
-    module: AnyBatchNorm,
-    x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    count: Tensor,
-    *,
-    add_up: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """x normalised by the statistics of all ranks, with gradients through them.
-
-    Args:
-        add_up: called in backward, on all ranks: the sum over the ranks of a float64 [2, C], which may be in place.
-    """
-    output: Tensor = _Normalise.apply(
-        x, module.weight, module.bias, mean, variance, count, module.eps, add_up
-    )
-    return output
 
 
 class _Normalise(torch.autograd.Function):
@@ -112,7 +122,7 @@ class _Normalise(torch.autograd.Function):
         inverse = (variance + eps).rsqrt()
         ctx.save_for_backward(x, weight, mean, inverse, count)
         ctx.add_up = add_up
-        # As factor and offset, as torch does on the CPU: two passes less than centring x first.
+        # As torch does on the CPU: with factor and offset it takes two passes fewer than centring x first.
         factor = inverse if weight is None else inverse * weight
         offset = -mean * factor if bias is None else bias - mean * factor
         return (x.to(wide) * _channels(factor, x) + _channels(offset, x)).to(x.dtype)
@@ -142,7 +152,7 @@ def _parameter_gradients(ctx: Any, first: tuple[Any], own: Tensor, weight: Tenso
 
 
 def _channels(values: Tensor, like: Tensor) -> Tensor:
-    """[C] as [1, C, 1, ...], in the dtype in which `like` is computed."""
+    """Returns [C] as [1, C, 1, ...], in the dtype in which `like` is computed."""
     return values.to(_wide(like.dtype)).view(1, -1, *[1] * (like.dim() - 2))
 
 

@@ -1,3 +1,1 @@
-# What the faces of all frameworks would share in Horovod: the workers, process sets, exceptions, elastic states. The
-# folder has Horovod's name, because scripts import from it.
-"""Of ``horovod.common``: ``basics``, ``process_sets``, ``exceptions``, ``elastic``, ``util``."""
+"""Horovod's ``basics``, ``process_sets``, ``exceptions``, ``elastic`` and ``util``, and the session behind them."""

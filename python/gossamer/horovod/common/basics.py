@@ -1,6 +1,8 @@
-# init() to shutdown(): who takes part, with which settings, and the process sets they have. One session at a time, any
-# number of them one after the other. Operations on tensors are in gossamer.horovod.torch.
-"""Horovod's ``init``, ``shutdown``, the rank and size family, and the timeline."""
+"""``init``, ``shutdown``, the rank and size family, and the timeline.
+
+One session is open at a time; any number may follow each other. session.py opens them. Operations on tensors are in
+horovod/torch.
+"""
 
 import atexit
 import logging
@@ -15,6 +17,21 @@ from gossamer.horovod.common.process_sets import ProcessSet
 from gossamer.horovod.common.session import Session, expect, start
 from gossamer.observe.stall import Limits
 
+__all__ = [
+    "cross_rank",
+    "cross_size",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
 _log = logging.getLogger("gossamer")
 _session: Session | None = None
 _lock = threading.RLock()
@@ -28,24 +45,28 @@ def init(
     *,
     backend: str | None = None,
 ) -> None:
-    """Joins all workers, and registers process sets; every worker calls it. Does nothing while it holds already.
+    """Joins all workers, and registers process sets. Every worker calls it; a second call does nothing.
 
-    ``comm``: None for all workers that the launcher started; a list of their ranks, with this process's own, for
-    those alone, numbered in that order (workers in other lists form other groups); or an mpi4py communicator.
-    ``process_sets``: a list of ProcessSet, equal on all ranks, or "dynamic" to allow add_process_set().
-    ``backend``: torch.distributed's name; None is HOROVOD_CPU_OPERATIONS, or "gossamer" ("cpu:gossamer,cuda:nccl" with
-    a GPU). A group that gossamer.init() or torch.distributed has made is taken as it is.
+    The HOROVOD_* variables are read now. A group that gossamer.init() or torch.distributed has made is taken as it is.
 
-    A newcomer to an elastic run whose group trains is told the ranks and sizes that it would have in it, and returns.
-    It enters the group, and waits until the others let it in, at its first collective or in the function that
-    elastic.run decorates. With ``comm`` or a list of process sets it waits here.
+    A newcomer to an elastic run whose group is training returns at once, with the ranks and sizes that it would have
+    in the group. It enters the group, and waits until the others let it in, at its first collective or in the function
+    that elastic.run decorates. With ``comm`` or a list of process sets the newcomer waits here.
 
-    Reads the HOROVOD_* variables now. ValueError: a variable or an argument that cannot work, ranks that give different
-    sets, workers that could not be reached.
+    Args:
+        comm: None for all workers that the launcher started. A list of their ranks, this process's among them, for
+            those workers alone, numbered in that order; workers in other lists form other groups. Or an mpi4py
+            communicator.
+        process_sets: a list of ProcessSet, equal on all ranks, or "dynamic" to allow add_process_set().
+        backend: torch.distributed's name. None is HOROVOD_CPU_OPERATIONS, or "gossamer" ("cpu:gossamer,cuda:nccl" with
+            a GPU).
+
+    Raises:
+        ValueError: a variable or an argument cannot work, ranks give different sets, or workers were not reached.
     """
     global _session, _at_exit
     with _lock:
-        if _session is not None and _session.process == os.getpid():
+        if is_initialized():
             return
         _session = _opened(lambda: expect(comm, process_sets, backend) or start(comm, process_sets, backend))
         if _session.expected:
@@ -56,15 +77,15 @@ def init(
 
 
 def _enter(*arguments: Any) -> bool:
-    """A newcomer waits for its place in the group. Whether it is another than init() has told."""
+    """A newcomer waits for its place in the group. Returns whether it is another place than init() returned with."""
     global _session
     with _lock:
-        told = _session
-        if told is None or not told.expected or told.process != os.getpid():
+        if _session is None or not is_initialized() or not _session.expected:
             return False
+        before = _session.place.numbers()
         shutdown()
         _session = _opened(lambda: start(*arguments))
-        before, now = told.place.numbers(), _session.place.numbers()
+        now = _session.place.numbers()
         if now != before:
             _log.info(
                 "hvd.init told (rank, size, local and cross) %s; the group has changed since: %s", before, now
@@ -86,7 +107,10 @@ def _opened(begin: Callable[[], Session]) -> Session:
 
 
 def shutdown() -> None:
-    """Ends the operations of all ranks, what waits fails, and leaves the workers. init() may be called again."""
+    """Ends the operations of all ranks, with an error for those in flight, and leaves the workers.
+
+    init() may be called again afterwards.
+    """
     global _session
     with _lock:
         ended, _session = _session, None
@@ -100,13 +124,13 @@ def shutdown() -> None:
 
 
 def at_shutdown(reset: Callable[[], None]) -> Callable[[], None]:
-    """Decorator of what the faces of frameworks put back in shutdown(), before the process sets end."""
+    """Decorator of a function that shutdown() calls before the process sets end."""
     _at_shutdown.append(reset)
     return reset
 
 
 def is_initialized() -> bool:
-    """True between ``init()`` and ``shutdown()``."""
+    """Returns whether ``init()`` has been called, and no ``shutdown()`` since."""
     return _session is not None and _session.process == os.getpid()
 
 
@@ -117,56 +141,56 @@ def _now(what: str) -> Session:
 
 
 def rank() -> int:
-    """This process's number among all. ValueError before ``init()``, as the others below."""
+    """Returns this process's number among all. Raises ValueError before ``init()``, as do the functions below."""
     return _now("rank").place.rank
 
 
 def size() -> int:
-    """Number of processes."""
+    """Returns the number of processes."""
     return _now("size").place.size
 
 
 def local_rank() -> int:
-    """This process's number among those on its host."""
+    """Returns this process's number among those on its host."""
     return _now("local_rank").place.local_rank
 
 
 def local_size() -> int:
-    """Number of processes on this host."""
+    """Returns the number of processes on this host."""
     return _now("local_size").place.local_size
 
 
 def cross_rank() -> int:
-    """This host's number among the hosts that have this local rank."""
+    """Returns this host's number among the hosts that have this local rank."""
     return _now("cross_rank").place.cross_rank
 
 
 def cross_size() -> int:
-    """Number of hosts that have this local rank."""
+    """Returns the number of hosts that have this local rank."""
     return _now("cross_size").place.cross_size
 
 
+def is_homogeneous() -> bool:
+    """Returns whether every host has the same number of processes."""
+    return _now("is_homogeneous").place.homogeneous
+
+
 def session_key() -> str:
-    """Of this session, equal on all ranks, never used before: the beginning of keys of connections. As ``rank()``."""
+    """Returns a text for this session, equal on all ranks and never used before, that begins keys of connections."""
     return _now("session_key").key
 
 
 def stall_limits() -> Limits:
-    """When waits of this session are told of and end, in seconds. As ``rank()``."""
+    """Returns after how many seconds a wait of this session is reported, and ended."""
     knobs = _now("stall_limits").knobs
     return Limits(knobs.stall_warning_s, knobs.stall_shutdown_s)
 
 
-def is_homogeneous() -> bool:
-    """Whether every host has the same number of processes."""
-    return _now("is_homogeneous").place.homogeneous
-
-
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Rank 0 writes a Chrome trace of negotiation and execution to the file from now on; the other ranks nothing.
+    """Begins a Chrome trace of negotiation and execution, which rank 0 writes. A trace that is being written ends.
 
-    Ends one that is being written. ValueError before ``init()``, and if HOROVOD_TIMELINE was not set at ``init()``
-    (to a file, or to DYNAMIC).
+    Raises:
+        ValueError: before ``init()``; or HOROVOD_TIMELINE was not set at ``init()``, to a file or to DYNAMIC.
     """
     session = _timeline_session("start_timeline")
     if session.timeline is not None:
@@ -174,7 +198,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Finishes the file. ValueError as ``start_timeline()``."""
+    """Finishes the file. Raises ValueError as ``start_timeline()``."""
     session = _timeline_session("stop_timeline")
     if session.timeline is not None:
         session.timeline.stop()

@@ -1,5 +1,4 @@
-# Which libraries this installation has and uses, under Horovod's names. Answers, no decisions.
-"""Horovod's ``*_built`` and ``*_enabled`` queries."""
+"""Horovod's ``*_built`` and ``*_enabled`` queries: which libraries this installation has and uses."""
 
 import importlib.util
 
@@ -8,19 +7,32 @@ import torch.distributed as dist
 
 from gossamer import _C, config
 
+__all__ = [
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+]
+
 
 def mpi_built() -> bool:
-    """Whether mpi4py, through which workers of mpirun meet, is installed."""
+    """Returns whether mpi4py is installed, through which workers of mpirun meet."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def mpi_enabled() -> bool:
-    """Whether mpirun started this process, so that the workers meet over MPI. Tensors never travel over it."""
+    """Returns whether mpirun started this process, so that the workers meet over MPI. Tensors never travel over MPI."""
     return config.launched_by() == "mpirun" and mpi_built()
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from any thread. ValueError if MPI is not enabled."""
+    """Returns whether MPI may be called from any thread. Raises ValueError if MPI is not enabled."""
     if not mpi_enabled():
         raise ValueError(
             "hvd.mpi_threads_supported: MPI must be enabled; mpirun did not start this process, or mpi4py is missing"
@@ -31,17 +43,17 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
-    """True: the backend "gossamer" uses Gloo between hosts, and HOROVOD_CPU_OPERATIONS=gloo uses it alone."""
+    """Returns whether torch has Gloo, which the backend "gossamer" uses between hosts."""
     return dist.is_gloo_available()
 
 
 def gloo_enabled() -> bool:
-    """True, under every launcher: see gloo_built()."""
+    """Returns gloo_built(), under every launcher."""
     return gloo_built()
 
 
 def nccl_built() -> int:
-    """NCCL's version code (2.27.3 is 22703), or 0 where torch has no NCCL."""
+    """Returns NCCL's version code, such as 22703 for 2.27.3, or 0 where torch has no NCCL."""
     if not dist.is_nccl_available() or torch.version.cuda is None:
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]
@@ -49,20 +61,20 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Whether this build has kernels for CUDA tensors."""
+    """Returns whether this build has kernels for CUDA tensors."""
     return bool(_C.with_cuda)
 
 
 def rocm_built() -> bool:
-    """Whether torch was built for ROCm."""
+    """Returns whether torch was built for ROCm."""
     return torch.version.hip is not None
 
 
 def ddl_built() -> bool:
-    """False: IBM's DDL is not used."""
+    """Returns False: IBM's DDL is not used."""
     return False
 
 
 def ccl_built() -> bool:
-    """False: Intel's oneCCL is not used."""
+    """Returns False: Intel's oneCCL is not used."""
     return False

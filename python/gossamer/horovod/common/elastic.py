@@ -1,7 +1,8 @@
-# Elastic training for any framework: a state that can be committed and restored, and the loop that goes on with it in
-# a new group when the old one has lost a worker or could grow. Who is in the group is decided by the driver of
-# `gossamer run --min-np`, through gossamer.membership. Used by horovod/torch/elastic, and by users for own states.
-"""States and the loop of elastic training."""
+"""Elastic training: states that can be committed and restored, and the loop that continues in a new group.
+
+The driver of `gossamer run --min-np` decides who is in the group (gossamer/membership.py). horovod/torch/elastic has
+the states of torch models; users may subclass ``State``.
+"""
 
 import copy
 import functools
@@ -18,7 +19,7 @@ _log = logging.getLogger("gossamer")
 
 
 class HostUpdateResult:
-    """What has happened to the hosts: bits, so that several updates are joined by `|`."""
+    """How the hosts have changed. The values are bits, so that `|` joins several updates."""
 
     no_res = 0
     removed = 1
@@ -30,7 +31,7 @@ _UPDATES = {"": HostUpdateResult.no_res, "removed": HostUpdateResult.removed, "a
 
 
 class State:
-    """What training must not lose. A subclass says how it is saved, restored, and made equal on all workers.
+    """What training must not lose. A subclass defines save(), restore() and sync().
 
     Args:
         bcast_object: bcast_object(x) returns rank 0's x on every rank.
@@ -45,41 +46,40 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """They are called, in order, whenever this worker has joined a new group and before the state is synchronised.
+        """Adds functions that are called, in order, in each new group before the state is synchronised.
 
-        Such as one that sets the learning rate for the new number of workers.
+        A callback may set the learning rate for the new number of workers, for example.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called by the loop in a new group."""
+        """Prepares the state for a new group. The loop calls it."""
         self._host_messages = queue.SimpleQueue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Lets the next commit of rank 0 know that hosts have changed; older timestamps than seen are ignored."""
+        """Tells the next commit of rank 0 that hosts have changed. Timestamps older than the last one are ignored."""
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Saves the state in memory, and then leaves for a new group if workers wait or are to go.
+        """Saves the state in memory, then ends this group if workers wait to join or are to leave.
 
-        Each commit costs a copy of the state and one broadcast of a few bytes.
+        A commit costs a copy of the state and one broadcast of a few bytes.
 
         Raises:
-            HostsUpdatedInterrupt: on all workers at the same commit.
+            HostsUpdatedInterrupt: on all workers at the same commit, to end the group.
             HorovodInternalError: the group has lost a worker.
         """
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """commit() without saving: what was done since the last commit is kept if workers were added or removed.
+        """Does commit() without saving. If workers were added or removed, progress since the last commit is kept.
 
         Raises:
-            HostsUpdatedInterrupt: on all workers at the same call.
-            HorovodInternalError: the group has lost a worker.
+            HostsUpdatedInterrupt, HorovodInternalError: as commit().
         """
         member = membership.member()
         if member is not None and member.broken:
@@ -100,19 +100,19 @@ class State:
         raise NotImplementedError(f"{type(self).__name__}.save: a state must say how it is saved")
 
     def restore(self) -> None:
-        """Goes back to the last copy."""
+        """Returns to the last copy."""
         raise NotImplementedError(f"{type(self).__name__}.restore: a state must say how it is restored")
 
     def sync(self) -> None:
-        """Takes over rank 0's state on all workers, and saves it. Collective."""
+        """Copies rank 0's state to all workers, and saves it. Collective."""
         raise NotImplementedError(f"{type(self).__name__}.sync: a state must say how it is synchronised")
 
     def reset(self) -> None:
-        """For subclasses: what must be adapted to a new group, before the callbacks."""
+        """Adapts the state to a new group, before the callbacks. For subclasses."""
 
 
 class ObjectState(State):
-    """A state of plain objects, which are its attributes. They must be picklable, and are copied deeply.
+    """A state whose attributes are plain objects. They must be picklable, and saving copies them deeply.
 
     Args:
         bcast_object, get_rank: as for State.
@@ -145,14 +145,13 @@ class ObjectState(State):
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """func(state, ...) as one that survives changes of its group.
+    """Returns a function that calls func(state, ...) again after each change of the group.
 
-    It is called again, with the state of the last commit, when a worker has died (HorovodInternalError, or the
-    CommError of Gossamer's own calls), and with the state as it is when workers were added or removed
-    (HostsUpdatedInterrupt).
+    After a worker has died (HorovodInternalError, or the CommError of Gossamer's own calls), the state is that of the
+    last commit. After workers were added or removed (HostsUpdatedInterrupt), the state is as it was.
 
     Args:
-        func: trains; its first argument is a State.
+        func: the training function. Its first argument is a State.
         reset: leaves the group, and returns when this worker is in a new one.
     """
 
@@ -160,7 +159,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         skip_sync = False
         if late_entry.enter_now():
-            state.on_reset()  # what was made of the place that init() told, such as a learning rate, is made anew
+            state.on_reset()  # init() returned with another rank and size, which a learning rate may depend on
         while True:
             try:
                 if not skip_sync:
@@ -178,7 +177,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
 
 def _change_group(reset: Callable[[], None], reason: str, *, skip_sync: bool) -> bool:
-    """Returns whether all members of the new group may skip the sync: never just some, for whom others would wait."""
+    """Enters a new group. Returns whether all its members may skip the sync; some alone would leave others waiting."""
     member = membership.member()
     if member is not None:
         member.leave(reason, skip_sync=skip_sync)

@@ -1,6 +1,7 @@
-# What HOROVOD_* variables mean here: those that have an effect, and those that are known and have none. Read at init(),
-# through gossamer.config; the launcher's variables (HOROVOD_RANK ...) are in gossamer.config itself.
-"""Horovod's environment variables: ``read()``, and two tables of all that are known."""
+"""Horovod's environment variables: ``read()``, and tables of all that are known.
+
+init() reads them, through gossamer.config. The launcher's variables (HOROVOD_RANK ...) are in gossamer.config itself.
+"""
 
 import logging
 import math
@@ -17,7 +18,7 @@ _told: set[str] = set()
 
 @dataclass(frozen=True)
 class Knobs:
-    """The settings of one init(), with Horovod's defaults."""
+    """The settings of one session, with Horovod's defaults."""
 
     fusion_bytes: int = 128 << 20
     cache_capacity: int = 1024
@@ -31,7 +32,7 @@ class Knobs:
     timeout_s: float | None = None
     log_level: str | None = None
     by_hosts: bool | None = None  # None: where ranks share hosts
-    cross: tuple[int, int] | None = None  # rank and size across the hosts, from an outside launcher
+    cross: tuple[int, int] | None = None  # rank and size across hosts, as another launcher gave them
 
 
 def _flag(variable: str, text: str) -> bool:
@@ -89,7 +90,7 @@ def _text(variable: str, text: str) -> str:
     return text
 
 
-# variable: (setting in Knobs, how it is read)
+# The field of Knobs that a variable sets, and the function that reads its text.
 EFFECTIVE: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "HOROVOD_FUSION_THRESHOLD": ("fusion_bytes", _count),
     "HOROVOD_CACHE_CAPACITY": ("cache_capacity", _count),
@@ -108,7 +109,7 @@ EFFECTIVE: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "HOROVOD_CROSS_SIZE": ("cross_size", _count),
 }
 
-# Read where a worker's place is found (gossamer.config) or by the launcher.
+# Read by gossamer.config, which finds a worker's place, or by the launcher.
 ELSEWHERE = (
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
@@ -122,14 +123,12 @@ ELSEWHERE = (
     "HOROVOD_START_TIMEOUT",
 )
 
-_TUNED = "gs.Autotune chooses settings; negotiation has none that would need it"
+_TUNED = "the negotiation has no settings that need tuning; gs.Autotune tunes gs.DataParallel"
 _ONE_LEVEL = (
-    "only sums go by hosts, as HOROVOD_HIERARCHICAL_ALLREDUCE says; the rest goes between all ranks at once"
-)
-_NATIVE_THREAD = (
-    "one native thread a process set sleeps until there is work, and its place is left to the system"
+    "only sums go by hosts (HOROVOD_HIERARCHICAL_ALLREDUCE); the rest goes between all ranks directly"
 )
 
+# Known, and why each needs no effect.
 WITHOUT_EFFECT: dict[str, str] = {
     "HOROVOD_CYCLE_TIME": "nothing runs by a cycle: an operation is negotiated as soon as it is submitted",
     "HOROVOD_HIERARCHICAL_ALLGATHER": _ONE_LEVEL,
@@ -145,20 +144,23 @@ WITHOUT_EFFECT: dict[str, str] = {
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "results are always ordered by stream events",
     "HOROVOD_CONTROLLER": "operations are always negotiated over torch.distributed",
     "HOROVOD_GLOO_IFACE": "Gloo takes GLOO_SOCKET_IFNAME",
-    "HOROVOD_THREAD_AFFINITY": _NATIVE_THREAD,
+    "HOROVOD_THREAD_AFFINITY": "a process set has one native thread, whose CPU the system chooses",
     "HOROVOD_MPI_THREADS_DISABLE": "MPI is used to meet, never to move data",
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "MPI moves no data",
     "HOROVOD_CCL_BGT_AFFINITY": "there is no oneCCL",
     "HOROVOD_LOG_HIDE_TIME": "Python's logging decides what a line shows",
     "HOROVOD_DISABLE_NVTX_RANGES": "no NVTX ranges are made",
-    "HOROVOD_MIXED_INSTALL": "of Horovod's own tests",
+    "HOROVOD_MIXED_INSTALL": "only Horovod's own tests use it",
 }
 
 
 def read(variables: Mapping[str, str] | None = None) -> Knobs:
-    """The settings that the environment (or `variables`) asks for.
+    """Returns the settings that the environment, or `variables`, asks for.
 
-    A known variable without effect says so once, at debug level. ConfigError for a value that means nothing.
+    A variable without effect is logged once, at debug level.
+
+    Raises:
+        ConfigError: a value cannot be read, or two values contradict each other.
     """
     found = config.variables("HOROVOD_") if variables is None else variables
     values: dict[str, Any] = {}

@@ -1,6 +1,7 @@
-# Where this process stands: joins the workers by gossamer.runtime, as init(comm=...) says, and asks the others where
-# they stand, for the ranks within and across hosts. basics.py calls it once an init().
-"""Joining the workers, and ``Place``: rank and size among all, on the host and across hosts."""
+"""``Place``: this process's rank and size among all, on its host and across hosts; and joining the workers.
+
+The workers join through gossamer.runtime, as init(comm=...) says. Then each tells the others which host it is on.
+"""
 
 import json
 import socket
@@ -21,7 +22,7 @@ _meetings: Counter[tuple[int, ...]] = Counter()
 
 @dataclass(frozen=True)
 class Place:
-    """As Horovod counts: the cross family is over the hosts that have this local rank."""
+    """A process's numbers as Horovod counts: the cross family is over the hosts that have this local rank."""
 
     rank: int
     size: int
@@ -30,18 +31,18 @@ class Place:
     cross_rank: int
     cross_size: int
     homogeneous: bool
-    owns_group: bool  # shutdown() leaves the workers, because init() joined them
-    mpi_world: Any = None  # of mpi4py
-    told: tuple[Any, ...] = ()  # of each rank: what it gave to join()
+    owns_group: bool  # init() joined the workers, so shutdown() leaves them
+    mpi_world: Any = None  # mpi4py's communicator of all workers
+    told: tuple[Any, ...] = ()  # what each rank told the others in join(), by rank
 
     def numbers(self) -> tuple[int, ...]:
-        """What scripts ask for."""
+        """Returns rank and size, and the local and the cross family."""
         local = self.local_rank, self.local_size, self.cross_rank, self.cross_size
         return self.rank, self.size, *local
 
 
 def join(comm: Any, knobs: Knobs, *, backend: str | None, tell: Callable[[Any], Any]) -> Place:
-    """Joins the workers, or takes the group that is there. What `tell(mpi_world)` is on each rank ends in ``told``."""
+    """Joins the workers, or takes the group that exists. Every rank's ``tell(mpi_world)`` becomes ``Place.told``."""
     owns = not runtime.is_initialized()
     mpi_world = None
     if not owns:
@@ -58,7 +59,9 @@ def join(comm: Any, knobs: Knobs, *, backend: str | None, tell: Callable[[Any], 
         _join_ranks(list(comm), knobs, backend)
     try:
         if mpi_world is None and config.launched_by() == "mpirun":
-            mpi_world = _mpi_world()
+            from mpi4py import MPI  # installed, because the workers have met over it
+
+            mpi_world = MPI.COMM_WORLD
         return _place(knobs, owns=owns, mpi_world=mpi_world, tell=tell(mpi_world))
     except BaseException:
         if owns:
@@ -67,7 +70,7 @@ def join(comm: Any, knobs: Knobs, *, backend: str | None, tell: Callable[[Any], 
 
 
 def expected(outlook: Outlook) -> Place:
-    """The place of a newcomer, as it would be in the group that trains."""
+    """Returns the place that a newcomer would have in the group that trains."""
     own = outlook.placement
     across = [rank for rank, (local_rank, _) in enumerate(outlook.locals) if local_rank == own.local_rank]
     return Place(
@@ -83,7 +86,7 @@ def expected(outlook: Outlook) -> Place:
 
 
 def _join_ranks(ranks: Sequence[int], knobs: Knobs, backend: str | None) -> None:
-    """Of all workers those in `ranks`, which are numbered in that order; other workers may form other groups."""
+    """Joins those workers alone, numbered in that order. Other workers may form other groups."""
     world, store = runtime.meet(knobs.timeout_s)
     if len(set(ranks)) != len(ranks) or not all(0 <= rank < world.size for rank in ranks):
         raise ConfigError(
@@ -129,12 +132,6 @@ def _host() -> tuple[int, str]:
     return config.node_rank(), socket.gethostname()
 
 
-def _mpi_world() -> Any:
-    from mpi4py import MPI  # is there: the workers have met over it
-
-    return MPI.COMM_WORLD
-
-
 def _place(knobs: Knobs, *, owns: bool, mpi_world: Any, tell: Any) -> Place:
     rank, size = runtime.rank(), runtime.size()
     local_rank, local_size = runtime.local_rank(), runtime.local_size()
@@ -147,10 +144,8 @@ def _place(knobs: Knobs, *, owns: bool, mpi_world: Any, tell: Any) -> Place:
     cross_rank, cross_size = across.index(host), len(across)
     outside = config.variables("HOROVOD_")
     launched_as = outside.get("HOROVOD_RANK"), outside.get("HOROVOD_SIZE")
-    if knobs.cross is not None and launched_as == (
-        str(rank),
-        str(size),
-    ):  # of this group, not of an earlier one
+    # The variables may be those of an earlier group of this process.
+    if knobs.cross is not None and launched_as == (str(rank), str(size)):
         cross_rank, cross_size = knobs.cross
     return Place(
         rank,

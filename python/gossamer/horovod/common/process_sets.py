@@ -1,6 +1,7 @@
-# Process sets: some of the ranks, that run operations among themselves. Here is what scripts hold and call; which sets
-# there are is in set_table.py, what they do is native (gossamer.comm.named).
-"""Horovod's ``ProcessSet``, ``add_process_set`` and ``remove_process_set``."""
+"""``ProcessSet``, ``add_process_set`` and ``remove_process_set``: some of the ranks, with operations of their own.
+
+set_table.py knows the sets of a session; their operations are native (comm/named.py opens them).
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,16 +9,25 @@ from typing import TYPE_CHECKING, Any
 from gossamer import late_entry
 from gossamer.horovod.common.exceptions import HorovodInternalError
 
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
 if TYPE_CHECKING:
     from gossamer import _C
     from gossamer.horovod.common.set_table import Table
 
+_NOT_INITIALIZED = "hvd: Horovod has not been initialized; call hvd.init() first"
+
 
 class ProcessSet:
-    """Some of the ranks. It works once init() or add_process_set() has registered it.
+    """Some of the ranks. The set works once init() or add_process_set() has registered it.
 
-    ``ranks``: in ascending order. ``process_set_id``: None while it is not registered; 0 is the set of all.
-    ``ranks_or_comm``: the ranks, or an mpi4py communicator of theirs. ValueError for ranks that cannot be.
+    ``ranks``: in ascending order. ``process_set_id``: None while the set is not registered; 0 is the set of all ranks.
+
+    Args:
+        ranks_or_comm: the ranks, or an mpi4py communicator of them.
+
+    Raises:
+        ValueError: a rank is negative, not an integer, or given twice.
     """
 
     process_set_id: int | None = None
@@ -32,13 +42,17 @@ class ProcessSet:
         self.ranks = checked_ranks(ranks_or_comm)
 
     def size(self) -> int | None:
-        """Number of its ranks; None while it is not registered."""
+        """Returns the number of ranks; None while the set is not registered."""
         if self.process_set_id is None or self.ranks is None:
             return None
         return len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process's number within the set; None while it is not registered. ValueError if it is no member."""
+        """Returns this process's number within the set; None while the set is not registered.
+
+        Raises:
+            ValueError: this process is no member.
+        """
         if self.process_set_id is None or self.ranks is None:
             return None
         if not self.included():
@@ -46,19 +60,24 @@ class ProcessSet:
         return self.ranks.index(_table().rank)
 
     def included(self) -> bool | None:
-        """Whether this process is a member; None while it is not registered."""
+        """Returns whether this process is a member; None while the set is not registered."""
         if self.process_set_id is None or self.ranks is None:
             return None
         return _table().rank in self.ranks
 
     def native(self) -> "_C.NamedCollectives":
-        """What runs its operations. HorovodInternalError before init(); ValueError if not registered, or no member."""
+        """Returns the native object that runs the set's operations.
+
+        Raises:
+            HorovodInternalError: before init().
+            ValueError: the set is not registered, or this process is no member.
+        """
         if self.collectives is None:
             late_entry.enter_now()
         if self.collectives is not None:
             return self.collectives
         if _active is None:
-            raise HorovodInternalError("hvd: Horovod has not been initialized; call hvd.init() first")
+            raise HorovodInternalError(_NOT_INITIALIZED)
         if self.process_set_id is None:
             raise ValueError(
                 f"hvd: the process set must be registered, got {self}; use hvd.add_process_set() or init(process_sets=)"
@@ -66,7 +85,7 @@ class ProcessSet:
         raise ValueError(f"hvd: rank {_active.rank} must be a member of the process set, got {self}")
 
     def root(self, root_rank: int) -> int:
-        """Where a global rank stands in the set. ValueError if it is no member."""
+        """Returns a global rank's number within the set. Raises ValueError if that rank is no member."""
         if self.ranks is None or root_rank not in self.ranks:
             raise ValueError(
                 f"root_rank must be one of the ranks {self.ranks} of the process set, got {root_rank}"
@@ -80,7 +99,7 @@ class ProcessSet:
 
 
 def checked_ranks(ranks: Iterable[int]) -> list[int]:
-    """In ascending order. ValueError if one is negative, no number, or there twice."""
+    """Returns the ranks in ascending order. Raises ValueError for one that is negative, no integer, or given twice."""
     given = list(ranks)
     if any(isinstance(rank, bool) or not hasattr(rank, "__index__") for rank in given):
         raise ValueError(f"hvd.ProcessSet: ranks must be integers, got {given}")
@@ -97,7 +116,11 @@ global_process_set.ranks = None
 
 
 def ranks_of_comm(comm: Any, world: Any) -> list[int]:
-    """The ranks of an mpi4py communicator within that of all workers. ValueError if they did not meet over MPI."""
+    """Returns the ranks of an mpi4py communicator within that of all workers.
+
+    Raises:
+        ValueError: the workers did not meet over MPI.
+    """
     if world is None:
         raise ValueError("hvd.ProcessSet: an MPI communicator needs workers that mpirun started")
     group = comm.Get_group()
@@ -108,22 +131,23 @@ _active: "Table | None" = None
 
 
 def activate(table: "Table | None") -> None:
-    """session.py's: the table that add_process_set() means from now on."""
+    """Makes `table` the one that add_process_set() adds to. session.py calls it."""
     global _active
     _active = table
 
 
 def _table() -> "Table":
     if _active is None:
-        raise ValueError("hvd: Horovod has not been initialized; call hvd.init() first")
+        raise ValueError(_NOT_INITIALIZED)
     return _active
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a set that was not known at init(); every rank must call it, members or not, and waits for the others.
+    """Registers and returns a set that init() did not know. Every rank must call it, members or not.
 
-    Returns it. ValueError: HOROVOD_DYNAMIC_PROCESS_SETS=1 or init(process_sets="dynamic") is missing, these ranks have
-    a set already, or ranks give different ones.
+    Raises:
+        ValueError: neither HOROVOD_DYNAMIC_PROCESS_SETS=1 nor init(process_sets="dynamic") was given, these ranks have
+            a set already, or ranks give different sets.
     """
     table = _dynamic("add_process_set")
     if not isinstance(process_set, ProcessSet):
@@ -133,7 +157,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends a set; every rank must call it. False, without effect, for one not registered and for that of all ranks."""
+    """Ends a set. Every rank must call it. Returns False, without effect, if it is not registered or has all ranks."""
     return _dynamic("remove_process_set").remove(process_set)
 
 

@@ -1,6 +1,7 @@
-# One session, from init() to shutdown(): joins the workers, opens the process sets, and leaves again. basics.py keeps
-# the one that is open, and answers from it.
-"""``Session`` and ``start()``."""
+"""``Session`` and ``start()``: joins the workers, opens the process sets, and leaves again.
+
+basics.py keeps the session that is open, and answers from it.
+"""
 
 import logging
 import os
@@ -23,23 +24,25 @@ from gossamer.horovod.common.timeline import Timeline
 if TYPE_CHECKING:
     from gossamer import _C
 
-_counts: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()  # of sessions, by torch's default group
+_counts: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()  # how many sessions each default group has had
 
 
 @dataclass
 class Session:
-    """What holds between init() and shutdown()."""
+    """What is fixed between init() and shutdown()."""
 
     knobs: Knobs
     place: Place
     table: Table
     timeline: Timeline | None  # on rank 0, if HOROVOD_TIMELINE is set
-    process: int  # that called init(); a forked child of it has no part in it
-    key: str  # equal on all ranks, and of no other session: the beginning of the keys of its connections
-    expected: bool = False  # no group has taken this newcomer in: `place` is what it would have
+    process: int  # the process that called init(); a forked child has no session
+    key: str  # equal on all ranks, different for each session: the beginning of its connections' keys
+    expected: bool = (
+        False  # a newcomer outside any group: `place` is what it would have in the group that trains
+    )
 
     def close(self) -> None:
-        """Ends the operations of every set, and leaves the workers, if init() joined them."""
+        """Ends the operations of every set, and leaves the workers if init() joined them."""
         if self.expected:
             late_entry.on_need(None)
         try:
@@ -53,7 +56,7 @@ class Session:
 
 
 def start(comm: Any, wanted: Any, backend: str | None) -> Session:
-    """init() with its arguments. Leaves nothing behind where it raises."""
+    """Does what init() says, with its arguments. Leaves nothing behind if it raises."""
     knobs = environment.read()
     if isinstance(wanted, str) and wanted != "dynamic":
         raise ValueError(f"hvd.init: process_sets must be a list of ProcessSet or 'dynamic', got {wanted!r}")
@@ -68,9 +71,14 @@ def start(comm: Any, wanted: Any, backend: str | None) -> Session:
 
     place = placement.join(comm, knobs, backend=_backend(knobs, backend), tell=tell)
     timeline = Timeline() if knobs.timeline is not None and place.rank == 0 else None
-    dynamic = knobs.dynamic_process_sets or wanted == "dynamic"
-    key = f"horovod/{_count()}"
-    table = _table(key, knobs, place, timeline, dynamic=dynamic)
+    key = _next_key()
+    table = Table(
+        place.rank,
+        place.size,
+        dynamic=knobs.dynamic_process_sets or wanted == "dynamic",
+        open_set=lambda number, ranks: _open_set(number, ranks, key, knobs, timeline),
+        mpi_world=place.mpi_world,
+    )
     session = Session(knobs, place, table, timeline, os.getpid(), key)
     if (member := membership.member()) is not None:
         member.on_broken(abort_all)
@@ -83,9 +91,9 @@ def start(comm: Any, wanted: Any, backend: str | None) -> Session:
 
 
 def expect(comm: Any, wanted: Any, backend: str | None) -> Session | None:
-    """For a newcomer of an elastic run whose group trains: a session in which only ranks and sizes are known.
+    """Returns a session for a newcomer of an elastic run whose group trains: it knows only ranks and sizes.
 
-    None: there is no such group, or the arguments need the other ranks; start() is next.
+    Returns None where there is no such group, or where the arguments need the other ranks; start() is next then.
     """
     if comm is not None or (wanted and wanted != "dynamic"):
         return None
@@ -115,9 +123,10 @@ def _begin(session: Session, static: list[ProcessSet]) -> None:
 
 
 def _agreed_sets(place: Place, static: list[ProcessSet]) -> list[ProcessSet]:
-    """The sets of all ranks in one order. What MPI_Comm_split gave to each rank are several sets at one place.
+    """Returns the sets of all ranks in one order. The groups of one MPI_Comm_split are several sets at one place.
 
-    ValueError, on all ranks, if they differ otherwise.
+    Raises:
+        ValueError: on all ranks, if the ranks' sets differ in another way.
     """
     given = [[ranks for ranks, _ in told] for told in place.told]
     for rank, told in enumerate(place.told):
@@ -138,31 +147,29 @@ def _agreed_sets(place: Place, static: list[ProcessSet]) -> list[ProcessSet]:
     return sets
 
 
-def _count() -> int:
-    """Sessions of this group of workers."""
+def _next_key() -> str:
     group = dist.group.WORLD
     _counts[group] = count = _counts.get(group, 0) + 1
-    return count
+    return f"horovod/{count}"
 
 
-def _table(key: str, knobs: Knobs, place: Place, timeline: Timeline | None, *, dynamic: bool) -> Table:
-    def open_set(number: int, ranks: list[int]) -> "_C.NamedCollectives":
-        options = NamedOptions(
-            fusion_bytes=knobs.fusion_bytes,
-            fuse_groups=knobs.fuse_groups,
-            cache_capacity=knobs.cache_capacity,
-            stall_warning_s=knobs.stall_warning_s,
-            stall_shutdown_s=knobs.stall_shutdown_s,
-            by_hosts=knobs.by_hosts,
-            on_event=None if timeline is None else timeline.listener(number),
-        )
-        return open_named(None, ranks, key=f"{key}/{number}", options=options)
-
-    return Table(place.rank, place.size, dynamic=dynamic, open_set=open_set, mpi_world=place.mpi_world)
+def _open_set(
+    number: int, ranks: list[int], key: str, knobs: Knobs, timeline: Timeline | None
+) -> "_C.NamedCollectives":
+    options = NamedOptions(
+        fusion_bytes=knobs.fusion_bytes,
+        fuse_groups=knobs.fuse_groups,
+        cache_capacity=knobs.cache_capacity,
+        stall_warning_s=knobs.stall_warning_s,
+        stall_shutdown_s=knobs.stall_shutdown_s,
+        by_hosts=knobs.by_hosts,
+        on_event=None if timeline is None else timeline.listener(number),
+    )
+    return open_named(None, ranks, key=f"{key}/{number}", options=options)
 
 
 def _backend(knobs: Knobs, backend: str | None) -> str | None:
-    """For gossamer.init(). HOROVOD_CPU_OPERATIONS says nothing of GPUs, and nothing of a group that is there."""
+    """Returns the backend for gossamer.init(). HOROVOD_CPU_OPERATIONS says nothing about GPUs or an existing group."""
     for part in backend.split(",") if backend else ():
         if part.split(":")[-1] not in dist.Backend.backend_list:
             raise ValueError(f"hvd.init: backend must be of {dist.Backend.backend_list}, got {backend!r}")

@@ -1,12 +1,10 @@
-# Which process sets one session has: opens, numbers and closes them, on all ranks alike. session.py makes the table;
-# scripts reach it through process_sets.py.
-"""``Table``: the process sets between an init() and its shutdown()."""
+"""``Table``: the process sets between an init() and its shutdown(), opened, numbered and closed alike on all ranks."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import CommError, ConfigError
-from gossamer.horovod.common.exceptions import HorovodInternalError
+from gossamer.horovod.common.exceptions import internal_errors
 from gossamer.horovod.common.process_sets import ProcessSet, global_process_set, ranks_of_comm
 
 if TYPE_CHECKING:
@@ -14,7 +12,13 @@ if TYPE_CHECKING:
 
 
 class Table:
-    """The process sets of one init(). Without `open_set` they cannot communicate."""
+    """The process sets of one session.
+
+    Args:
+        dynamic: whether sets may be added after init().
+        open_set: opens the operations of a set, by its number and ranks. None: the sets cannot communicate.
+        mpi_world: mpi4py's communicator of all workers, or None.
+    """
 
     def __init__(
         self,
@@ -38,34 +42,27 @@ class Table:
         self._register(global_process_set, 0)
 
     def add(self, process_set: ProcessSet) -> None:
-        """Collective over all ranks. ValueError, on all ranks, for a set that is there already, or differing calls."""
+        """Opens a set. Collective over all ranks.
+
+        Raises:
+            ValueError: on all ranks, if there is a set of these ranks already, or the ranks' calls differ.
+        """
         ranks = self._ranks_of(process_set)
-        collectives = global_process_set.native()
-        try:
-            operation = collectives.add_process_set(ranks)
-            operation.wait()
-        except ConfigError as error:
-            raise ValueError(f"hvd.add_process_set: {error}") from error
-        except CommError as error:
-            raise HorovodInternalError(str(error)) from error
+        number = _all_agree("add_process_set", ranks)
         process_set.ranks = ranks
-        self._register(process_set, operation.value)
+        self._register(process_set, number)
 
     def remove(self, process_set: ProcessSet) -> bool:
+        """Closes a set, and returns whether this table has it. Collective over all ranks. Raises as add()."""
         number = process_set.process_set_id
         if number in (None, 0) or self.sets.get(number) is not process_set:
             return False
-        try:
-            global_process_set.native().remove_process_set(number).wait()
-        except ConfigError as error:
-            raise ValueError(f"hvd.remove_process_set: {error}") from error
-        except CommError as error:
-            raise HorovodInternalError(str(error)) from error
+        _all_agree("remove_process_set", number)
         self._forget(process_set)
         return True
 
     def close(self) -> None:
-        """Ends the operations of every set; the later ones first."""
+        """Ends the operations of every set, the latest set first."""
         for process_set in reversed(list(self.sets.values())):
             self._forget(process_set)
 
@@ -96,3 +93,14 @@ class Table:
             if other.ranks == ranks:
                 raise ValueError(f"hvd.add_process_set: a set of these ranks is there already: {other}")
         return ranks
+
+
+def _all_agree(what: str, argument: Any) -> int:
+    """Negotiates `what` between all ranks, and returns the number of the set."""
+    try:
+        with internal_errors(CommError):
+            operation = getattr(global_process_set.native(), what)(argument)
+            operation.wait()
+    except ConfigError as error:
+        raise ValueError(f"hvd.{what}: {error}") from error
+    return int(operation.value)

@@ -1,7 +1,8 @@
-# The timeline of rank 0: a Chrome trace (chrome://tracing, ui.perfetto.dev) with Horovod's names of events. Fed by the
-# native core's events, on its threads; basics.py starts and stops it. A thread writes by the clock, so that the file of
-# a job that hangs or is killed has what came before.
-"""Writing what the negotiation tells as a Chrome trace."""
+"""``Timeline``: rank 0's Chrome trace of the negotiation, with Horovod's names of events.
+
+The native core reports events from its threads. A thread of the timeline writes them every 0.05 s, so the file of a job
+that hangs or is killed has them. Open it with chrome://tracing or ui.perfetto.dev.
+"""
 
 import threading
 import time
@@ -11,11 +12,11 @@ from typing import Any
 
 from gossamer.observe.trace_file import TraceFile
 
-WRITE_S = 0.05  # an event is in the file so long after it came
+WRITE_S = 0.05  # an event is in the file this long after it happened
 
 
 class Timeline:
-    """A JSON array of events: one process of the trace an operation's name, times in microseconds from the start."""
+    """A JSON array of events. Each operation name is a process of the trace; times are microseconds from the start."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
@@ -23,7 +24,7 @@ class Timeline:
         self._is_written = True
 
     def start(self, path: str, *, mark_cycles: bool) -> None:
-        """Begins a file. ValueError if it cannot be written."""
+        """Begins a file. Raises ValueError if it cannot be written."""
         self.stop()
         try:
             file = TraceFile(path)
@@ -36,7 +37,7 @@ class Timeline:
             self._mark_cycles = mark_cycles
             self._epoch = time.monotonic()
             self._numbers: dict[tuple[int, str], int] = {}
-            self._open: dict[int, list[str]] = {}  # phases begun and not ended, by number
+            self._open: dict[int, list[str]] = {}  # the phases under way, by number of the operation
             self._deciding = False
             args = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
             file.event("start_time", "M", pid=0, args=args)
@@ -52,7 +53,7 @@ class Timeline:
                 file.close()
 
     def _write_by_the_clock(self, file: TraceFile) -> None:
-        """Until this file is ended. Sleeps while nothing happens."""
+        """Runs until the file ends. Sleeps while nothing happens."""
         with self._lock:
             while self._file is file:
                 self._lock.wait_for(lambda: self._file is not file or not self._is_written)
@@ -61,7 +62,7 @@ class Timeline:
                     self._is_written = True
 
     def listener(self, process_set: int) -> Callable[[str, str, int, float], None]:
-        """The function that the native core of one process set calls."""
+        """Returns the function that the native core of one process set calls."""
         return partial(self._event, process_set)
 
     def _event(self, process_set: int, phase: str, name: str, rank: int, time_s: float) -> None:
@@ -69,7 +70,7 @@ class Timeline:
             if self._file is None:
                 return
             if phase != "rank_ready" and (process_set, name) not in self._numbers:
-                return  # it began before the file
+                return  # the operation began before the file
             number = self._number(process_set, name)
             kind = name.split(".", 1)[0].removeprefix("grouped_").upper()
             if phase == "rank_ready":
@@ -98,7 +99,7 @@ class Timeline:
         return self._numbers[key]
 
     def _cycle(self, time_s: float) -> None:
-        """One marker for all that was agreed on at once."""
+        """Writes one marker for all operations that were agreed on at once."""
         if self._mark_cycles and not self._deciding:
             self._write(0, "CYCLE_START", time_s, ph="i", s="g")
 

@@ -1,6 +1,7 @@
-# `horovod.run(func, np=4)`, Horovod's way to start workers from Python: the launcher's, in gossamer/launch/function.py.
-# No part of training; imported on the first use of the name alone, since the launcher is above the faces.
-"""``horovod.run``."""
+"""``horovod.run(func, np=4)``: Horovod's way to start workers from Python. The launcher does it.
+
+This module is imported on the first use of the name alone, because the launcher is a layer above the faces.
+"""
 
 from gossamer.launch.function import run
 

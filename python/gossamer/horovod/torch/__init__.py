@@ -1,76 +1,14 @@
-# `import gossamer.horovod.torch as hvd`: Horovod's public names for torch, gathered. Translation of arguments; what
-# communicates is native.
-"""Horovod's torch face."""
+# ruff: noqa: F405 (names in __all__ that mpi_ops brings)
+"""Horovod's names for PyTorch: ``import gossamer.horovod.torch as hvd``.
+
+The modules that Horovod has too gather names: ``mpi_ops``, ``optimizer``, ``functions``, ``compression``,
+``sync_batch_norm`` and ``elastic``. Collectives are in ``operations``, and the gradients of a DistributedOptimizer
+in ``reduction``.
+"""
 
 from gossamer.horovod.torch import elastic
-from gossamer.horovod.torch.compression import Compression
-from gossamer.horovod.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
-from gossamer.horovod.torch.mpi_ops import (
-    Adasum,
-    Average,
-    HorovodInternalError,
-    Max,
-    Min,
-    ProcessSet,
-    Product,
-    Sum,
-    add_process_set,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    init,
-    is_initialized,
-    join,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    poll,
-    rank,
-    reducescatter,
-    reducescatter_async,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    sparse_allreduce_async,
-    start_timeline,
-    stop_timeline,
-    synchronize,
-)
+from gossamer.horovod.torch.functions import *  # noqa: F403
+from gossamer.horovod.torch.mpi_ops import *  # noqa: F403
 from gossamer.horovod.torch.optimizer import DistributedOptimizer
 from gossamer.horovod.torch.sync_batch_norm import SyncBatchNorm
 

@@ -1,7 +1,8 @@
-# What travels in place of a gradient: Horovod's two choices, bfloat16, and Gossamer's codecs. The first three are pairs
-# of functions around a reduction of the compressed values; a codec's bytes cannot be summed, so its sums are taken by
-# the engine that DistributedOptimizer rides on. Nothing is sent here.
-"""``Compression.none``, ``.fp16``, ``.bf16`` and ``.gossamer(codec)``."""
+"""``Compression.none``, ``.fp16``, ``.bf16`` and ``.gossamer(codec)``: what travels in place of a gradient.
+
+The first three are functions before and after a reduction of the compressed values. The bytes of a codec cannot be
+summed, so Gossamer's engine takes those sums, in a DistributedOptimizer.
+"""
 
 from typing import Any, NoReturn
 
@@ -13,68 +14,69 @@ from gossamer.errors import ConfigError
 
 
 class Compressor:
-    """compress(tensor) gives the tensor to send and what decompress() needs. Subclasses may be a script's own."""
+    """The interface of a compression. A script may have subclasses of its own."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor that is reduced in place of `tensor`, and a context."""
+        """Returns the tensor to reduce in place of `tensor`, and a context for decompress()."""
         raise NotImplementedError("Compressor.compress: a subclass must define it")
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """What the reduced tensor stands for."""
+        """Returns what the reduced tensor stands for."""
         raise NotImplementedError("Compressor.decompress: a subclass must define it")
 
 
 class NoneCompressor(Compressor):
-    """The tensor itself."""
+    """Sends the tensor itself."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor."""
+        """Returns the tensor."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor."""
+        """Returns the tensor."""
         return tensor
 
 
 class _NarrowCompressor(Compressor):
+    dtype: torch.dtype
+
+    @classmethod
+    def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Returns a floating-point tensor rounded to the narrow dtype, and its own dtype; others as they are."""
+        return (tensor.to(cls.dtype), tensor.dtype) if tensor.dtype.is_floating_point else (tensor, None)
+
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """In the dtype that it had."""
+        """Returns the tensor in the dtype that it had."""
         return tensor if ctx is None else tensor.to(ctx)
 
 
 class FP16Compressor(_NarrowCompressor):
-    """Floating-point tensors as float16; others as they are."""
+    """Sends floating-point tensors as float16, others as they are."""
 
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Rounded to float16; the context is the dtype."""
-        return _narrow(tensor, torch.float16)
+    dtype = torch.float16
 
 
 class BF16Compressor(_NarrowCompressor):
-    """Floating-point tensors as bfloat16: float32's range, 8 bits of precision."""
+    """Sends floating-point tensors as bfloat16: float32's range, 8 bits of precision. Others as they are."""
 
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Rounded to bfloat16; the context is the dtype."""
-        return _narrow(tensor, torch.bfloat16)
+    dtype = torch.bfloat16
 
 
 class GossamerCompressor(Compressor):
-    """Gradients by one of Gossamer's codecs, in a DistributedOptimizer with op Average or Sum.
+    """Sends gradients through one of Gossamer's codecs, in a DistributedOptimizer with op Average or Sum.
 
-    Each rank's gradient is encoded, the sums are taken in float32 (float64 for float64) in rank order and encoded once.
+    Each rank encodes its gradient; sums are taken in float32 (float64 for float64) in rank order, and encoded once.
 
     Args:
         codec: a Codec or an Adaptive, such as gs.Int8(), or gs.ErrorFeedback(gs.Int4()).
 
     Raises:
-        ConfigError: it is none. Also in compress(): encoded values cannot be summed by an allreduce.
+        ConfigError: `codec` is neither. Also in compress(): an allreduce cannot sum encoded values.
     """
 
     def __init__(self, codec: Codec | Adaptive) -> None:
@@ -88,14 +90,14 @@ class GossamerCompressor(Compressor):
         return f"Compression.gossamer({self.codec!r})"
 
     def compress(self, tensor: Tensor) -> NoReturn:  # type: ignore[override]  # on an object: it has a codec
-        """ConfigError, always."""
+        """Raises ConfigError."""
         raise ConfigError(
             f"hvd.{self!r}: encoded tensors cannot be summed by an allreduce; give it to "
             f"hvd.DistributedOptimizer, or call gossamer.all_reduce(tensor, codec=...)"
         )
 
     def decompress(self, tensor: Tensor, ctx: Any) -> NoReturn:  # type: ignore[override]
-        """ConfigError, always."""
+        """Raises ConfigError."""
         self.compress(tensor)
 
 
@@ -108,25 +110,17 @@ class Compression:
     gossamer = GossamerCompressor
 
 
-def _narrow(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Any]:
-    return (tensor.to(dtype), tensor.dtype) if tensor.dtype.is_floating_point else (tensor, None)
-
-
 def codec_of(compression: Any) -> Codec | Adaptive | None:
-    """What an engine sends by where a script asks for this compression. ConfigError where that is a function's own."""
+    """Returns the engine's codec for this compression. Raises ConfigError for a script's own compression."""
     if isinstance(compression, GossamerCompressor):
         return compression.codec
-    if compression is NoneCompressor:
-        return None
-    if compression is FP16Compressor:
-        return FP16()
-    if compression is BF16Compressor:
-        return BF16()
-    raise ConfigError(f"hvd: no codec is what {compression!r} does")
+    if has_codec(compression):
+        return {NoneCompressor: None, FP16Compressor: FP16(), BF16Compressor: BF16()}[compression]
+    raise ConfigError(f"hvd: the compression must be one of hvd.Compression for a codec, got {compression!r}")
 
 
 def has_codec(compression: Any) -> bool:
-    """Whether codec_of() has an answer."""
+    """Returns whether codec_of() has an answer."""
     return isinstance(compression, GossamerCompressor) or compression in (
         NoneCompressor,
         FP16Compressor,
@@ -135,7 +129,7 @@ def has_codec(compression: Any) -> bool:
 
 
 def describe(compression: Any) -> str:
-    """As it is compared between ranks: settings, no addresses."""
+    """Returns a text to compare between ranks: settings, no addresses."""
     if isinstance(compression, GossamerCompressor):
         return repr(compression)
     kind = compression if isinstance(compression, type) else type(compression)

@@ -1,6 +1,7 @@
-# Copies of one rank's state on all ranks: parameters and optimizers; objects are in objects.py. By negotiated
-# operations.
-"""``broadcast_parameters``, ``broadcast_optimizer_state``, ``broadcast_object`` and ``allgather_object``."""
+"""``broadcast_parameters`` and ``broadcast_optimizer_state``: copy one rank's state to all ranks, by named operations.
+
+Horovod's module has ``broadcast_object`` and ``allgather_object`` too; they are in objects.py.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,10 +13,9 @@ from torch import Tensor
 
 from gossamer.horovod.common import basics
 from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
-from gossamer.horovod.torch.asynchronous import broadcast_async_
-from gossamer.horovod.torch.handles import synchronize
 from gossamer.horovod.torch.objects import allgather_object, broadcast_object
-from gossamer.horovod.torch.waiting import wait_for_all
+from gossamer.horovod.torch.operations.asynchronous import broadcast_async_
+from gossamer.horovod.torch.operations.handles import synchronize, wait_for_all
 from gossamer.torch_private import tree_map
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -24,9 +24,15 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 def broadcast_parameters(
     params: Mapping[str, Tensor] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Copies tensors from one rank, in place: a state_dict(), named_parameters(), or a list of tensors. Collective.
+    """Copies tensors from one rank to all ranks of the set, in place. Collective.
 
-    ValueError for anything else, and for a root that is not in the set. HorovodInternalError if ranks' tensors differ.
+    Args:
+        params: a state_dict(), named_parameters(), or a list of tensors.
+        root_rank: the global rank to copy from.
+
+    Raises:
+        ValueError: `params` is something else, or the root is not in the set.
+        HorovodInternalError: the ranks' tensors differ in shape or dtype.
     """
     if isinstance(params, Mapping):
         named: list[tuple[str | None, Any]] = sorted(params.items())
@@ -51,7 +57,7 @@ def broadcast_parameters(
 
 @dataclass(frozen=True)
 class _Place:
-    """Stands for a tensor that travels by itself."""
+    """Stands in the pickled state for a tensor, which is broadcast by itself."""
 
     number: int
     shape: torch.Size
@@ -65,20 +71,24 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives an optimizer the groups' options and the state of one rank's, in place. Collective.
+    """Copies the state and the groups' options of one rank's optimizer to all ranks of the set, in place. Collective.
 
-    No step is taken, and parameters do not change; an optimizer that has no state yet on the root has none
-    afterwards. Where it has none on this rank, gradients are zeros afterwards, as Horovod leaves them: sparse ones for
-    SparseAdam and for the sparse embeddings of `model`.
+    No step is taken, and parameters do not change. If the root's optimizer has no state yet, all have none afterwards.
+    If this rank's optimizer had none, its gradients are zeros afterwards, as with Horovod.
 
-    ValueError: for LBFGS; on every rank, if an optimizer differs from the root's in its groups.
+    Args:
+        root_rank: the global rank to copy from.
+        model: its sparse embeddings get sparse zero gradients, as all parameters of SparseAdam do.
+
+    Raises:
+        ValueError: for LBFGS; on every rank, if the sizes of an optimizer's groups differ from the root's.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "hvd.broadcast_optimizer_state: the state of torch.optim.LBFGS is one history for all parameters, which "
             "cannot be copied; make a new optimizer on every rank"
         )
-    process_set.native()  # which may take a newcomer in, and give it another rank
+    process_set.native()  # a newcomer to an elastic run enters the group here, perhaps with another rank
     params = [param for group in optimizer.param_groups for param in group["params"]]
     tensors: dict[int, Tensor] = {}
     skeleton = None
@@ -151,7 +161,7 @@ def _fill(
     skeleton: dict[str, Any],
     tensors: dict[int, Tensor],
 ) -> None:
-    """Gives the optimizer what the skeleton says, with memory for the tensors, which are put into the dict."""
+    """Gives the optimizer the skeleton's contents. `tensors` gets the memory that the broadcasts are to fill."""
     before = dict(optimizer.state)
     optimizer.state.clear()
     for number, other_key, value in skeleton["state"]:
@@ -167,7 +177,7 @@ def _fill(
 
 
 def _attached(value: Any, old: Any, param: Tensor | None, tensors: dict[int, Tensor]) -> Any:
-    """The value with tensors in the places of tensors: those of `old` where they fit, else new ones."""
+    """Returns the value with a tensor for each _Place: the tensor of `old` where it fits, else a new one."""
     if isinstance(value, dict):
         olds = old if isinstance(old, dict) else {}
         return {key: _attached(each, olds.get(key), param, tensors) for key, each in value.items()}
@@ -183,6 +193,6 @@ def _memory(place: _Place, old: Any, param: Tensor | None) -> Tensor:
     device = torch.device("cpu") if place.on_cpu or param is None else param.device
     if isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (place.shape, place.dtype, device):
         return old
-    if param is not None and param.shape == place.shape:  # in its memory format
+    if param is not None and param.shape == place.shape:  # keeps its memory format
         return torch.empty_like(param, dtype=place.dtype, device=device, requires_grad=False)
     return torch.empty(place.shape, dtype=place.dtype, device=device)

@@ -1,5 +1,4 @@
-# Objects of Python between ranks, as pickles. By negotiated operations.
-"""``broadcast_object`` and ``allgather_object``."""
+"""``broadcast_object`` and ``allgather_object``: Python objects between ranks, as pickles in named operations."""
 
 import io
 import pickle
@@ -10,11 +9,11 @@ from torch import Tensor
 
 from gossamer.horovod.common import basics
 from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
-from gossamer.horovod.torch.asynchronous import allgather_async, broadcast_async_
-from gossamer.horovod.torch.handles import synchronize
+from gossamer.horovod.torch.operations.asynchronous import allgather_async, broadcast_async_
+from gossamer.horovod.torch.operations.handles import synchronize
 
 try:
-    import cloudpickle as _pickler  # it also takes lambdas and classes of scripts
+    import cloudpickle as _pickler  # takes lambdas and classes of scripts too
 except ImportError:
     _pickler = pickle
 
@@ -22,11 +21,14 @@ except ImportError:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object of one rank, on all: itself there, a copy by pickle elsewhere. Collective.
+    """Returns the object of one rank on all ranks of the set: the object itself there, a copy elsewhere. Collective.
 
-    ValueError on every rank if it cannot be pickled; cloudpickle, where installed, takes functions too.
+    Objects travel as pickles; where cloudpickle is installed, lambdas and classes of a script can be sent too.
+
+    Raises:
+        ValueError: on every rank, if the object cannot be pickled.
     """
-    process_set.native()  # which may take a newcomer in, and give it another rank
+    process_set.native()  # a newcomer to an elastic run enters the group here, perhaps with another rank
     name = type(obj).__name__ if name is None else name
     own, data, size = basics.rank() == root_rank, b"", 0
     if own:
@@ -43,9 +45,10 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks of the set, in rank order, as copies by pickle. Collective.
+    """Returns copies of the objects of all ranks of the set, in rank order. Collective.
 
-    ValueError on every rank if one cannot be pickled.
+    Raises:
+        ValueError: on every rank, if an object cannot be pickled.
     """
     name = type(obj).__name__ if name is None else name
     data, size = _pickled(obj)
@@ -62,11 +65,11 @@ def allgather_object(
 
 
 def _pickled(obj: Any) -> tuple[bytes, int]:
-    """Bytes, and how many; where it cannot be pickled why, and the negative number."""
+    """Returns bytes and their number. If the object cannot be pickled: the reason as bytes, and minus their number."""
     file = io.BytesIO()
     try:
         _pickler.dump(obj, file)
-    except Exception as error:  # whatever a class of the script's does when it is pickled
+    except Exception as error:  # a class of the script may raise anything
         text = f"a {type(obj).__qualname__} cannot be pickled: {error}".encode()
         return text, -len(text)
     return file.getvalue(), file.tell()

@@ -1,7 +1,7 @@
 """BatchNorm over the batches of all ranks, as if they were one: on CPU and GPU, for unlike batch sizes.
 
-One all-gather in forward (count, mean and variance of each rank), one all-reduce in backward. The arithmetic is in
-gossamer.batchnorm.
+Forward makes one all-gather (count, mean and variance of each rank), backward one all-reduce. gossamer/batchnorm.py has
+the arithmetic.
 """
 
 from functools import partial
@@ -11,26 +11,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gossamer import batchnorm
 from gossamer.bagua.torch_api.process_group import BaguaProcessGroup
+from gossamer.batchnorm import Exchange, JoinedBatchNorm
 from gossamer.errors import ConfigError
 from gossamer.torch_private import AnyBatchNorm  # the class by which torch itself knows every BatchNorm
 
 
-class SyncBatchNorm(AnyBatchNorm):
+class SyncBatchNorm(JoinedBatchNorm):
     """nn.BatchNorm1d/2d/3d whose training statistics are those of all ranks' batches joined.
 
-    Input [N, C] or [N, C, ...]; N and the further sizes may differ between ranks, also be 0. In eval mode, and
-    in training of other modules, nothing is sent. Gradients of weight and bias are this rank's part, as those
-    of any other parameter.
+    Input [N, C] or [N, C, ...]. N and the further sizes may differ between ranks, and may be 0. In eval mode nothing is
+    sent. Gradients of weight and bias are this rank's part, as those of any other parameter.
 
     Args:
         num_features, eps, momentum, affine, track_running_stats: as in nn.BatchNorm2d.
-        process_group: a torch or Bagua group, asked at each forward; None is the default group.
+        process_group: a torch or Bagua group, looked up at each forward; None is the default group.
 
     Raises (in forward):
-        ConfigError: a wrong input; no group; or, on all ranks alike, not two values for a channel in all.
+        ConfigError: a wrong input; no group; or, on all ranks alike, fewer than two values for a channel in all.
     """
+
+    where = "SyncBatchNorm"
 
     def __init__(
         self,
@@ -47,25 +48,17 @@ class SyncBatchNorm(AnyBatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         self.process_group = process_group
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalises each channel; running statistics change in place."""
-        if x.dim() < 2 or x.size(1) != self.num_features:
-            raise ConfigError(
-                f"SyncBatchNorm: input must be [N, {self.num_features}, ...], got {list(x.shape)}."
-            )
-        if not self.training:
-            return batchnorm.evaluate(self, x)
+    def exchange(self) -> Exchange:
+        """An all-gather and an all-reduce of the group."""
         group = _torch_group(self.process_group)
-        mean, variance, count = _joined_statistics(x.detach(), group)
-        batchnorm.track(self, mean, variance, count)
-        return batchnorm.normalise(self, x, mean, variance, count, add_up=partial(_add_up, group=group))
+        return partial(_gather, group=group), partial(_add_up, group=group)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
-        """Replaces every BatchNorm in the module, in place, and returns it (or its replacement, if it is one).
+        """Replaces every BatchNorm in the module, in place. Returns it, or its replacement if it is a BatchNorm.
 
-        Parameters and buffers stay the same objects, so an optimizer that has them goes on. One that stands in
-        several places has one replacement.
+        Parameters and buffers stay the same objects, so an optimizer that has them keeps working. A BatchNorm that is
+        used in several places has one replacement.
         """
         made: dict[nn.Module, nn.Module] = {}
         for path, child in list(module.named_modules(remove_duplicate=False)):
@@ -94,11 +87,10 @@ class SyncBatchNorm(AnyBatchNorm):
         return own
 
 
-def _joined_statistics(x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
-    own = batchnorm.moments(x)
+def _gather(own: Tensor, group: Any) -> Tensor:
     every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, own, group=group)
-    return batchnorm.joined(torch.stack(every), x.numel() // x.size(1), "SyncBatchNorm")
+    return torch.stack(every)
 
 
 def _add_up(sums: Tensor, group: Any) -> Tensor:

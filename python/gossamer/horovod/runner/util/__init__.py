@@ -1,2 +1,1 @@
-# A folder of Horovod's launcher that scripts and its test helpers import from. No part of training.
-"""Of ``horovod.runner.util``: ``threads``."""
+"""The helpers of ``horovod.runner.util`` that scripts import: ``threads``."""

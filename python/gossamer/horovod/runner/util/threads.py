@@ -1,5 +1,4 @@
-# Horovod's helper to start a thread, which its test helpers and scripts import.
-"""``in_thread``."""
+"""``in_thread``: Horovod's helper to start a thread."""
 
 import contextlib
 import threading
@@ -14,9 +13,10 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Calls target(*args) in a new thread, and returns the thread. ``silent`` drops what it raises.
+    """Calls target(*args) in a new thread, and returns the thread. ``silent``: errors of the target are dropped.
 
-    ValueError if ``args`` is no tuple.
+    Raises:
+        ValueError: ``args`` is not a tuple.
     """
     if not isinstance(args, tuple):
         raise ValueError(f"in_thread: args must be a tuple, got {args!r}; for a single argument give (arg,)")

@@ -1,6 +1,7 @@
-# Elastic training of torch models: Horovod's horovod.torch.elastic. The loop is common/elastic.py, the states state.py.
-# Who is in the group is the business of gossamer.membership and of `gossamer run --min-np`.
-"""``hvd.elastic``: ``run``, ``TorchState``, ``ElasticSampler``."""
+"""``hvd.elastic``: elastic training of torch models by ``run``, ``TorchState`` and ``ElasticSampler``.
+
+The loop is in horovod/common/elastic.py; state.py and sampler.py have the states.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,10 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of a training function whose first argument is a State, such as a TorchState.
 
-    The function is called after hvd.init(). It begins with rank 0's state on all workers, must go on from where the
-    state says, and calls state.commit() from time to time. When a worker dies, the others go back to the last commit
-    and call it again in a smaller group; when one is added, all call it again at the next commit. Its return value is
-    returned; other exceptions than HorovodInternalError and HostsUpdatedInterrupt pass through.
+    Call the function after hvd.init(). It begins with rank 0's state on all workers, continues from where the state
+    says, and calls state.commit() from time to time. When a worker dies, the others return to the last commit and call
+    the function again in a smaller group. When a worker is added, all call it again at the next commit. Exceptions
+    other than HorovodInternalError and HostsUpdatedInterrupt pass through.
     """
     return run_fn(func, _reset)
 

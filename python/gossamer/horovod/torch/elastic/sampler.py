@@ -1,6 +1,7 @@
-# A sampler that knows which part of an epoch has been processed, so that the rest can be divided anew among another
-# number of workers. Communicates nothing: its state is synchronised by state.py.
-"""Sampling in elastic training."""
+"""``ElasticSampler`` knows which part of an epoch is processed, and divides the rest among any number of workers.
+
+It communicates nothing; state.py synchronises its state.
+"""
 
 import random
 from collections.abc import Iterator, Sized
@@ -14,13 +15,13 @@ from gossamer.horovod.torch.mpi_ops import rank, size
 class ElasticSampler(Sampler[int]):
     """Divides what is left of a dataset among the workers.
 
-    All workers get equally many indices; the last ones are drawn twice where that needs it. Call set_epoch at the end
-    of an epoch, record_batch after each batch, and make it an attribute of the TorchState.
+    All workers get equally many indices; where that needs more than are left, some are drawn twice. Call set_epoch()
+    at the end of an epoch and record_batch() after each batch, and make the sampler an attribute of the TorchState.
 
     Args:
-        dataset: its length counts.
-        shuffle: whether the order is drawn anew for each epoch, equally on all workers.
-        seed: of that.
+        dataset: only its length is used.
+        shuffle: whether to draw a new order for each epoch, the same on all workers.
+        seed: the seed of these orders.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -28,7 +29,7 @@ class ElasticSampler(Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self.processed_num = 0  # of this epoch, by all workers
+        self.processed_num = 0  # samples of this epoch, by all workers
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
@@ -38,34 +39,34 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """This worker and all others have processed a batch of ``batch_size`` samples each."""
+        """Records that every worker has processed a batch of ``batch_size`` samples."""
         self.processed_num += batch_size * self.num_replicas
 
     def record_indices(self, indices: Sized) -> None:
-        """The same of as many samples as there are indices."""
+        """Records that every worker has processed as many samples as there are indices."""
         self.processed_num += len(indices) * self.num_replicas
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """The indices of this worker's batch number ``batch_idx`` since the last reset."""
+        """Returns the indices of this worker's batch number ``batch_idx`` since the last reset."""
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """epoch and processed_num."""
+        """Returns epoch and processed_num."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes epoch and processed_num over, and divides what is left."""
+        """Sets epoch and processed_num, and divides what is left."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Divides what is left of the epoch among the workers that there are now."""
+        """Divides what is left of the epoch among the current workers."""
         self.rank, self.num_replicas = rank(), size()
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)
-        # Workers take turns, so after equally many batches the first ones of the order are done.
+        # Workers take turns, so equally many batches of all workers process the beginning of the order.
         self.remaining_indices = order[self.processed_num :]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas

@@ -1,6 +1,4 @@
-# The state of torch training: models, optimizers and samplers by handlers that know how each is saved, restored and
-# synchronised; anything else as plain objects. What is communicated goes through the face's own broadcasts.
-"""``TorchState`` and the handlers of its parts."""
+"""``TorchState``: models, optimizers and samplers, each kept by a handler; anything else as plain objects."""
 
 import copy
 from typing import Any
@@ -19,7 +17,7 @@ from gossamer.horovod.torch.mpi_ops import rank
 
 
 class StateHandler:
-    """How one kind of object is kept: by copies of its state_dict(). A subclass says how it is synchronised."""
+    """Saves and restores one kind of object by copies of its state_dict(). A subclass defines sync()."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -36,13 +34,13 @@ class StateHandler:
         raise NotImplementedError(f"{type(self).__name__}.sync: a handler must say how it is synchronised")
 
     def set_value(self, value: Any) -> None:
-        """Another object in its place; its state is saved."""
+        """Replaces the object, and saves the state of the new one."""
         self.value = value
         self.save()
 
 
 class ModelStateHandler(StateHandler):
-    """Of an nn.Module."""
+    """Keeps an nn.Module."""
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
@@ -50,7 +48,7 @@ class ModelStateHandler(StateHandler):
 
 
 class OptimizerStateHandler(StateHandler):
-    """Of an Optimizer."""
+    """Keeps an Optimizer."""
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
@@ -58,7 +56,7 @@ class OptimizerStateHandler(StateHandler):
 
 
 class SamplerStateHandler(StateHandler):
-    """Of an ElasticSampler."""
+    """Keeps an ElasticSampler."""
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0))
@@ -73,23 +71,23 @@ _handler_registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Pairs of a class and the handler of its objects. The first that fits an object is its handler."""
+    """Returns pairs of a class and the handler of its objects. The first pair that fits an object counts."""
     return _handler_registry
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Replaces it, for states that are made afterwards."""
+    """Replaces the registry, for states that are made afterwards."""
     global _handler_registry
     _handler_registry = registry
 
 
 class TorchState(ObjectState):
-    """A state of a model, an optimizer and other objects, which are its attributes.
+    """A state whose attributes are a model, an optimizer and other objects.
 
     Args:
-        model: whose state_dict() is kept.
-        optimizer: the same.
-        kwargs: further attributes. Modules, optimizers and samplers among them are kept like those two, others as
+        model: kept by its state_dict().
+        optimizer: kept by its state_dict().
+        kwargs: further attributes. Modules, optimizers and samplers are kept by their state_dict() too, others as
             plain objects.
     """
 
@@ -107,22 +105,23 @@ class TorchState(ObjectState):
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **plain)
 
     def save(self) -> None:
-        for handler in self._handlers.values():
-            handler.save()
+        self._each("save")
         super().save()
 
     def restore(self) -> None:
-        for handler in self._handlers.values():
-            handler.restore()
+        self._each("restore")
         super().restore()
 
     def sync(self) -> None:
-        for handler in self._handlers.values():
-            handler.sync()
+        self._each("sync")
         super().sync()
 
+    def _each(self, what: str) -> None:
+        for handler in self._handlers.values():
+            getattr(handler, what)()
+
     def reset(self) -> None:
-        """Samplers divide what is left among the workers that there are now."""
+        """Lets samplers divide what is left among the current workers."""
         for handler in self._handlers.values():
             if isinstance(handler.value, ElasticSampler):
                 handler.value.reset()

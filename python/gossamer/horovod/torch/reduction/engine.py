@@ -1,8 +1,8 @@
-# Gradients that ride on Gossamer's engine: in flat buckets, by the algorithm below, with Horovod's factors. What can
-# ride and what cannot is decided in reduction.py; the other way is reduction_negotiated.py.
-"""``EngineReduction``."""
+"""``EngineReduction``: gradients on Gossamer's engine, in flat buckets, with Horovod's factors.
 
-import contextlib
+``refusal_of`` says which requests the engine cannot serve; negotiated.py serves those.
+"""
+
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,16 +17,19 @@ from gossamer.comm import Flat, Hierarchical, connect_by_hosts, private_among, s
 from gossamer.engine import Engine, Rounds
 from gossamer.errors import CommError, ConfigError
 from gossamer.horovod.common import basics
-from gossamer.horovod.common.exceptions import HorovodInternalError
+from gossamer.horovod.common.exceptions import internal_errors
 from gossamer.horovod.torch.compression import codec_of, has_codec
-from gossamer.horovod.torch.optimizer_arguments import Request
-from gossamer.horovod.torch.submission import Average, Sum
+from gossamer.horovod.torch.operations.submission import Average, Sum
+from gossamer.horovod.torch.reduction.request import Request
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def refusal_of(request: Request) -> str:
-    """Why such gradients cannot ride, the same on ranks with equal requests; empty if they can."""
+    """Returns why the engine cannot reduce these gradients; an empty string if it can.
+
+    Ranks with equal requests get the same answer.
+    """
     params = [request.params[index] for index in sorted(request.trained)]
     if request.op not in (Average, Sum):
         return "op is neither Average nor Sum"
@@ -54,9 +57,9 @@ class EngineReduction:
 
     Args:
         key: equal on these ranks, and never used before in this group.
-        passes: see Rounds.
-        order: indices of parameters in the order in which their gradients came here.
-        bucket_bytes: of a bucket; None is gossamer.config's.
+        passes: how many backwards bring gradients before a step.
+        order: indices of parameters in the order in which their gradients came on this rank.
+        bucket_bytes: the size of a bucket; None is gossamer.config's.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class EngineReduction:
         size = settings.bucket_bytes if bucket_bytes is None else max(1, bucket_bytes)
         self._holder = _Holder(request)
         algorithm: Algorithm = _Reduction(request, len(ranks))
-        with _errors():
+        with internal_errors(CommError, ConfigError):
             comm, control = private_among(None, ranks, request.params[min(request.trained)].device, key=key)
             levels = Hierarchical() if sums_by_hosts(request.process_set.native()) else Flat()
             comm = connect_by_hosts(levels, comm, control)
@@ -91,35 +94,35 @@ class EngineReduction:
 
     @property
     def buckets(self) -> list[_C.Bucket]:
-        """The buckets as they are now."""
+        """The current buckets."""
         return self._engine.buckets
 
     def set_passes(self, passes: int) -> None:
-        """Every parameter that is not complete waits for so many gradients from now on."""
+        """Lets every parameter that is not complete wait for so many gradients from now on."""
         self._rounds.set_passes(passes)
 
     def synchronize(self) -> None:
-        """Every parameter has the reduced gradient afterwards. HorovodInternalError: on every rank, if one failed."""
-        with _errors():
+        """Waits for the reduced gradients. Raises HorovodInternalError on every rank if a reduction failed."""
+        with internal_errors(CommError, ConfigError):
             self._rounds.end()
 
     def shadow(self) -> None:
-        """Adds zeros to what the others reduce until every rank does so."""
-        with _errors():
+        """Adds zeros to the other ranks' reductions until every rank does so."""
+        with internal_errors(CommError, ConfigError):
             self._rounds.shadow()
 
     def abandon(self) -> None:
-        """Completes what has begun, so that no rank waits for this one."""
+        """Completes a step that has begun, so that no rank waits for this one."""
         if self.under_way:
             self.synchronize()
 
     def close(self, *, crashed: bool = False) -> None:
-        """Ends it; the gradients stay. Idempotent. crashed: ranks that wait for this one get an error soon."""
+        """Ends the engine; the gradients stay. Idempotent. ``crashed``: ranks that wait for this one get an error."""
         self._engine.close(crashed=crashed)
 
 
 class _Holder(nn.Module):
-    """The parameters under the names that the script gave, whatever characters are in them."""
+    """Has the parameters under the script's names, which need not be valid for a module."""
 
     def __init__(self, request: Request) -> None:
         super().__init__()
@@ -128,13 +131,13 @@ class _Holder(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
-        """All of them, in the order of the optimizer."""
+        """Yields all of them, in the order of the optimizer."""
         for name, param in self._named:
             yield prefix + name, param
 
 
 class _Reduction(GradientAllReduce):
-    """The sum of gradients between two factors, as Horovod rounds it; by a codec the mean or sum of what is decoded.
+    """Sums gradients between two factors, rounded as in Horovod. With a codec: the mean or sum of decoded gradients.
 
     Args:
         size: number of ranks.
@@ -151,21 +154,21 @@ class _Reduction(GradientAllReduce):
         }
 
     def group_of(self, name: str, param: Tensor) -> Any:
-        """Groups travel apart, so that each is reduced as soon as all of it is there."""
+        """Separates groups, so that each is reduced as soon as it is complete."""
         return self._group_of.get(name), super().group_of(name, param)
 
     def native_work(self, bucket: _C.Bucket) -> _C.BucketWork | None:
-        """The backend's sum, where no codec is asked for."""
+        """Returns the backend's sum where there is no codec."""
         if self.codec is not None:
             return super().native_work(bucket)
         return _C.ScaledAllReduce(*factors(self.prescale, self.postscale, bucket.dtype, bucket.device.type))
 
 
 def factors(prescale: float, postscale: float, dtype: torch.dtype, device: str) -> tuple[float, float]:
-    """The factors before and after the sum that give Horovod's bits.
+    """Returns the factors before and after the sum that give Horovod's bits.
 
-    On CUDA, Horovod rounds factors to float16 for float16. A power of two loses nothing where the exponent has room, so
-    it goes before the sum, into the pass that fills the bucket.
+    On CUDA, Horovod rounds the factors for float16 to float16. Except for float16, whose exponent has little room, a
+    power of two loses nothing, so it goes before the sum, into the pass that fills the bucket.
     """
     if dtype == torch.float16:
         if device == "cuda":
@@ -174,12 +177,3 @@ def factors(prescale: float, postscale: float, dtype: torch.dtype, device: str) 
     if math.frexp(postscale)[0] == 0.5:
         return prescale * postscale, 1.0
     return prescale, postscale
-
-
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """Within it, what ends or fails on every rank is Horovod's error."""
-    try:
-        yield
-    except (CommError, ConfigError) as error:
-        raise HorovodInternalError(str(error)) from error

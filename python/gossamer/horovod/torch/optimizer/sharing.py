@@ -1,5 +1,4 @@
-# One optimizer's groups and state under two classes: its own, and one that reduces gradients. Knows nothing of either.
-"""``adopt`` and ``keep_identity``."""
+"""``adopt`` and ``keep_identity``: one optimizer's groups and state under two classes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,27 +8,27 @@ import torch
 
 
 def adopt(optimizer: torch.optim.Optimizer, kind: type, *, module: str) -> Any:
-    """An object of a new class, `kind` before the optimizer's own, that shares everything with the optimizer.
+    """Returns an object that shares everything with the optimizer, of a new class with the bases `kind` and its class.
 
     Args:
-        module: what the class gives as its own; Horovod's helpers know its optimizers by it.
+        module: the ``__module__`` of the new class, by which Horovod's helpers know its optimizers.
     """
     own = type(optimizer)
-    # Optimizer.__getstate__ keeps nothing of this class: a copy would reduce nothing.
+    # Optimizer.__getstate__ keeps nothing of this class, so a copy would reduce nothing.
     names = {"__module__": module, "__doc__": own.__doc__, "__reduce_ex__": _refuse_copy}
     made = type(own.__name__, (kind, own), names)
-    adopted: Any = made.__new__(made)  # type: ignore[call-overload]  # not its __init__, which would begin anew
+    adopted: Any = made.__new__(made)  # type: ignore[call-overload]  # without __init__, which would reset the state
     adopted.__dict__.update(optimizer.__dict__)
-    # What a scheduler has put in front of the optimizer's own step() would go around ours.
+    # A scheduler has wrapped the optimizer's own step(), which would bypass this class.
     adopted.__dict__.pop("step", None)
     return adopted
 
 
 @contextlib.contextmanager
 def keep_identity(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """After it, groups and state are the objects that they were before, with what has become of them.
+    """Keeps the objects that hold groups and state, and gives them the new contents afterwards.
 
-    torch's load_state_dict() makes new ones, and leaves those that share them behind.
+    torch's load_state_dict() replaces these objects, which others share.
     """
     groups, state = optimizer.param_groups, optimizer.state
     yield

@@ -1,5 +1,7 @@
-# Counts the gradients of parameters, by hooks in Python. For what is negotiated; the engine counts natively.
-"""``Passes``: which parameters have all gradients of this step."""
+"""``Passes``: counts the gradients of parameters by hooks, and knows which parameters have all of this step.
+
+It serves what is negotiated; Gossamer's engine counts natively.
+"""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,22 +14,27 @@ class Passes:
     """A parameter is complete with its gradient number `passes` since the last reset().
 
     Args:
-        names, params: of the same order; what is said by index means them.
+        names, params: of the same order; an index means a position in both.
         passes: how many backwards bring gradients before a step.
-        on_complete: called with an index in the backward that completes it. Its object is held weakly.
+        on_complete: a method that is called, in the backward, with the index of a complete parameter. Its object is
+            held weakly.
     """
 
     def __init__(
-        self, names: Sequence[str], params: Sequence[Tensor], passes: int, on_complete: Callable[[int], None]
+        self,
+        names: Sequence[str],
+        params: Sequence[Tensor],
+        passes: int,
+        on_complete: Callable[[int], None] | None = None,
     ) -> None:
         self._names, self._params = names, params
-        self._on_complete = weakref.WeakMethod(on_complete)
+        self._on_complete = None if on_complete is None else weakref.WeakMethod(on_complete)
         self._hooks: dict[int, Any] = {}
         self.passes = passes
         self.reset()
 
     def install(self) -> None:
-        """Begins to count the gradients of those that need any by now. Idempotent."""
+        """Begins to count for the parameters that need gradients now. Idempotent."""
         if len(self._hooks) == len(self._params):
             return
         this = weakref.ref(self)
@@ -45,19 +52,19 @@ class Passes:
                 self._hooks[index] = param.register_post_accumulate_grad_hook(hook_of(index))
 
     def remove(self) -> None:
-        """Ends counting; what was counted is forgotten. Idempotent."""
+        """Ends counting, and forgets the counts. Idempotent."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks = {}
         self.reset()
 
     def reset(self) -> None:
-        """A new step begins."""
+        """Begins a new step."""
         self._left = [self.passes] * len(self._params)
         self.complete: list[int] = []  # in the order in which they became so
 
     def set_passes(self, passes: int) -> None:
-        """Every parameter waits for so many gradients from now on."""
+        """Lets every parameter wait for so many gradients from now on."""
         self.passes = passes
         self._left = [passes] * len(self._params)
 
@@ -79,6 +86,5 @@ class Passes:
         self._left[index] -= 1
         if self._left[index] == 0:
             self.complete.append(index)
-            on_complete = self._on_complete()
-            if on_complete is not None:
+            if self._on_complete is not None and (on_complete := self._on_complete()) is not None:
                 on_complete(index)

@@ -1,6 +1,8 @@
-# The way of every collective to the native core: names as Horovod's, the caller's place in the script, the exceptions;
-# and refusals: what is wrong on this rank alone fails on the others too. Called by asynchronous.py and its like.
-"""Handing operations to the native core of a process set."""
+"""The last step of every collective in Python: it hands tensors to the native core of a process set.
+
+``NamedCollectives.submit`` (csrc/named/collectives.h) gives the operation to the negotiation (csrc/negotiate). Here it
+gets Horovod's name and the line of the script that called. ``refuse`` fails an operation on all ranks.
+"""
 
 import os
 import sys
@@ -12,9 +14,11 @@ from typing import Any, NoReturn
 import torch
 
 from gossamer.errors import CommError
-from gossamer.horovod.common.exceptions import HorovodInternalError
+from gossamer.horovod.common.exceptions import HorovodInternalError, internal_errors
 from gossamer.horovod.common.process_sets import ProcessSet
-from gossamer.horovod.torch.handles import Handle, Pending, PendingGroup, handle_of
+from gossamer.horovod.torch.operations.handles import Handle, Pending, PendingGroup, handle_of
+
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
 # The numbers are Horovod's.
 Average = 0
@@ -31,15 +35,15 @@ Product = 5
 """The product of the ranks' values, element by element."""
 OPS = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min", Max: "Max", Product: "Product"}
 
-# Frames of these are not the caller's.
+# The script's own frame is the first one outside these folders.
 PACKAGES = tuple(
-    str(folder) + os.sep for folder in (Path(__file__).resolve().parents[2], Path(torch.__file__).parent)
+    str(folder) + os.sep for folder in (Path(__file__).resolve().parents[3], Path(torch.__file__).parent)
 )
-_files: dict[str, str | None] = {}  # by file name: its last part, None inside those packages
+_files: dict[str, str | None] = {}  # last part of a path, by path; None inside PACKAGES
 
 
 def call_site() -> str:
-    """Where the script called, as "train.py:12"."""
+    """Returns the line of the script that called, such as "train.py:12"."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -67,13 +71,13 @@ def one(
     postscale: float = 1.0,
     splits: list[int] | None = None,
 ) -> Handle:
-    """Submits one operation. ValueError for what is wrong here; the other ranks learn it too."""
+    """Submits one operation. Raises ValueError for a wrong argument; the operation then fails on every rank."""
     native = process_set.collectives or process_set.native()
     if not isinstance(tensor, torch.Tensor):
         refuse(process_set, kind, [name], f"the argument must be a tensor, got {type(tensor).__name__}")
     try:
         names = [f"{kind}.{name}" if name else ""]
-        # By place, not by name: this call is most of what a small operation costs.
+        # Positional arguments, because this call is most of what a small operation costs.
         (operation,) = native.submit(
             kind, [tensor], names, in_place, op, root, prescale, postscale, splits, None, call_site()
         )
@@ -91,7 +95,7 @@ def group(
     in_place: bool = False,
     **options: Any,
 ) -> Handle:
-    """Submits operations that complete or fail together."""
+    """Submits operations that complete or fail together. Raises as one()."""
     native = process_set.native()
     tensors = list(tensors)
     if not tensors:
@@ -101,23 +105,14 @@ def group(
         if not isinstance(tensor, torch.Tensor):
             reason = f"the arguments must be tensors, got {type(tensor).__name__}"
             refuse(process_set, kind, names, reason)
-    try:
-        operations = native.submit(
-            kind,
-            tensors,
-            names=names,
-            in_place=in_place,
-            group=f"grouped_{kind}.{name}" if name else "",
-            call_site=call_site(),
-            **options,
-        )
-    except CommError as error:
-        raise HorovodInternalError(str(error)) from error
+    whole, site = f"grouped_{kind}.{name}" if name else "", call_site()
+    with internal_errors(CommError):
+        operations = native.submit(kind, tensors, names, in_place, group=whole, call_site=site, **options)
     return handle_of(PendingGroup(operations, tensors if in_place else None))
 
 
 def group_names(kind: str, name: str | None, count: int) -> list[str]:
-    """Of the members of a group: "grouped_allreduce.<name>_1of3"; empty where the group has no name."""
+    """Returns the names of a group's members, "grouped_allreduce.<name>_1of3"; empty where the group has no name."""
     if not name:
         return [""] * count
     return [f"grouped_{kind}.{name}_{index}of{count}" for index in range(1, count + 1)]
@@ -130,18 +125,18 @@ def refuse(
     reason: str,
     error: type[Exception] = ValueError,
 ) -> NoReturn:
-    """Raises, and lets the other ranks' operations fail, which would wait for this rank's otherwise.
+    """Raises `error`, and fails the operation on the other ranks, which would wait for this rank otherwise.
 
-    ``names``: of a single operation as the user gave it, of a group's members as group_names() made them.
+    Args:
+        names: the name that the user gave to a single operation, or the group_names() of a group.
     """
     native, site = process_set.native(), call_site()
     for name in names:
         whole = name if not name or name.startswith("grouped_") else f"{kind}.{name}"
         try:
-            native.refuse(kind, whole or "", reason, site)
-        except ValueError:  # an operation of that name is on its way, and goes its own way
+            with internal_errors(CommError):
+                native.refuse(kind, whole or "", reason, site)
+        except ValueError:  # an operation of that name is in flight already, and is left alone
             continue
-        except CommError as ended:
-            raise HorovodInternalError(str(ended)) from ended
     shown = f" {names[0]!r}" if names and names[0] else ""
     raise error(f"hvd.{kind}{shown}: {reason}")

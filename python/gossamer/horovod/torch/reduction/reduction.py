@@ -1,7 +1,7 @@
-# The gradients of one DistributedOptimizer: counted as they come, reduced when it is to step, in one of two ways. The
-# way is chosen in the first synchronize(), where all ranks compare what they were asked for (reduction_choice.py), and
-# lasts for the session.
-"""``Reduction``, and what joins it to init(), shutdown() and join()."""
+"""``Reduction``: the gradients of one DistributedOptimizer, from its first step to the end of the session.
+
+The first synchronize() chooses one of two ways, the same on all ranks: Gossamer's engine, or named operations.
+"""
 
 import contextlib
 import gc
@@ -20,22 +20,22 @@ from gossamer.horovod.common import basics
 from gossamer.horovod.common.exceptions import HorovodInternalError
 from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
 from gossamer.horovod.torch.compression import GossamerCompressor
-from gossamer.horovod.torch.optimizer_arguments import Request
-from gossamer.horovod.torch.passes import Passes
-from gossamer.horovod.torch.reduction_choice import Choice
-from gossamer.horovod.torch.reduction_engine import EngineReduction, refusal_of
-from gossamer.horovod.torch.reduction_negotiated import NegotiatedReduction, sparse_dims
-from gossamer.horovod.torch.waiting import during_join
+from gossamer.horovod.torch.operations.joining import during_join
+from gossamer.horovod.torch.reduction.choice import Choice
+from gossamer.horovod.torch.reduction.engine import EngineReduction, refusal_of
+from gossamer.horovod.torch.reduction.negotiated import NegotiatedReduction, sparse_dims
+from gossamer.horovod.torch.reduction.passes import Passes
+from gossamer.horovod.torch.reduction.request import Request
 
 _log = logging.getLogger("gossamer")
 _live: "weakref.WeakSet[Reduction]" = weakref.WeakSet()
-# Of the optimizers of this session, in the order of their first steps: by the number of their process set, since only
-# its ranks count alike.
+# The optimizers of a session are numbered in the order of their first steps. Each process set counts for itself, since
+# only its ranks take the same steps.
 _numbers: dict[int | None, Iterator[int]] = defaultdict(itertools.count)
 
 
 class Reduction:
-    """Reduces what a request asks for, once a step. Does nothing where the process set leaves it nothing to do."""
+    """Reduces the gradients of a request once a step. Does nothing if no other rank takes part."""
 
     def __init__(self, request: Request, passes: int) -> None:
         self.request = request
@@ -43,7 +43,7 @@ class Reduction:
         self._number: int | None = None
         self._way: EngineReduction | NegotiatedReduction | None = None
         self.why = "the first synchronize() chooses"
-        # A later one has some of the parameters, whose gradients must not be reduced twice.
+        # Whether a later Reduction has some of the parameters: their gradients must not be reduced twice.
         self._replaced = False
         ids = {id(param) for param in request.params}
         for other in list(_live):
@@ -56,10 +56,10 @@ class Reduction:
 
     @property
     def active(self) -> bool:
-        """Whether there are others, or may be: in elastic training of one process too."""
+        """Whether other ranks take part, or may do so later: in elastic training one process counts too."""
         process_set = self.request.process_set
         if process_set.included() is None:
-            process_set.native()  # says what is missing
+            process_set.native()  # raises an error that says what is missing
         size = process_set.size()
         if not process_set.included() or size is None:
             return False
@@ -67,14 +67,14 @@ class Reduction:
 
     @property
     def way(self) -> str:
-        """Which is taken: "engine", "negotiated" or, before the choice, "undecided"."""
+        """The way that was chosen: "engine", "negotiated" or, before the choice, "undecided"."""
         if self._way is None:
             return "undecided"
         return "engine" if isinstance(self._way, EngineReduction) else "negotiated"
 
     @property
     def buckets(self) -> list[_C.Bucket]:
-        """The engine's buckets; empty without it."""
+        """The engine's buckets; empty without the engine."""
         return self._way.buckets if isinstance(self._way, EngineReduction) else []
 
     @property
@@ -85,18 +85,18 @@ class Reduction:
         return bool(self._passes.complete)
 
     def set_passes(self, passes: int) -> None:
-        """Every parameter waits for so many gradients from now on."""
+        """Lets every parameter wait for so many gradients from now on."""
         self._passes.set_passes(passes)
         if isinstance(self._way, EngineReduction):
             self._way.set_passes(passes)
 
     def synchronize(self) -> None:
-        """Every parameter has the reduced gradient afterwards.
+        """Waits until every parameter has the reduced gradient.
 
         Raises:
-            ConfigError: on every rank: in the first step, the ranks ask for different things; a Reduction that was made
-                later has some of the parameters.
-            HorovodInternalError: on every rank: a reduction failed.
+            ConfigError: on every rank, in the first step, if the ranks were asked for different things; or if a
+                Reduction that was made later has some of the parameters.
+            HorovodInternalError: on every rank, if a reduction failed.
         """
         if not self.active:
             return
@@ -114,7 +114,7 @@ class Reduction:
             self._passes.reset()
 
     def abandon(self) -> None:
-        """Ends a step that was begun, so that no rank waits for this one: the optimizer is given another state."""
+        """Completes a step that has begun, so that no rank waits for this one. The optimizer gets another state."""
         self._passes.reset()
         if self._way is None:
             return
@@ -124,7 +124,11 @@ class Reduction:
             _log.debug("gossamer: the gradients under way were lost: %s", error)
 
     def close(self, *, crashed: bool = False) -> None:
-        """Ends the way that was chosen; the next synchronize() chooses again. crashed: ranks that wait get an error."""
+        """Ends the way that was chosen; the next synchronize() chooses again.
+
+        Args:
+            crashed: whether this rank has failed, so that ranks that wait for it get an error.
+        """
         if self._way is not None:
             self._way.close(crashed=crashed)
             self._passes.install()
@@ -132,20 +136,18 @@ class Reduction:
         self._passes.reset()
 
     def retire(self) -> None:
-        """Another Reduction takes its place."""
+        """Ends this Reduction, which another one replaces."""
         self.close()
         self._passes.remove()
 
     def shadow(self) -> None:
-        """In join(): takes part in the others' steps until all have joined."""
+        """Takes part in the other ranks' steps, while this rank is in join(), until all have joined."""
         if isinstance(self._way, EngineReduction):
             self._way.shadow()
 
     def _completed(self, index: int) -> None:
         if isinstance(self._way, NegotiatedReduction):
             self._way.completed(index)
-
-    # --- the choice ---
 
     def _choose(self) -> EngineReduction | NegotiatedReduction:
         if self._number is None:
@@ -158,7 +160,8 @@ class Reduction:
         if sparse and not refusal:
             refusal = "a gradient is sparse"
         if not all_here:
-            # A rank in join() answers allreduces, and can choose nothing: what it can answer, for this step alone.
+            # A rank in join() can answer allreduces, but choose nothing. So this step is negotiated, and the next one
+            # chooses.
             refusal = refusal or "a rank has joined before the first step"
         if refusal and isinstance(self.request.compression, GossamerCompressor):
             raise ConfigError(
@@ -177,12 +180,11 @@ class Reduction:
 
     def _engine(self) -> EngineReduction:
         wanted = config.variables("HOROVOD_").get("HOROVOD_FUSION_THRESHOLD")
-        order = list(self._passes.complete)
         way = EngineReduction(
             self.request,
             key=f"{basics.session_key()}/{self.request.process_set.process_set_id}/optimizer{self._number}",
             passes=self._passes.passes,
-            order=order,
+            order=list(self._passes.complete),
             bucket_bytes=int(wanted) if wanted else None,
         )
         self._passes.remove()  # the engine counts natively
@@ -191,15 +193,15 @@ class Reduction:
 
 @basics.at_shutdown
 def _close_all() -> None:
-    # After an exception the others, who know nothing of it, may wait in a step.
+    # After an exception on this rank alone, the others may wait for it in a step.
     crashed = sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
     for reduction in list(_live):
         reduction.close(crashed=crashed)
     _numbers.clear()
 
 
-def _riding(process_set: ProcessSet) -> list[Reduction]:
-    """Those with an engine that a join of this set concerns."""
+def _on_engine(process_set: ProcessSet) -> list[Reduction]:
+    """Returns the Reductions on the engine that a join of this set concerns."""
     return [
         each
         for each in _live
@@ -211,10 +213,12 @@ def _riding(process_set: ProcessSet) -> list[Reduction]:
 @during_join
 @contextlib.contextmanager
 def shadowing(process_set: ProcessSet) -> Iterator[None]:
-    """While this rank is in join(): it adds zeros to what the engines of its optimizers reduce over this set; where the
-    set is that of all ranks, over any set.
+    """Adds zeros, while this rank is in join(), to what the engines of its optimizers reduce over this set.
 
-    HorovodInternalError when it ends, if one of them failed.
+    If the set is that of all ranks, it does so over every set.
+
+    Raises:
+        HorovodInternalError: at the end, if one of the reductions failed.
     """
     failures: list[BaseException] = []
 
@@ -224,11 +228,11 @@ def shadowing(process_set: ProcessSet) -> Iterator[None]:
         except BaseException as error:  # raised below, in the thread that joined
             failures.append(error)
 
-    # An optimizer that was dropped has no part in it, whenever each rank's collector would have come by. A look at all
-    # objects takes a tenth of a second, so only where there is an engine that would wait for the others'.
-    if _riding(process_set):
+    # An optimizer that the script has dropped must not take part, on any rank, even if the garbage collector has not
+    # come by. A collection takes a tenth of a second, so it is made only where an engine would wait.
+    if _on_engine(process_set):
         gc.collect()
-    threads = [threading.Thread(target=shadow, args=(each,), daemon=True) for each in _riding(process_set)]
+    threads = [threading.Thread(target=shadow, args=(each,), daemon=True) for each in _on_engine(process_set)]
     for thread in threads:
         thread.start()
     try:

@@ -1,24 +1,30 @@
-# The allreduce of sparse tensors: the entries of all ranks are gathered; a sparse tensor with repeated indices means
-# their sum. Used by DistributedOptimizer and by scripts.
-"""``sparse_allreduce_async``."""
+"""``sparse_allreduce_async``: the allreduce of sparse tensors, which gathers the entries of all ranks.
+
+A sparse tensor with repeated indices means their sum.
+"""
 
 from collections.abc import Callable
 
 import torch
 
 from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
-from gossamer.horovod.torch.asynchronous import allgather_async
-from gossamer.horovod.torch.handles import synchronize
-from gossamer.horovod.torch.submission import OPS, Average, Sum, refuse
+from gossamer.horovod.torch.operations.asynchronous import allgather_async
+from gossamer.horovod.torch.operations.handles import synchronize
+from gossamer.horovod.torch.operations.submission import OPS, Average, Sum, refuse
 
 
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Begins to reduce a sparse COO tensor; the function that it returns waits and gives the sparse result.
+    """Begins to reduce a sparse COO tensor. Returns a function that waits and returns the sparse result.
 
-    ``op``: Average or Sum. The result is not coalesced: an index that several ranks hold is there several times.
-    ValueError for a tensor that is not sparse COO, and for another op.
+    The result is not coalesced: an index that several ranks hold stands in it several times.
+
+    Args:
+        op: Average or Sum.
+
+    Raises:
+        ValueError: the tensor is not sparse COO, or op is another one.
     """
     native = process_set.native()
     names = [f"{name}.indices" if name else None, f"{name}.values" if name else None]

@@ -1,6 +1,7 @@
-# What Horovod's arguments mean, and which of them cannot work: the reduction, the root, the splits. Checked here is
-# only what the native core could not tell; whatever fails, fails on the other ranks too.
-"""Checks and translation of the collectives' arguments."""
+"""Checks and translation of the collectives' arguments: the reduction, the root, the splits.
+
+Only what the native core cannot see is checked here. A wrong argument fails the operation on the other ranks too.
+"""
 
 import sys
 import warnings
@@ -11,11 +12,11 @@ import torch
 
 from gossamer.horovod.common.exceptions import HorovodInternalError
 from gossamer.horovod.common.process_sets import ProcessSet
-from gossamer.horovod.torch.submission import OPS, PACKAGES, Average, Sum, group_names, refuse
+from gossamer.horovod.torch.operations.submission import OPS, PACKAGES, Average, Sum, group_names, refuse
 
 
 def reduce_op(op: int | None, average: bool | None) -> int:
-    """`op`, or what the deprecated `average` means. ValueError for both."""
+    """Returns `op`, or what the deprecated `average` means. Raises ValueError if both are given."""
     if average is None:
         return Average if op is None else op
     if op is not None:
@@ -28,27 +29,24 @@ def reduce_op(op: int | None, average: bool | None) -> int:
     return Average if average else Sum
 
 
-def reduction(op: int | None, average: bool | None, name: str | None, process_set: ProcessSet) -> int:
-    """The op of an allreduce. ValueError if there is none of that number."""
-    chosen = reduce_op(op, average)
-    if chosen not in OPS:
-        refuse(process_set, "allreduce", [name], f"op must be one of {OPS}, got {chosen!r}")
-    return chosen
-
-
-def group_reduction(
-    op: int | None, average: bool | None, name: str | None, process_set: ProcessSet, *, count: int
+def reduction(
+    op: int | None,
+    average: bool | None,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    members: int | None = None,
 ) -> int:
-    """The same of a group."""
+    """Returns the op of an allreduce, or of a group with so many members. Raises ValueError for an unknown op."""
     chosen = reduce_op(op, average)
     if chosen not in OPS:
-        names = group_names("allreduce", name, count)
+        names = [name] if members is None else group_names("allreduce", name, members)
         refuse(process_set, "allreduce", names, f"op must be one of {OPS}, got {chosen!r}")
     return chosen
 
 
 def root_of(root_rank: int, name: str | None, process_set: ProcessSet) -> int:
-    """The root's rank in the set. ValueError if it is no member."""
+    """Returns the root's rank within the set. Raises ValueError if the root is no member."""
     process_set.native()
     try:
         return process_set.root(root_rank)
@@ -59,7 +57,7 @@ def root_of(root_rank: int, name: str | None, process_set: ProcessSet) -> int:
 def require_scatter(
     tensors: Sequence[Any], names: Sequence[str | None], op: int, process_set: ProcessSet
 ) -> None:
-    """Of a reducescatter. HorovodInternalError, as Horovod's, for another op; ValueError for a scalar."""
+    """Raises HorovodInternalError for an op that reducescatter does not have, as Horovod; ValueError for a scalar."""
     if op not in (Average, Sum):
         reason = f"op must be Average or Sum, got {OPS.get(op, op)}"
         refuse(process_set, "reducescatter", names, reason, HorovodInternalError)
@@ -71,28 +69,30 @@ def require_scatter(
 def rows_of(
     tensor: Any, splits: torch.Tensor | Sequence[int] | None, name: str | None, process_set: ProcessSet
 ) -> list[int] | None:
-    """How many rows an alltoall sends to each rank; None for equal parts. ValueError if that cannot be."""
+    """Returns how many rows an alltoall sends to each rank; None for equal parts.
+
+    Raises:
+        ValueError: the splits, or equal parts, do not fit the tensor and the number of ranks.
+    """
     size = process_set.native().size
     if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
-        return None  # submitting it is an error already
+        return None  # submission.py or the native core refuses it
     rows = tensor.shape[0]
-    wrong = None
     given: list[int] | None = None
+    wrong = ""
     if splits is None or len(splits) == 0:
         if rows % size:
             wrong = f"without splits, dimension 0 must be divisible by the {size} ranks, got {rows}"
     elif isinstance(splits, torch.Tensor) and (
         splits.dim() != 1 or splits.dtype not in (torch.int32, torch.int64)
     ):
-        wrong = (
-            f"splits must be 1-dimensional int32 or int64, got {splits.dtype} of shape {list(splits.shape)}"
-        )
+        shape = list(splits.shape)
+        wrong = f"splits must be 1-dimensional int32 or int64, got {splits.dtype} of shape {shape}"
     else:
         given = splits.tolist() if isinstance(splits, torch.Tensor) else [int(split) for split in splits]
         if len(given) != size or min(given) < 0 or sum(given) > rows:
-            wrong = (
-                f"splits must be {size} numbers from 0, one a rank, with a sum of at most {rows}, got {given}"
-            )
-    if wrong is not None:
+            what = f"{size} numbers from 0, one a rank, with a sum of at most {rows}"
+            wrong = f"splits must be {what}, got {given}"
+    if wrong:
         refuse(process_set, "alltoall", [name], wrong)
     return given

@@ -1,8 +1,9 @@
-# Handles: integers, as Horovod's; one that nobody keeps frees its operation. What is left to do when the native core is
-# done: which tensor is the result. Runs once an operation, so it is short.
-"""``poll`` and ``synchronize``, and the handles they take."""
+"""Handles of operations in flight: ``poll``, ``synchronize`` and what the native core's result becomes.
 
-from collections.abc import Sequence
+A handle is an integer, as in Horovod. A handle that nobody keeps frees its operation.
+"""
+
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from gossamer.errors import CommError, ConfigError
 from gossamer.horovod.common.exceptions import HorovodInternalError
 
+__all__ = ["poll", "synchronize"]
+
 INT32_MAX = 2**31 - 1
 
 
 class Pending:
-    """An operation on its way. ``target``: the tensor that it changes in place, None for a new one."""
+    """An operation in flight. ``target``: the tensor that it changes in place, or None for a new tensor."""
 
     __slots__ = ("operation", "target")
 
@@ -27,7 +30,7 @@ class Pending:
         return self.operation.done()
 
     def wait(self) -> Any:
-        """Its result. HorovodInternalError if it failed."""
+        """Waits, and returns the result. Raises HorovodInternalError if the operation failed."""
         try:
             self.operation.wait()
         except (ConfigError, CommError) as error:
@@ -36,7 +39,7 @@ class Pending:
 
 
 class PendingSplits(Pending):
-    """An alltoall: its result is the tensor and how many rows of it came from each rank, on its device."""
+    """An alltoall. Its result is the tensor, and the number of rows from each rank as a tensor on the same device."""
 
     __slots__ = ()
 
@@ -47,7 +50,7 @@ class PendingSplits(Pending):
 
 
 class PendingGroup(Pending):
-    """Operations that complete or fail together: the result is a list."""
+    """Operations that complete or fail together. Their result is a list."""
 
     __slots__ = ("members",)
 
@@ -70,7 +73,7 @@ _live: dict[int, Pending] = {}
 
 
 class Handle(int):
-    """The number of an operation, which lives as long as this; counted on over sessions, so that none is met again."""
+    """The number of an operation, which lives as long as this object. Sessions never use a number twice."""
 
     __slots__ = ()
 
@@ -79,14 +82,18 @@ class Handle(int):
 
 
 def handle_of(pending: Pending) -> Handle:
-    """A new handle."""
+    """Returns a new handle."""
     number = next(_numbers)
     _live[number] = pending
     return Handle(number)
 
 
 def poll(handle: int) -> bool:
-    """Whether ``synchronize(handle)`` would return at once. ValueError for a handle that was synchronized before."""
+    """Returns whether ``synchronize(handle)`` would return at once.
+
+    Raises:
+        ValueError: the handle was synchronized before.
+    """
     pending = _live.get(handle)
     if pending is None:
         raise ValueError(f"hvd.poll: needs a handle that is not synchronized yet, got {handle!r}")
@@ -94,9 +101,26 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an asynchronous operation; returns its result: a tensor, of a group a list, of an alltoall a pair.
+    """Waits for an asynchronous operation, and returns its result.
 
-    None for a handle that was synchronized before. HorovodInternalError: the operation failed, on every rank.
+    Returns:
+        A tensor; for a grouped operation a list of tensors; for an alltoall a pair of tensors; None for a handle that
+        was synchronized before.
+
+    Raises:
+        HorovodInternalError: the operation failed, on every rank.
     """
     pending = _live.pop(handle, None)
     return None if pending is None else pending.wait()
+
+
+def wait_for_all(waits: Sequence[Callable[[], Any]]) -> None:
+    """Calls every function, also after one has raised HorovodInternalError; then raises the first such error."""
+    failure: HorovodInternalError | None = None
+    for wait in waits:
+        try:
+            wait()
+        except HorovodInternalError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure

@@ -1,6 +1,4 @@
-# Gradients that are reduced by named operations, one for each parameter or group, submitted as they come. The other way
-# is reduction_engine.py; reduction.py chooses.
-"""``NegotiatedReduction``."""
+"""``NegotiatedReduction``: gradients reduced by named operations, one for each parameter or group."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,26 +6,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.horovod.torch import asynchronous
-from gossamer.horovod.torch.handles import synchronize
-from gossamer.horovod.torch.optimizer_arguments import Request
-from gossamer.horovod.torch.sparse import sparse_allreduce_async
-from gossamer.horovod.torch.waiting import wait_for_all
+from gossamer.horovod.torch.operations import asynchronous
+from gossamer.horovod.torch.operations.handles import synchronize, wait_for_all
+from gossamer.horovod.torch.operations.sparse import sparse_allreduce_async
+from gossamer.horovod.torch.reduction.request import Request
 
 
 class NegotiatedReduction:
     """Reduces the gradients of a request, step by step.
 
     Args:
-        number: the optimizer's, the same on all ranks.
-        sparse: how many sparse dimensions the gradients of these indices have; equal on all ranks.
-        early: submit in the backward that completes a parameter; else only in synchronize().
+        number: the optimizer's number, the same on all ranks.
+        sparse: the number of sparse dimensions of each sparse gradient, by index; equal on all ranks.
+        early: whether to submit in the backward that completes a parameter, rather than in synchronize().
     """
 
     def __init__(self, request: Request, number: int, *, sparse: Mapping[int, int], early: bool) -> None:
         self._request, self._early = request, early
         self._sparse = {} if request.sparse_as_dense else dict(sparse)
-        # Two models may have the same names, and gradients under way at the same time.
+        # Two models may have the same names, and gradients in flight at the same time.
         self._names = [f"optimizer{number}.{name}" if number else name for name in request.names]
         grouped = [tuple(i for i in group if i not in self._sparse) for group in request.groups]
         members = {index for group in grouped for index in group}
@@ -40,43 +37,41 @@ class NegotiatedReduction:
         self._begin()
 
     def completed(self, index: int) -> None:
-        """In a backward: this parameter has all gradients of the step."""
+        """Learns, in a backward, that this parameter has all gradients of the step."""
         unit = self._unit_of[index]
         self._waits_for[unit] -= 1
         if self._early and self._waits_for[unit] == 0:
             self._submit(unit)
 
     def synchronize(self) -> None:
-        """Submits what is left, and waits. Every parameter has the reduced gradient afterwards.
+        """Submits what is left, and waits until every parameter has the reduced gradient.
 
-        HorovodInternalError: an operation failed; all have been waited for.
+        Raises:
+            HorovodInternalError: an operation failed. All operations have been waited for.
         """
         try:
             for unit in self._units:
-                if unit not in self._submitted and self._is_trained(unit[0]):
+                if unit not in self._submitted and self._request.is_trained(unit[0]):
                     self._submit(unit)
             wait_for_all(list(self._submitted.values()))
         finally:
             self._begin()
 
     def abandon(self) -> None:
-        """Completes what has begun: names that are in flight cannot be submitted again."""
+        """Completes what has begun, because names in flight cannot be submitted again."""
         if self._submitted:
             self.synchronize()
 
     def close(self, *, crashed: bool = False) -> None:
-        """Forgets what was submitted. crashed: the same, since hvd.shutdown() fails what other ranks wait for."""
+        """Forgets what was submitted. hvd.shutdown() fails what other ranks wait for, ``crashed`` or not."""
         self._begin()
 
     def _begin(self) -> None:
         self._waits_for = {unit: len(unit) for unit in self._units}
         self._submitted: dict[tuple[int, ...], Any] = {}
 
-    def _is_trained(self, index: int) -> bool:
-        return index in self._request.trained or self._request.params[index].requires_grad
-
     def _submit(self, unit: tuple[int, ...]) -> None:
-        self._submitted[unit] = lambda: None  # should it raise, it is not tried again
+        self._submitted[unit] = lambda: None  # not tried again if it raises
         if unit[0] in self._sparse:
             self._submitted[unit] = self._submit_sparse(unit[0])
             return
@@ -116,7 +111,7 @@ class NegotiatedReduction:
 
 
 class _Gradient:
-    """One parameter's gradient on its way: what is sent for it, and how the result becomes its gradient."""
+    """One gradient in flight: what is sent for it, and how the result becomes the parameter's gradient."""
 
     def __init__(self, param: Tensor, compression: Any) -> None:
         self._param, self._compression = param, compression
@@ -124,7 +119,7 @@ class _Gradient:
         if param.grad is None:
             param.grad = torch.zeros_like(param)
         gradient = param.grad.detach()
-        # A sparse gradient where the ranks know of none, or where it is to travel so: in its dense form.
+        # A sparse gradient travels in dense form where sparse_as_dense says so, or where the ranks agreed on none.
         self._sparse_dims = gradient.sparse_dim() if gradient.is_sparse else 0
         self._dense = gradient.to_dense() if self._sparse_dims else gradient
         self.sent, self._context = compression.compress(self._dense)
@@ -135,15 +130,15 @@ class _Gradient:
             self._param.grad = result.to_sparse(self._sparse_dims)
             return
         gradient = self._param.grad
-        if gradient is None:  # taken away while it travelled
+        if gradient is None:  # the script removed it meanwhile
             self._param.grad = gradient = result
         elif result is not self._dense or gradient.data_ptr() != result.data_ptr():
             gradient.copy_(result)
         if self._made and not self._param.requires_grad and not gradient.any():
-            self._param.grad = None  # frozen since: no rank has trained it
+            self._param.grad = None  # frozen meanwhile, and no rank has trained it
 
 
 def sparse_dims(params: tuple[Tensor, ...]) -> Iterator[int]:
-    """Of each parameter's gradient, 0 where it is dense or missing."""
+    """Yields the number of sparse dimensions of each parameter's gradient; 0 if it is dense or missing."""
     for param in params:
         yield param.grad.sparse_dim() if param.grad is not None and param.grad.is_sparse else 0

@@ -1,0 +1,156 @@
+"""The collectives that return a handle at once, ``allreduce_async`` and its kin; ``synchronize(handle)`` waits.
+
+Arguments are positional as in Horovod. Results carry no gradients; collectives.py has the forms that wait and do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
+from gossamer.horovod.torch.operations.arguments import reduction, require_scatter, root_of, rows_of
+from gossamer.horovod.torch.operations.handles import Handle, PendingSplits
+from gossamer.horovod.torch.operations.signatures import takes_arguments_of
+from gossamer.horovod.torch.operations.submission import Average, group, group_names, one
+
+__all__ = [
+    "allgather_async",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall_async",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather_async",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter_async",
+    "reducescatter_async",
+]
+
+
+def allreduce_async(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Begins ``allreduce()``, without compression. ``synchronize()`` returns the new tensor."""
+    scales = prescale_factor, postscale_factor
+    return _allreduce(one, False, tensor, average, name, op, *scales, process_set)
+
+
+@takes_arguments_of(allreduce_async)
+def allreduce_async_(tensor: Tensor, *arguments: Any, **named: Any) -> Handle:
+    """Begins ``allreduce_()``. Do not touch the tensor before ``synchronize()``, which returns it."""
+    return _allreduce(one, True, tensor, *arguments, **named)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Begins ``grouped_allreduce()``, without compression. ``synchronize()`` returns the list of new tensors."""
+    scales = prescale_factor, postscale_factor
+    return _allreduce(group, False, tensors, average, name, op, *scales, process_set)
+
+
+@takes_arguments_of(grouped_allreduce_async)
+def grouped_allreduce_async_(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> Handle:
+    """Begins ``grouped_allreduce_()``. Do not touch the tensors before ``synchronize()``, which returns them."""
+    return _allreduce(group, True, tensors, *arguments, **named)
+
+
+def _allreduce(
+    submit: Callable[..., Handle],
+    in_place: bool,
+    tensors: Any,
+    average: Any = None,
+    name: Any = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    op = reduction(op, average, name, process_set, members=len(tensors) if submit is group else None)
+    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return submit("allreduce", tensors, name, process_set, in_place=in_place, op=op, **scales)
+
+
+def allgather_async(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Begins ``allgather()``."""
+    return one("allgather", tensor, name, process_set)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Begins ``grouped_allgather()``."""
+    return group("allgather", tensors, name, process_set)
+
+
+def broadcast_async(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Begins ``broadcast()``. ``synchronize()`` returns the new tensor."""
+    return one("broadcast", tensor, name, process_set, root=root_of(root_rank, name, process_set))
+
+
+def broadcast_async_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Begins ``broadcast_()``. Do not touch the tensor before ``synchronize()``, which returns it."""
+    root = root_of(root_rank, name, process_set)
+    return one("broadcast", tensor, name, process_set, in_place=True, root=root)
+
+
+def alltoall_async(
+    tensor: Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Begins ``alltoall()``. ``synchronize()`` returns the pair of tensors, with and without `splits`."""
+    rows = rows_of(tensor, splits, name, process_set)
+    if rows is not None:
+        tensor = tensor[: sum(rows)]  # as in Horovod, splits may leave rows over
+    return one("alltoall", tensor, name, process_set, pending=PendingSplits, splits=rows)
+
+
+def reducescatter_async(
+    tensor: Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begins ``reducescatter()``, without compression."""
+    require_scatter([tensor], [name], op, process_set)
+    scales: dict[str, Any] = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return one("reducescatter", tensor, name, process_set, op=op, **scales)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begins ``grouped_reducescatter()``, without compression."""
+    require_scatter(tensors, group_names("reducescatter", name, len(tensors)), op, process_set)
+    scales: dict[str, Any] = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return group("reducescatter", tensors, name, process_set, op=op, **scales)
