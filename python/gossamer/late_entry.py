@@ -1,7 +1,8 @@
-# A newcomer of an elastic run has a face's init() behind it and no group yet, so that others need not wait while it
-# builds its model. It enters the group at the latest when something needs it. A face says how (horovod/common);
-# whatever looks up the group asks here first (runtime.py, comm/c10d.py, horovod/common). Knows no group itself.
-"""Entering the group of workers at the first need."""
+"""A newcomer of an elastic run enters the group of workers when something first needs the group.
+
+Such a process has called a face's init(), but is in no group yet, so that the others need not wait while it builds its
+model. A face says how to enter (horovod/common); whatever looks up the group calls enter_now() first.
+"""
 
 from collections.abc import Callable
 
@@ -9,16 +10,14 @@ _enter: Callable[[], bool] | None = None
 
 
 def on_need(enter: Callable[[], bool] | None) -> None:
-    """`enter` is called when something needs the group, and says whether this process has another place in it than
-    init() told. None: this process is in the group, or is no newcomer.
-    """
+    """Sets what enter_now() calls. None: this process is in the group, or is no newcomer."""
     global _enter
     _enter = enter
 
 
 def enter_now() -> bool:
-    """Something needs the group: a newcomer that has not entered does so, and waits until the others let it in.
+    """Lets a newcomer enter the group, and waits until the others let it in. Does nothing in any other process.
 
-    Returns whether its place is another than init() told.
+    Returns whether its rank or sizes differ from those that init() returned with.
     """
     return _enter is not None and _enter()

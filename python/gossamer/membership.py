@@ -1,7 +1,9 @@
-# The worker's side of an elastic run: where it asks for a place in the group, and learns that the group has lost a
-# member or could grow. The driver that decides is launch/elastic; the transport between them is torch's TCPStore.
-# Used by runtime.init(), and by the elastic loop of the Horovod face. Outside an elastic run, member() is None.
-"""A worker's membership in an elastic run, whose group changes while its processes live on."""
+"""A worker's side of an elastic run, whose group changes while its processes live on.
+
+The worker asks for a place in the group, and learns that the group has lost a member or could grow. The driver decides
+(launch/elastic); they meet in a TCPStore of torch, the board. runtime.init() and the elastic loop of the Horovod face
+use it. Outside an elastic run, member() is None.
+"""
 
 import atexit
 import contextlib
@@ -22,27 +24,27 @@ from gossamer.config import ELASTIC_VARIABLES, Placement
 from gossamer.errors import CommError, ConfigError
 
 PREFIX = "gossamer/elastic"
-LOCAL = "127.0.0.1"  # the driver's host, for workers there
+LOCAL = "127.0.0.1"  # the address of the driver for workers on its host
 ARRIVED = "arrived"  # the reason of a worker that has announced itself
-STATE = "state"  # JSON, see Member._read; the driver rewrites it at every change
+STATE = "state"  # JSON (see Member._read) that the driver rewrites at every change
 WATCH_S = 0.2  # between two looks at the board while training
-ASK_S = 0.02  # the same while waiting for a place
-NOTICE_S = 5.0  # the driver may notice a death this much later than the other workers
+ASK_S = 0.02  # between two looks while waiting for a place
+NOTICE_S = 5.0  # how much later than the other workers the driver may notice a death
 BOARD_TIMEOUT_S = 60.0
 
 
 def epoch_key(epoch: int) -> str:
-    """Where the driver writes who is in a group: JSON of `seats` (by worker), `port`, `sync` and `removed`."""
+    """Key under which the driver writes a group: JSON with `seats` (by worker), `port`, `sync` and `removed`."""
     return f"epoch/{epoch}"
 
 
 def worker_key(worker: int) -> str:
-    """Where a worker writes the number of the last group that it has left, why, and whether it needs a sync."""
+    """Key under which a worker writes the number of the last group it has left, why, and whether it needs a sync."""
     return f"worker/{worker}"
 
 
 def answer_key(worker: int) -> str:
-    """Where the driver answers a worker that has announced itself: `seats` as of a group, or null. Empty before."""
+    """Key under which the driver answers announce(): `seats` as of a group, or null. Empty before it answers."""
     return f"answer/{worker}"
 
 
@@ -53,28 +55,28 @@ class Seat:
     epoch: int  # groups of this run, counted from 1
     placement: Placement
     node_rank: int
-    sync: bool  # whether its members must agree on their state before they go on: the same for all of them
-    host: str  # the driver's
+    sync: bool  # whether the members must agree on their state first; the same for all of them
+    host: str  # the driver's host
     port: int  # of a store of this group alone
 
     def store(self) -> dist.Store:
-        """Connects to it. A RuntimeError if the group has been given up already."""
+        """Connects to the group's store. Raises RuntimeError if the driver has given the group up already."""
         return dist.TCPStore(self.host, self.port, timeout=timedelta(seconds=BOARD_TIMEOUT_S))
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """The place of a newcomer in the group as it would be with it."""
+    """The place that a newcomer would have if the group took it in."""
 
     placement: Placement
-    locals: list[tuple[int, int]]  # of each rank: local rank and local size
+    locals: list[tuple[int, int]]  # local rank and local size, by rank
 
 
 class Member:
     """This process as a worker of an elastic run.
 
     Args:
-        host, port: of the driver's board.
+        host, port: the address of the driver's board.
         worker: this worker's number, which it keeps whatever its rank.
         launcher: the driver's process id, on its host.
 
@@ -87,7 +89,7 @@ class Member:
         self.seat: Seat | None = None
         self._calls: list[Callable[[], None]] = [abort]
         self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None}
-        self._left = -1  # the last group that the board knows this worker to have left
+        self._left = -1  # the last group that this worker has left, as the board knows
         self._lost = ""
         self._losing = threading.Lock()
         self._terminal = _terminal_of(launcher) if host == LOCAL else None
@@ -100,20 +102,20 @@ class Member:
         atexit.register(self._end)
 
     def announce(self) -> Outlook | None:
-        """Tells the driver that this worker is there, before it is ready to take part.
+        """Tells the driver that this worker exists, before it is ready to take part.
 
-        A group that trains goes on without it, until it calls take_seat(); then this is the place that it would have.
-        None: there is no such group, or this worker has been in one, and take_seat() is next.
+        A group that trains continues without this worker until it calls take_seat().
+
+        Returns:
+            The place that this worker would have in the group that trains. None if no group trains, or if this worker
+            has been in one: take_seat() is next then.
 
         Raises:
             CommError: the driver does not answer.
         """
         if self.seat is not None:
             return None
-        with self._answered():
-            self._board.set(
-                worker_key(self.worker), json.dumps({"left": 0, "reason": ARRIVED, "skip_sync": False})
-            )
+        self._write(left=0, reason=ARRIVED, skip_sync=False)
         answer = b""
         while not answer:
             time.sleep(ASK_S)
@@ -129,11 +131,11 @@ class Member:
         )
 
     def enter(self, join: Callable[[Seat, dist.Store], None]) -> None:
-        """Joins the next group that comes together, by join(seat, store). One that loses a member is left again.
+        """Joins the next group that comes together, by join(seat, store). If it loses a member, the next one.
 
         Raises:
-            CommError: of join, for another reason; the driver does not answer.
-            SystemExit: with code 0, as this worker's slot has been taken away.
+            CommError: join() raised it for another reason, or the driver does not answer.
+            SystemExit: with code 0, because this worker's slot has been taken away.
         """
         while True:
             seat = self.take_seat()
@@ -144,11 +146,11 @@ class Member:
                     raise
 
     def take_seat(self) -> Seat:
-        """Waits until the driver gives this worker a place in a new group; tells it before that the old one is left.
+        """Leaves the old group, and waits until the driver gives this worker a place in a new one.
 
         Raises:
             CommError: the driver does not answer.
-            SystemExit: with code 0, as this worker's slot has been taken away.
+            SystemExit: with code 0, because this worker's slot has been taken away.
         """
         self.leave("restart", skip_sync=False)
         seen = 0
@@ -169,16 +171,14 @@ class Member:
         """Tells the driver that this worker has left its group, once for each group.
 
         Args:
-            reason: "error" if the group can no longer be used, which the others then learn; "update" if all leave
-                together for a new one; "restart" for a user's own shutdown() and init().
+            reason: "error" if the group can no longer be used, which the driver tells the others; "update" if all
+                leave together for a new group; "restart" for a user's own shutdown() and init().
             skip_sync: this worker's state needs no agreement with the others.
         """
         epoch = self.seat.epoch if self.seat is not None else 0
         if self._left < epoch:
             self._left = epoch
-            news = {"left": epoch, "reason": reason, "skip_sync": skip_sync}
-            with self._answered():
-                self._board.set(worker_key(self.worker), json.dumps(news))
+            self._write(left=epoch, reason=reason, skip_sync=skip_sync)
 
     @property
     def broken(self) -> str:
@@ -190,7 +190,7 @@ class Member:
         return f"elastic: group {self.seat.epoch} of this run, of {self.seat.placement.size} workers, has lost a member"
 
     def lost_group(self) -> bool:
-        """After an error while the group came together: whether it has lost a member. If so, this worker has left."""
+        """Returns whether an error while the group came together is the loss of a member. If so, leaves the group."""
         until = time.monotonic() + NOTICE_S
         while not self.broken and time.monotonic() < until:
             time.sleep(ASK_S)
@@ -207,34 +207,38 @@ class Member:
         return update["kind"] if fresh else ""
 
     def on_broken(self, call: Callable[[], None]) -> None:
-        """`call` is called, on another thread, once for each group that loses a member."""
+        """Registers a function that is called, on another thread, once for each group that loses a member."""
         if call not in self._calls:
             self._calls.append(call)
 
+    def _write(self, **news: Any) -> None:
+        with self._answered():
+            self._board.set(worker_key(self.worker), json.dumps(news))
+
     def _read(self) -> dict[str, Any]:
-        """epoch: the newest group; broken: the newest that has lost a member; update: {epoch, kind} or None."""
+        """Returns epoch: the newest group; broken: the newest that has lost a member; update: {epoch, kind} or None."""
         self._state = json.loads(self._board.get(STATE))
         return self._state
 
     def _watch(self) -> None:
         told = 0
         while not (self._lost or self._ending.is_set()):
-            with contextlib.suppress(CommError), self._answered():  # kept in _lost
+            with contextlib.suppress(CommError), self._answered():  # _answered() keeps the error in _lost
                 self._read()
             if self.broken and self.seat is not None and told < self.seat.epoch:
                 told = self.seat.epoch
-                # Ending what is broken may take seconds, in which the next group may break too.
+                # The calls may take seconds, in which the next group may break too.
                 threading.Thread(target=self._tell_broken).start()
             self._ending.wait(WATCH_S)
 
     def _end(self) -> None:
-        # A thread that comes back from native code into an interpreter that ends takes the process down.
+        # A thread that returns from native code while the interpreter ends crashes the process.
         self._ending.set()
         self._watcher.join(NOTICE_S)
 
     def _tell_broken(self) -> None:
         for call in list(self._calls):
-            with contextlib.suppress(RuntimeError):  # of what ends by itself in this moment
+            with contextlib.suppress(RuntimeError):  # what is aborted may be ending by itself
                 call()
 
     @contextlib.contextmanager
@@ -256,7 +260,7 @@ class Member:
             raise CommError(self._lost) from error
 
     def _say(self, text: str) -> None:
-        """Writes to the launcher's terminal too, as it is the launcher that shows the user what workers write."""
+        """Writes to the launcher's terminal too, because a launcher that is gone shows no output of workers."""
         print(text, file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):  # the terminal is gone too
             if self._terminal is not None and not os.path.sameopenfile(self._terminal.fileno(), 2):
@@ -268,7 +272,7 @@ def _placement(seat: dict[str, int], size: int) -> Placement:
 
 
 def _terminal_of(launcher: int) -> TextIO | None:
-    """Where the launcher writes its stderr. None where that cannot be opened, such as a socket."""
+    """Returns the file that the launcher's stderr goes to. None if it cannot be opened, such as a socket."""
     try:
         return open(f"/proc/{launcher}/fd/2", "a")
     except OSError:
@@ -279,7 +283,7 @@ _member: Member | None = None
 
 
 def member() -> Member | None:
-    """This process as a worker of an elastic run; None in any other. The same object at every call."""
+    """Returns this process as a worker of an elastic run, always the same object; None in any other run."""
     global _member
     if _member is None and (given := config.variables("GOSSAMER_ELASTIC_")):
         host, _, port = given.get(ELASTIC_VARIABLES[0], "").rpartition(":")
@@ -295,6 +299,6 @@ def member() -> Member | None:
 
 
 def abort() -> None:
-    """Whoever waits in a collective of the default group gets an error, if its backend can do that."""
+    """Ends the waits in collectives of the default group with an error, if its backend can do that."""
     if dist.group.WORLD is not None:
         dist.group.WORLD.abort()

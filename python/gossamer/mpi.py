@@ -1,6 +1,7 @@
-# Workers that mpirun started find each other over MPI, by mpi4py; afterwards they communicate by torch. Used by
-# runtime.py, and by the Horovod face for communicators that scripts give.
-"""A store of all workers of an MPI communicator."""
+"""Workers that mpirun started find each other over MPI, by mpi4py. Afterwards they communicate by torch.
+
+runtime.py uses it, and the Horovod face for the communicators that scripts give.
+"""
 
 import socket
 from datetime import timedelta
@@ -13,7 +14,11 @@ from gossamer.errors import ConfigError
 
 
 def world_of(placement: Placement) -> Any:
-    """mpi4py's communicator of all workers. ConfigError if mpi4py is missing, or uses another MPI than mpirun."""
+    """Returns mpi4py's communicator of all workers.
+
+    Raises:
+        ConfigError: mpi4py is missing, or uses another MPI than mpirun.
+    """
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -32,7 +37,7 @@ def world_of(placement: Placement) -> Any:
 
 
 def store_of(comm: Any, timeout_s: float) -> dist.Store:
-    """Rank 0 of an mpi4py communicator serves a store on a free port and broadcasts its address over MPI."""
+    """Returns a store that rank 0 of an mpi4py communicator serves on a free port. Collective."""
     one_host = len(set(comm.allgather(socket.gethostname()))) == 1
     address = "127.0.0.1" if one_host else socket.gethostname()
     timeout = timedelta(seconds=timeout_s)

@@ -1,6 +1,7 @@
-# A package of ours under the name of the package that it stands in for. The folders in launch/alias call it: they hold
-# the packages that a script under `gossamer run --as-horovod` or `--as-bagua` finds by those names.
-"""``stand_in("horovod", ...)``: from then on `horovod.x` is `gossamer.horovod.x`, one module under both names."""
+"""``stand_in("horovod", ...)``: from then on `horovod.x` is `gossamer.horovod.x`, one module under both names.
+
+The packages in launch/alias call it, which a script under `gossamer run --as-horovod` or `--as-bagua` finds.
+"""
 
 import importlib
 import importlib.abc
@@ -12,13 +13,13 @@ from types import ModuleType
 
 
 def stand_in(name: str, has: str) -> None:
-    """Makes `gossamer.<name>` what `import <name>` gives, and each of its modules what the import of that module gives.
+    """Makes ``import <name>`` import ``gossamer.<name>``, and so for each module of the package.
 
     Args:
-        has: what there is of the package, for the error of an import of another part.
+        has: the parts of the package that exist, for the error of an import of another part.
     """
     sys.meta_path.insert(0, _Alias(name, has))
-    # An import that runs a file takes what stands under the file's name at the end.
+    # The import that runs the calling file takes the module under its name when the file has run.
     sys.modules[name] = importlib.import_module(f"gossamer.{name}")
 
 
@@ -50,4 +51,4 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        module.__spec__ = self._specs.pop(module.__spec__.name)  # which this import has just overwritten
+        module.__spec__ = self._specs.pop(module.__spec__.name)  # this import has just overwritten it

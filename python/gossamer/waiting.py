@@ -1,7 +1,8 @@
-# Joining may wait as long as one collective, half an hour, for a worker that was never started, or that ended before it
-# joined; nobody can know that it will not come. This says so meanwhile. runtime.py calls it; once a model is wrapped,
-# waits are watched by observe/stall.
-"""``told(placement, timeout_s)``: while workers join, those that wait for others say so."""
+"""``told(placement, timeout_s)``: workers that wait for others to join log a warning.
+
+Joining may wait half an hour for a worker that was never started, or that ended before it joined: no rank can know that
+it will not come. runtime.py uses it. Once a model is wrapped, observe/stall watches the waits.
+"""
 
 import logging
 import threading
@@ -17,10 +18,10 @@ _log = logging.getLogger("gossamer")
 
 @contextmanager
 def told(placement: Placement, timeout_s: float) -> Iterator[None]:
-    """While the body joins: logs a warning after each GOSSAMER_STALL_WARNING_S seconds; 0: never.
+    """Logs a warning every GOSSAMER_STALL_WARNING_S seconds while its body joins; 0: never.
 
     Args:
-        timeout_s: when the wait ends with an error, for the text.
+        timeout_s: the number of seconds after which the wait ends with an error, for the message.
     """
     every_s = config.current().stall_warning_s
     if placement.size == 1 or not every_s:

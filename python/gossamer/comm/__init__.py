@@ -1,4 +1,8 @@
-"""Communicators: moving bytes between ranks, and nothing else."""
+"""Communicators move bytes between the ranks of a group, and do nothing else.
+
+``c10d`` makes them of torch's process groups, ``hierarchical`` of hosts, ``symmetric`` of memory that ranks share.
+``named`` opens operations that are matched by name. The native classes are in csrc/comm and csrc/named.
+"""
 
 from gossamer._C import Communicator
 from gossamer._C import Pending as Work
@@ -28,32 +32,9 @@ from gossamer.comm.hierarchical import (
 from gossamer.comm.named import NamedOptions, open_named, sums_by_hosts
 from gossamer.comm.symmetric import MAX_RANKS, Symmetric, symmetric
 
-__all__ = [
-    "MAX_RANKS",
-    "Communicator",
-    "Flat",
-    "Hierarchical",
-    "NamedOptions",
-    "Symmetric",
-    "Work",
-    "connect_by_hosts",
-    "direct_group",
-    "duplicate",
-    "from_backend",
-    "from_group",
-    "given_group",
-    "goes_by_hosts",
-    "hierarchy",
-    "is_communicator",
-    "layout_text",
-    "open_named",
-    "private",
-    "private_among",
-    "register_backend",
-    "split",
-    "store_of",
-    "sums_by_hosts",
-    "symmetric",
-    "timeout_of",
-    "way_of",
-]
+__all__ = ["Communicator", "Work", "from_backend", "from_group", "private", "private_among", "split"]
+__all__ += ["Flat", "Hierarchical", "connect_by_hosts", "direct_group", "duplicate", "given_group"]
+__all__ += ["goes_by_hosts", "hierarchy", "is_communicator", "layout_text", "way_of"]
+__all__ += ["MAX_RANKS", "Symmetric", "symmetric"]
+__all__ += ["NamedOptions", "open_named", "sums_by_hosts"]
+__all__ += ["register_backend", "store_of", "timeout_of"]

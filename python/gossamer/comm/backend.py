@@ -17,7 +17,7 @@ NAME = "gossamer"
 
 
 def register() -> None:
-    """Makes the name known to torch.distributed; once, when gossamer is imported or torch looks for the backend."""
+    """Registers the backend with torch.distributed, when gossamer is imported or torch looks for it. Idempotent."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 

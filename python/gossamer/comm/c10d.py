@@ -1,7 +1,7 @@
-"""Communicators over torch.distributed's process groups; the only file that looks inside them.
+"""Communicators over torch.distributed's process groups. No other file looks inside process groups.
 
-A model gets private connections between the ranks of the user's group, so that its traffic never interleaves
-with the user's own collectives. Direct calls (gossamer.collectives) use the group they are given.
+A model gets private connections between the ranks of the user's group, so that its traffic never interleaves with the
+user's own collectives. Direct calls (gossamer.collectives) use the group that they are given.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Origin:
-    """What a communicator was made of, so that another can be made of the same."""
+    """What a communicator was made of, so that another one can be made of the same."""
 
     kind: str
     store: Any
@@ -38,7 +38,7 @@ class Origin:
 
 _origins: "WeakKeyDictionary[Communicator, Origin]" = WeakKeyDictionary()
 _private_counts: "WeakKeyDictionary[ProcessGroup, int]" = WeakKeyDictionary()
-# By device type, and by each device that was asked for: to look up the type of one takes long beside a small message.
+# By device type, and by each requested device: the lookup of a device's type is slow compared with a small message.
 _Communicators = dict["str | torch.device", Communicator]
 _communicators: "WeakKeyDictionary[ProcessGroup, _Communicators]" = WeakKeyDictionary()
 
@@ -56,9 +56,9 @@ def from_backend(
     Args:
         backend: the c10d backend of this rank.
         device: where its tensors live.
-        store: a c10d store for the roll call after a failure; None if there is none.
-        name: equal on all ranks of this group, different for two groups that share a store.
-        called: what errors call its ranks, where they are some of another group; by default by their numbers.
+        store: a c10d store, by which the ranks learn of failures; None if there is none.
+        name: equal on all ranks of this group, and different for two groups that share a store.
+        called: the numbers by which errors call its ranks, as members of a larger group; by default 0, 1, ...
     """
     comm = _C.c10d_communicator(backend, torch.device(device), store, name, list(called))
     if store is not None:
@@ -68,13 +68,13 @@ def from_backend(
 
 
 def split(comm: Communicator, ranks: Sequence[int], *, kind: str | None = None) -> Communicator | None:
-    """New connections among some of the communicator's ranks, in this order; None on the others.
+    """Makes new connections among some of the communicator's ranks, in this order. Returns None on the other ranks.
 
-    Collective over all ranks of `comm`, which must all make their splits in the same order. The timeout is the same,
-    and so is the backend, unless `kind` says gossamer, gloo or nccl. Errors call the ranks as `comm` does.
+    Collective over all ranks of `comm`, which must make their splits in the same order. Timeout and backend are those
+    of `comm`, unless `kind` says gossamer, gloo or nccl. Errors call the ranks as `comm` does.
 
     Raises:
-        ConfigError: ranks that are not of the group, or twice; the communicator has no store to meet in.
+        ConfigError: a rank is not in the group or given twice, or the communicator has no store to meet in.
     """
     if len(set(ranks)) != len(ranks) or not all(0 <= rank < comm.size for rank in ranks):
         raise ConfigError(
@@ -93,7 +93,7 @@ def split(comm: Communicator, ranks: Sequence[int], *, kind: str | None = None) 
 
 
 def hosts_of(comm: Communicator) -> list[list[int]]:
-    """The ranks of each host: of one kernel, one network namespace and one user, who can share memory. Collective."""
+    """Returns the ranks of each host: one kernel, network namespace and user, who can share memory. Collective."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     place = f"{boot} {os.readlink('/proc/self/ns/net')} {os.geteuid()}"
     number = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=7).digest(), "big")
@@ -106,7 +106,7 @@ def hosts_of(comm: Communicator) -> list[list[int]]:
 
 
 def share_memory(comm: Communicator, control: Communicator) -> Communicator:
-    """A communicator over memory that its ranks, all of one host, read in each other. Collective."""
+    """Returns a communicator whose ranks, all on one host, read each other's memory. Collective."""
     origin = origin_of(comm)
     origin.splits += 1
     store = dist.PrefixStore(f"{origin.name}/symmetric{origin.splits}", origin.store)
@@ -116,17 +116,17 @@ def share_memory(comm: Communicator, control: Communicator) -> Communicator:
 
 
 def has_origin(comm: Communicator) -> bool:
-    """Whether it was made with a store, by which its ranks find each other for other connections."""
+    """Returns whether it was made with a store, by which its ranks can meet for further connections."""
     return comm in _origins
 
 
 def remember_origin(comm: Communicator, origin: Origin) -> None:
-    """`comm` is made of what another one is made of."""
+    """Records that `comm` was made of `origin`."""
     _origins[comm] = origin
 
 
 def origin_of(comm: Communicator) -> Origin:
-    """What it was made of. ConfigError if it was made without a store."""
+    """Returns what a communicator was made of. Raises ConfigError if it was made without a store."""
     origin = _origins.get(comm)
     if origin is None:
         raise ConfigError(
@@ -136,15 +136,15 @@ def origin_of(comm: Communicator) -> Origin:
 
 
 def store_of(comm: Communicator, leaf: str) -> Any:
-    """A store of this communicator's ranks, with a prefix of its own and `leaf`; None if it was made without one."""
+    """Returns a store of this communicator's ranks under the prefix `leaf`; None if it was made without a store."""
     origin = _origins.get(comm)
     return None if origin is None else dist.PrefixStore(f"{origin.name}/{leaf}", origin.store)
 
 
 def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu") -> Communicator:
-    """The communicator of a process group (None: the default group) for tensors on `device`.
+    """Returns the communicator of a process group (None: the default group) for tensors on `device`.
 
-    The same object for the same group and device type, so its byte counter goes on.
+    It is the same object for the same group and device type, so its byte counters continue.
 
     Raises:
         ConfigError: torch.distributed is not initialised, or the group has no backend for that device.
@@ -172,35 +172,30 @@ def _communicator(group: "ProcessGroup", device: torch.device, known: _Communica
 
 
 def private(group: "ProcessGroup | None", device: torch.device) -> tuple[Communicator, Communicator]:
-    """New connections between the ranks of `group`, for one model: for tensors on `device`, and for CPU tensors.
+    """Makes connections between the ranks of `group` for one model: for tensors on `device`, and for CPU tensors.
 
-    Collective over the group's ranks, which must all make their calls in the same order. Both are the same
-    communicator where `device` is the CPU. The backends and the timeout are those of the group, with
-    Gloo where it has none for the CPU. They end with the communicators.
+    Collective over the group's ranks, which must make their calls in the same order. Both are the same communicator
+    where `device` is the CPU. Backends and timeout are those of the group, with Gloo where it has no backend for the
+    CPU. The connections end with the communicators.
 
     Raises:
-        ConfigError: as from_group; or the group's backend is not one of gossamer, Gloo and NCCL.
+        ConfigError: as from_group(); or the group's backend is not gossamer, Gloo or NCCL.
     """
     group = _resolve(group)
-    # torch's new_group names a group of these ranks by how many groups a process has, which may differ between
-    # ranks and repeats after a group has ended; so the backend is made here, under a name that counts up.
+    # torch's new_group names a group by how many groups a process has. That may differ between ranks, and repeats after
+    # a group has ended. So the backend is made here, under a name that counts up.
     _private_counts[group] = count = _private_counts.get(group, 0) + 1
-    control = _private(group, torch.device("cpu"), f"gossamer/{count}/control")
-    if device.type == "cpu":
-        return control, control
-    return _private(group, device, f"gossamer/{count}/{device.type}"), control
+    return private_among(group, range(dist.get_world_size(group)), device, key=str(count))
 
 
 def private_among(
     group: "ProcessGroup | None", ranks: Sequence[int], device: torch.device, *, key: str
 ) -> tuple[Communicator, Communicator]:
-    """private() for some ranks of a group, which alone call it, and which find each other by a key.
-
-    So they need not make their calls in the same order. Collective over these ranks.
+    """Does private() for some ranks of a group, which alone call it. Collective over these ranks, in any order.
 
     Args:
-        ranks: ranks of the group, this one among them; their order is that of the communicators.
-        key: equal on these ranks, and never used before in this group.
+        ranks: ranks of the group, this one among them, in the order of the communicators.
+        key: a text by which the ranks meet: equal on them, and never used before in this group.
     """
     group = _resolve(group)
     control = _private(group, torch.device("cpu"), f"gossamer/{key}/control", ranks)
@@ -209,9 +204,7 @@ def private_among(
     return _private(group, device, f"gossamer/{key}/{device.type}", ranks), control
 
 
-def _private(
-    group: "ProcessGroup", device: torch.device, name: str, ranks: Sequence[int] | None = None
-) -> Communicator:
+def _private(group: "ProcessGroup", device: torch.device, name: str, ranks: Sequence[int]) -> Communicator:
     ground = ground_of(group)
     kind = ground.kinds.get(device.type, "gloo" if device.type == "cpu" else "none")
     store = dist.PrefixStore(name, ground.store)
@@ -220,14 +213,13 @@ def _private(
             f"comm: the process group {group.group_name!r} uses the backend {kind!r} for {device.type} tensors; "
             f"gossamer, gloo and nccl are supported"
         )
-    members = list(range(ground.size)) if ranks is None else list(ranks)
-    backend = make_backend(kind, store, members.index(ground.rank), len(members), ground.timeout)
+    backend = make_backend(kind, store, ranks.index(ground.rank), len(ranks), ground.timeout)
     return from_backend(backend, device=device, store=store, name=name)
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What a process group stands on, so that other connections between its ranks can be made."""
+    """What is needed to make further connections between the ranks of a process group."""
 
     rank: int
     size: int
@@ -237,7 +229,11 @@ class Ground:
 
 
 def ground_of(group: "ProcessGroup | None") -> Ground:
-    """Of a process group, None: the default group. ConfigError if torch.distributed is not initialised."""
+    """Returns the Ground of a process group (None: the default group).
+
+    Raises:
+        ConfigError: torch.distributed is not initialised.
+    """
     group = _resolve(group)
     kinds = distributed_c10d.BackendConfig(distributed_c10d.Backend(dist.get_backend_config(group)))
     return Ground(
@@ -250,12 +246,12 @@ def ground_of(group: "ProcessGroup | None") -> Ground:
 
 
 def timeout_of(group: "ProcessGroup") -> timedelta:
-    """How long one collective of the group may take."""
+    """Returns how long one collective of the group may take."""
     return _timeout_of(group._get_backend(group._device_types[0]))
 
 
 def make_backend(kind: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A backend object of that kind, gossamer, gloo or nccl. Collective over the ranks that the store is for."""
+    """Makes a backend object: `kind` is gossamer, gloo or nccl. Collective over the ranks that share the store."""
     if kind == "gossamer":
         return _C.GossamerBackend(store, rank, size, timeout)
     if kind == "gloo":

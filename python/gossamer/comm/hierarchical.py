@@ -1,8 +1,8 @@
-"""A group seen as hosts: ranks that are close to each other, and the slow hop between them.
+"""Sums by hosts: inside each host first, then across the slow hop between hosts.
 
-`connect_by_hosts` decides whether sums go through the hosts; `Hierarchical` and `Flat` are what a user says instead.
-Sums go inside a host first; then every local rank carries its part across, so all network cards work; then the parts
-are handed out inside the host. A codec is used on the way across only. Native: csrc/comm/by_hosts.h, csrc/route/.
+Every local rank carries its part across, so all network cards work; then the parts are gathered inside the host. Only
+what goes across is compressed. `connect_by_hosts` decides whether sums go by hosts; `Hierarchical` and `Flat` are what
+a user says instead. Native: csrc/comm/by_hosts.h, csrc/route/.
 """
 
 import logging
@@ -40,8 +40,8 @@ class Hierarchical:
 
     Args:
         group: a process group, a communicator, or None for the default group.
-        hosts: the ranks of each host. None: those of one machine, network namespace and user. Give it for other
-            islands, such as racks.
+        hosts: the ranks of each host. None: the ranks of one machine, network namespace and user are a host. Give it
+            for other islands, such as racks.
     """
 
     group: "ProcessGroup | Communicator | None" = None
@@ -50,7 +50,7 @@ class Hierarchical:
 
 @dataclass
 class Flat:
-    """DataParallel(process_group=Flat()): sums in one level, also where ranks share hosts.
+    """DataParallel(process_group=Flat()): sums go between all ranks directly, also where ranks share hosts.
 
     Args:
         group: a process group, a communicator, or None for the default group.
@@ -65,25 +65,25 @@ _ways: "WeakKeyDictionary[Communicator, str]" = WeakKeyDictionary()
 
 
 def is_communicator(group: object) -> bool:
-    """True for a communicator, false for a process group, a Hierarchical, a Flat or None."""
+    """Returns whether it is a communicator, rather than a process group, a Hierarchical, a Flat or None."""
     return isinstance(group, _C.Communicator)
 
 
 def given_group(group: Any) -> Any:
-    """What the user means without the levels: a process group, a communicator or None."""
+    """Returns the group inside a Hierarchical or Flat, or the argument: a process group, a communicator or None."""
     return group.group if isinstance(group, (Hierarchical, Flat)) else group
 
 
 def goes_by_hosts(hosts: Sequence[Sequence[int]]) -> bool:
-    """Whether sums go through these hosts by default: at least two of them, and two ranks on one of them."""
+    """Returns whether sums go by these hosts by default: there are at least two, and one has at least two ranks."""
     return len(hosts) > 1 and any(len(host) > 1 for host in hosts)
 
 
 def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> Communicator:
-    """`comm`, or a communicator around it whose sums go through its hosts. Collective.
+    """Returns `comm`, or a communicator around it whose sums go by hosts. Collective.
 
     Args:
-        group: what the user gave: Flat and Hierarchical say it; anything else leaves it to goes_by_hosts().
+        group: what the user gave. A Flat or Hierarchical decides; otherwise goes_by_hosts() does.
         comm: the ranks, for tensors on a model's device.
         control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
     """
@@ -100,12 +100,12 @@ def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> C
 
 
 def way_of(comm: Communicator) -> str:
-    """Whether its sums go by hosts, and why, for people."""
+    """Returns a text for people: whether its sums go by hosts, and why."""
     return _ways.get(comm, "flat: one rank" if comm.size == 1 else "flat")
 
 
 def layout_text(hosts: Sequence[Sequence[int]]) -> str:
-    """2 hosts x 4 ranks; 2 hosts of 1 and 3 ranks."""
+    """Returns a text such as "2 hosts x 4 ranks" or "2 hosts of 1 and 3 ranks"."""
     sizes = [len(host) for host in hosts]
     count = f"{len(sizes)} host{'s' if len(sizes) > 1 else ''}"
     if len(set(sizes)) == 1:
@@ -121,17 +121,17 @@ def _on_its_way(comm: Communicator, way: str) -> Communicator:
 
 
 def hierarchy(comm: Communicator, hosts: Sequence[Sequence[int]] | None = None) -> Communicator:
-    """A communicator as hosts and the hop between them, whatever the hosts are. Collective.
+    """Returns a communicator whose sums go by hosts, whatever the hosts are. Collective.
 
-    `hosts`: the ranks of each; None: those of one machine.
+    `hosts`: the ranks of each host; None: the ranks of one machine are a host.
     """
     return connect_by_hosts(Hierarchical(comm, hosts), comm, comm)
 
 
 def direct_group(group: Any, x: Tensor) -> Communicator:
-    """The communicator that gossamer.all_reduce(codec=...) uses: by hosts as connect_by_hosts() decides.
+    """Returns the communicator for gossamer.all_reduce(codec=...), by hosts as connect_by_hosts() decides.
 
-    Collective, the first time for a group. The same object for the same group.
+    Collective the first time for a group, and the same object afterwards.
     """
     given = given_group(group)
     comm = given if is_communicator(given) else from_group(given, x.device)
@@ -146,14 +146,14 @@ def direct_group(group: Any, x: Tensor) -> Communicator:
 
 
 def duplicate(comm: Communicator) -> Communicator:
-    """New connections among the same ranks. Collective, as split."""
+    """Makes new connections among the same ranks. Collective, as split()."""
     own = split(comm, range(comm.size))
     assert own is not None
     return hierarchy(own, comm.hosts) if isinstance(comm, _C.ByHosts) else own
 
 
 def checked_hosts(hosts: Any, control: Communicator) -> Hosts:
-    """ConfigError unless every rank is in exactly one of the hosts, and all ranks say the same. Collective."""
+    """Raises ConfigError unless every rank is in exactly one host, and all ranks say the same. Collective."""
     lists = [list(host) for host in hosts]
     if sorted(rank for host in lists for rank in host) != list(range(control.size)) or not all(lists):
         raise ConfigError(
@@ -171,11 +171,11 @@ def checked_hosts(hosts: Any, control: Communicator) -> Hosts:
 
 
 def by_hosts(comm: Communicator, hosts: Hosts, machines: Hosts) -> Communicator:
-    """`comm` as hosts, or islands, and the hop between them. Collective.
+    """Returns a communicator around `comm` whose sums go by hosts, or other islands. Collective.
 
     Args:
         comm: all ranks.
-        hosts: the ranks of each.
+        hosts: the ranks of each host.
         machines: the ranks of each machine.
     """
     at = {rank: number for number, machine in enumerate(machines) for rank in machine}
@@ -183,13 +183,11 @@ def by_hosts(comm: Communicator, hosts: Hosts, machines: Hosts) -> Communicator:
     parts = [split(comm, host, kind="gossamer" if shared else None) for host in hosts]
     inside = next(part for part in parts if part is not None)
     carriers = min(len(host) for host in hosts)
-    kind = "gloo" if comm.device.type == "cpu" else None  # its rows travel in pieces where the link is slow
+    kind = "gloo" if comm.device.type == "cpu" else None  # it sends rows in pieces where the link is slow
     across = [split(comm, [host[carrier] for host in hosts], kind=kind) for carrier in range(carriers)]
     if shared:
         inside = share_memory(inside, inside)
-    if (
-        comm.device.type == "cpu"
-    ):  # a rank that left before all have connected would break the others' connecting
+    if comm.device.type == "cpu":  # no rank may leave before all have connected
         comm.all_reduce(torch.zeros(1)).wait()
     own = _C.ByHosts(comm, inside, next((part for part in across if part is not None), None), hosts)
     remember_origin(own, origin_of(comm))

@@ -1,7 +1,9 @@
-# Opens the named operations of a process set (csrc/named/): private connections between its ranks, and the negotiation,
-# which goes through shared memory on one host, as small sums do, and through Gloo between hosts. Sums on the CPU go by
-# hosts. Submits nothing; the Horovod face does. No matching and no fusion here: csrc/negotiate/.
-"""Collectives that are matched by name, not by order: ``open_named()`` and its options."""
+"""``open_named()``: collectives that are matched by name, not by order, for some ranks of a group.
+
+It opens private connections between the ranks. The negotiation and small sums go through shared memory on one host, and
+the negotiation through Gloo between hosts; sums of CPU tensors go by hosts. The Horovod face submits operations to the
+object that it returns (csrc/named); csrc/negotiate matches and fuses them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,29 +25,28 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _open: "WeakKeyDictionary[_C.NamedCollectives, _Connections]" = WeakKeyDictionary()
-SILENCE = timedelta(days=365)  # an idle rank says nothing; one that is lost is noticed otherwise
+SILENCE = timedelta(days=365)  # an idle rank sends nothing; a lost rank is noticed in other ways
 
 
 @dataclass(frozen=True)
 class NamedOptions:
-    """How operations are negotiated. What says "rank 0" is decided by the first rank of the set for all."""
+    """How operations are negotiated. Fields marked "rank 0" hold as the first rank of the set gives them."""
 
-    fusion_bytes: int = 128 << 20  # rank 0: of one batch; 0: nothing is fused but the operations of a group
-    fuse_groups: bool = True  # rank 0: groups may be fused with other operations
-    cache_capacity: int = 1024  # rank 0: agreements that need no request any more; 0: none
-    window_us: int = 400  # a burst that begins is waited for this long while it grows; 0: not at all
-    stall_warning_s: float = (
-        60.0  # rank 0: an operation that some ranks have not submitted is reported; 0: never
-    )
+    fusion_bytes: int = (
+        128 << 20
+    )  # rank 0: the largest fused batch; 0: only the operations of a group are fused
+    fuse_groups: bool = True  # rank 0: whether groups may be fused with other operations
+    cache_capacity: int = 1024  # rank 0: how many agreements are kept, which then need no request; 0: none
+    window_us: int = 400  # how long to wait for more operations while a burst grows; 0: not at all
+    # rank 0: an operation that some ranks have not submitted is reported after this; 0: never
+    stall_warning_s: float = 60.0
     stall_shutdown_s: float = 0.0  # rank 0: and ends everything after this; 0: never
-    by_hosts: bool | None = (
-        None  # rank 0: sums go by hosts where there are several; None: as goes_by_hosts() says
-    )
-    # Called on rank 0's thread; must be short. None: all ranks log it, as a warning.
+    # rank 0: whether sums go by hosts where there are several; None: as goes_by_hosts() says
+    by_hosts: bool | None = None
+    # Called on rank 0's worker thread; must be short. None: all ranks log a warning.
     on_stall: Callable[[list[_C.Stalled]], None] | None = None
-    on_event: Callable[[str, str, int, float], None] | None = (
-        None  # phase, name, rank, seconds; from any thread
-    )
+    # Called with phase, name, rank and seconds, from any thread.
+    on_event: Callable[[str, str, int, float], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,17 @@ class _Connections:
 def open_named(
     group: "ProcessGroup | None", ranks: Sequence[int], *, key: str, options: NamedOptions | None = None
 ) -> _C.NamedCollectives:
-    """The named operations of some ranks of a group, over private connections of its backends. Collective over them.
+    """Opens the named operations of some ranks of a group, over connections of their own. Collective over these ranks.
 
     Args:
-        group: a process group; None is the default one.
-        ranks: ranks of the group, ascending; this one among them. The others do not call.
+        group: a process group; None is the default group.
+        ranks: ranks of the group in ascending order, this one among them. Other ranks do not call.
         key: equal on these ranks, and never used before in this group.
         options: None is NamedOptions().
 
     Raises:
-        ConfigError: this rank is not among them, they are not ascending, or a backend is not gossamer, gloo or nccl.
-        CommError: the others did not come in the group's timeout.
+        ConfigError: this rank is not in `ranks`, they are not ascending, or a backend is not gossamer, gloo or nccl.
+        CommError: the other ranks did not call within the group's timeout.
     """
     ground = ground_of(group)
     members = list(ranks)
@@ -111,14 +112,14 @@ def open_named(
     if settings["on_stall"] is None:
         warning_s = settings["stall_warning_s"]
         watch = NamedWatch(ground.rank, leads=rank == 0, store=store, warning_s=warning_s if size > 1 else 0)
-        settings["on_stall"] = watch.report  # which keeps it alive
+        settings["on_stall"] = watch.report  # keeps the watch alive
     named = _C.NamedCollectives(control, devices, members, near=near, **settings)
     _open[named] = _Connections(list(backends.values()), devices, two_levels)
     return named
 
 
 def _by_hosts(wanted: bool | None, hosts: Sequence[Sequence[int]], store: Any, *, leads: bool) -> bool:
-    """What the first rank of the set wants. Collective where there are several hosts."""
+    """Returns what the first rank of the set wants. Collective where there are several hosts."""
     if len(hosts) < 2:
         return False
     if leads:
@@ -127,14 +128,14 @@ def _by_hosts(wanted: bool | None, hosts: Sequence[Sequence[int]], store: Any, *
 
 
 def sums_by_hosts(named: _C.NamedCollectives) -> bool:
-    """Whether sums of these ranks go by hosts: what open_named() has decided, the same on all of them."""
+    """Returns whether sums of these ranks go by hosts, as open_named() has decided for all of them."""
     return _open[named].by_hosts
 
 
 def abort_all() -> None:
-    """Ends all that are open, with an error for whoever waits, as somebody knows that a rank is lost.
+    """Ends all open operations, with an error for every wait, because a rank is lost.
 
-    Ranks of other hosts that are not in the middle of a transfer with the lost one do not notice that themselves.
+    A rank on another host that is not exchanging data with the lost one would not notice the loss by itself.
     """
     for named, connections in list(_open.items()):
         for backend in connections.backends:

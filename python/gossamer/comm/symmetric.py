@@ -1,8 +1,8 @@
 """A group on one host whose ranks read each other's buckets in place: torch's symmetric memory on GPUs.
 
-`Symmetric` is what a user passes as process_group; `symmetric` makes the communicator that a model then gets. Sums
-and compressed sums of buckets are then our own two-shot, in rank order, without NCCL; everything else still goes
-through the group's own backend. Native: csrc/comm/symmetric.cpp.
+`Symmetric` is what a user passes as process_group; `symmetric` makes the communicator of a model. Sums and compressed
+sums of buckets are then Gossamer's own two-shot, in rank order, without NCCL. Everything else still goes through the
+group's own backend. Native: csrc/comm/symmetric.cpp.
 """
 
 import os
@@ -29,22 +29,23 @@ class Symmetric:
     """DataParallel(process_group=Symmetric()): the ranks share one host and read each other's buckets in place.
 
     Args:
-        group: a process group, a communicator of CPU tensors, or None for the default group. What is no sum of buckets
-            goes through it, or for a process group through new connections of its kind.
+        group: a process group, a communicator of CPU tensors, or None for the default group. Everything but sums of
+            buckets goes through it; a process group gets new connections of its kind for that.
     """
 
     group: "ProcessGroup | Communicator | None" = None
 
 
 def symmetric(comm: Communicator, control: Communicator) -> Communicator:
-    """The communicator over symmetric memory: what it allocates is read in place by all ranks. Collective.
+    """Returns a communicator over symmetric memory: all ranks read in place what it allocates. Collective.
 
     Args:
-        comm: the ranks, for tensors on the model's device. On the CPU it must be over the backend "gossamer".
+        comm: the ranks, for tensors on the model's device. On the CPU it must use the backend "gossamer".
         control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
 
     Raises:
-        ConfigError: on every rank: ranks on several hosts, or in containers that hide them from each other; too many.
+        ConfigError: on every rank, if ranks are on several hosts, in containers that hide them from each other, or
+            more than MAX_RANKS.
     """
     if comm.size == 1:
         return comm
@@ -61,7 +62,10 @@ def symmetric(comm: Communicator, control: Communicator) -> Communicator:
 
 
 def _require_that_ranks_see_each_other(control: Communicator) -> None:
-    """torch passes descriptors of memory through sockets in the temporary folder that are named by process id."""
+    """Raises ConfigError unless ranks can open each other's sockets, through which torch passes memory descriptors.
+
+    The sockets lie in the temporary folder and are named by process id.
+    """
     where = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "mnt")] + [tempfile.gettempdir()]
     mine = torch.tensor([zlib.crc32(str(where).encode()), os.getpid()])
     every = mine.new_empty(control.size, 2)

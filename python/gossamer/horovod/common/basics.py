@@ -17,20 +17,9 @@ from gossamer.horovod.common.process_sets import ProcessSet
 from gossamer.horovod.common.session import Session, expect, start
 from gossamer.observe.stall import Limits
 
-__all__ = [
-    "cross_rank",
-    "cross_size",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "rank",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-]
+__all__ = ["init", "is_homogeneous", "is_initialized", "shutdown"]
+__all__ += ["cross_rank", "cross_size", "local_rank", "local_size", "rank", "size"]
+__all__ += ["start_timeline", "stop_timeline"]
 
 _log = logging.getLogger("gossamer")
 _session: Session | None = None

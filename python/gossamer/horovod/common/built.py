@@ -7,18 +7,8 @@ import torch.distributed as dist
 
 from gossamer import _C, config
 
-__all__ = [
-    "ccl_built",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rocm_built",
-]
+__all__ = ["ccl_built", "cuda_built", "ddl_built", "gloo_built", "mpi_built", "nccl_built", "rocm_built"]
+__all__ += ["gloo_enabled", "mpi_enabled", "mpi_threads_supported"]
 
 
 def mpi_built() -> bool:

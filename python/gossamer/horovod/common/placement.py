@@ -72,17 +72,7 @@ def join(comm: Any, knobs: Knobs, *, backend: str | None, tell: Callable[[Any], 
 def expected(outlook: Outlook) -> Place:
     """Returns the place that a newcomer would have in the group that trains."""
     own = outlook.placement
-    across = [rank for rank, (local_rank, _) in enumerate(outlook.locals) if local_rank == own.local_rank]
-    return Place(
-        own.rank,
-        own.size,
-        own.local_rank,
-        own.local_size,
-        across.index(own.rank),
-        len(across),
-        homogeneous=len({local_size for _, local_size in outlook.locals}) == 1,
-        owns_group=False,
-    )
+    return Place(own.rank, own.size, *_within_and_across(own.rank, outlook.locals), owns_group=False)
 
 
 def _join_ranks(ranks: Sequence[int], knobs: Knobs, backend: str | None) -> None:
@@ -134,28 +124,27 @@ def _host() -> tuple[int, str]:
 
 def _place(knobs: Knobs, *, owns: bool, mpi_world: Any, tell: Any) -> Place:
     rank, size = runtime.rank(), runtime.size()
-    local_rank, local_size = runtime.local_rank(), runtime.local_size()
-    host = runtime.node_rank(), socket.gethostname()
-    everyone: list[Any] = [(host, local_rank, local_size, tell)]
+    everyone: list[Any] = [(runtime.local_rank(), runtime.local_size(), tell)]
     if size > 1:
         mine, everyone = everyone[0], [None] * size
         dist.all_gather_object(everyone, mine)
-    across = [peer for peer, other_local_rank, _, _ in everyone if other_local_rank == local_rank]
-    cross_rank, cross_size = across.index(host), len(across)
+    *local, cross_rank, cross_size, homogeneous = _within_and_across(rank, [each[:2] for each in everyone])
     outside = config.variables("HOROVOD_")
     launched_as = outside.get("HOROVOD_RANK"), outside.get("HOROVOD_SIZE")
     # The variables may be those of an earlier group of this process.
     if knobs.cross is not None and launched_as == (str(rank), str(size)):
         cross_rank, cross_size = knobs.cross
-    return Place(
-        rank,
-        size,
-        local_rank,
-        local_size,
-        cross_rank,
-        cross_size,
-        homogeneous=len({other_local_size for _, _, other_local_size, _ in everyone}) == 1,
-        owns_group=owns,
-        mpi_world=mpi_world,
-        told=tuple(told for *_, told in everyone),
-    )
+    told = tuple(each[2] for each in everyone)
+    return Place(rank, size, *local, cross_rank, cross_size, homogeneous, owns, mpi_world, told)
+
+
+def _within_and_across(rank: int, locals_: Sequence[tuple[int, int]]) -> tuple[int, int, int, int, bool]:
+    """Returns the local and the cross family, and whether hosts have equally many ranks.
+
+    Args:
+        locals_: local rank and local size of each rank.
+    """
+    local_rank, local_size = locals_[rank]
+    across = [other for other, (other_local_rank, _) in enumerate(locals_) if other_local_rank == local_rank]
+    homogeneous = len({size for _, size in locals_}) == 1
+    return local_rank, local_size, across.index(rank), len(across), homogeneous

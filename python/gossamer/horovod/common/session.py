@@ -17,8 +17,7 @@ from gossamer.comm.named import NamedOptions, abort_all, open_named
 from gossamer.horovod.common import environment, placement, process_sets
 from gossamer.horovod.common.environment import Knobs
 from gossamer.horovod.common.placement import Place
-from gossamer.horovod.common.process_sets import ProcessSet
-from gossamer.horovod.common.set_table import Table
+from gossamer.horovod.common.process_sets import ProcessSet, Table
 from gossamer.horovod.common.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -15,19 +15,15 @@ from gossamer.horovod.torch.operations.handles import Handle, PendingSplits
 from gossamer.horovod.torch.operations.signatures import takes_arguments_of
 from gossamer.horovod.torch.operations.submission import Average, group, group_names, one
 
-__all__ = [
+__all__ = ["allreduce_async", "allreduce_async_", "grouped_allreduce_async", "grouped_allreduce_async_"]
+__all__ += [
     "allgather_async",
-    "allreduce_async",
-    "allreduce_async_",
     "alltoall_async",
     "broadcast_async",
     "broadcast_async_",
     "grouped_allgather_async",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter_async",
-    "reducescatter_async",
 ]
+__all__ += ["grouped_reducescatter_async", "reducescatter_async"]
 
 
 def allreduce_async(

@@ -17,19 +17,9 @@ from gossamer.horovod.torch.operations.handles import Handle, synchronize
 from gossamer.horovod.torch.operations.signatures import takes_arguments_of
 from gossamer.horovod.torch.operations.submission import Average
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
-    "reducescatter",
-]
+__all__ = ["allreduce", "allreduce_", "grouped_allreduce", "grouped_allreduce_"]
+__all__ += ["grouped_reducescatter", "reducescatter"]
+__all__ += ["allgather", "alltoall", "broadcast", "broadcast_", "grouped_allgather"]
 
 
 def allreduce(

@@ -18,13 +18,10 @@ from gossamer.horovod.torch.operations.arguments import reduce_op
 from gossamer.horovod.torch.operations.handles import synchronize
 from gossamer.horovod.torch.operations.submission import Average, Sum
 
-__all__ = [
+__all__ = ["HorovodAllreduce", "HorovodAlltoall", "HorovodBroadcast", "HorovodGroupedAllreduce"]
+__all__ += [
     "HorovodAllgather",
-    "HorovodAllreduce",
-    "HorovodAlltoall",
-    "HorovodBroadcast",
     "HorovodGroupedAllgather",
-    "HorovodGroupedAllreduce",
     "HorovodGroupedReducescatter",
     "HorovodReducescatter",
 ]
