@@ -7,7 +7,7 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -128,14 +128,13 @@ def _place(knobs: Knobs, *, owns: bool, mpi_world: Any, tell: Any) -> Place:
     if size > 1:
         mine, everyone = everyone[0], [None] * size
         dist.all_gather_object(everyone, mine)
-    *local, cross_rank, cross_size, homogeneous = _within_and_across(rank, [each[:2] for each in everyone])
+    numbers = _within_and_across(rank, [each[:2] for each in everyone])
+    place = Place(rank, size, *numbers, owns, mpi_world, told=tuple(each[2] for each in everyone))
     outside = config.variables("HOROVOD_")
     launched_as = outside.get("HOROVOD_RANK"), outside.get("HOROVOD_SIZE")
-    # The variables may be those of an earlier group of this process.
-    if knobs.cross is not None and launched_as == (str(rank), str(size)):
-        cross_rank, cross_size = knobs.cross
-    told = tuple(each[2] for each in everyone)
-    return Place(rank, size, *local, cross_rank, cross_size, homogeneous, owns, mpi_world, told)
+    if knobs.cross is None or launched_as != (str(rank), str(size)):
+        return place  # without them, or with those of an earlier group of this process
+    return replace(place, cross_rank=knobs.cross[0], cross_size=knobs.cross[1])
 
 
 def _within_and_across(rank: int, locals_: Sequence[tuple[int, int]]) -> tuple[int, int, int, int, bool]:
