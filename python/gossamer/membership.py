@@ -104,14 +104,8 @@ class Member:
     def announce(self) -> Outlook | None:
         """Tells the driver that this worker exists, before it is ready to take part.
 
-        A group that trains continues without this worker until it calls take_seat().
-
-        Returns:
-            The place that this worker would have in the group that trains. None if no group trains, or if this worker
-            has been in one: take_seat() is next then.
-
-        Raises:
-            CommError: the driver does not answer.
+        A group that trains continues without this worker until it calls take_seat(). Returns the place that this worker
+        would have in it; None if no group trains, or if this worker has been in one. Raises as take_seat().
         """
         if self.seat is not None:
             return None
@@ -133,9 +127,7 @@ class Member:
     def enter(self, join: Callable[[Seat, dist.Store], None]) -> None:
         """Joins the next group that comes together, by join(seat, store). If it loses a member, the next one.
 
-        Raises:
-            CommError: join() raised it for another reason, or the driver does not answer.
-            SystemExit: with code 0, because this worker's slot has been taken away.
+        Raises as take_seat(), and as join() for a group that has not lost a member.
         """
         while True:
             seat = self.take_seat()
