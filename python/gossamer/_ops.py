@@ -9,9 +9,6 @@ from torch import Tensor
 
 from gossamer import _C as _native
 
-# Numbers of csrc/codec/codec.h's enum class Kind.
-KINDS = {"identity": 0, "bf16": 1, "fp16": 2, "int8": 3, "minmax_u8": 4, "int4": 5, "onebit": 6}
-
 _ops = torch.ops.gossamer
 with_cuda: bool = _native.with_cuda
 

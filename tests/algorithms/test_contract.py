@@ -29,10 +29,10 @@ def build(name):
 
 
 def optimizer_of(name, params):
-    if name in ("qadam", "onebit_adam"):
-        return gs.QAdamOptimizer(params, lr=0.01, warmup_steps=3)
     if name == "zero_one_adam":
         return gs.ZeroOneAdamOptimizer(params, lr=0.01, freeze_steps=4, variance_scaler=2)
+    if ALGORITHMS[name].optimizer_class is not None:
+        return ALGORITHMS[name].make_optimizer(params, lr=0.01, warmup_steps=3)
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 

@@ -37,7 +37,7 @@ def test_int4_keeps_the_mean_of_eight_heavy_tailed_gradients(block, percent, sha
     x = heavy_tailed(ranks, numel)
     wire = _ops.reduce_encode(
         codec.encode(x),
-        _ops.KINDS[codec.kind],
+        codec.kind,
         block,
         dtype=torch.float32,
         row_numel=numel,

@@ -20,7 +20,7 @@ LAYERS = (
     {"_ops", "work", "observe", "runtime"},
     {"comm", "codec", "optim", "batchnorm"},
     {"collectives", "topology", "autotune"},
-    {"engine"},
+    {"engine", "facts"},
     {"algorithms"},
     {"data_parallel", "ddp", "fsdp", "hooks", "horovod", "bagua"},
     {"lightning"},

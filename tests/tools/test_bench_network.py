@@ -91,8 +91,8 @@ def test_a_variant_is_compared_with_stock_ddp_in_its_own_turns() -> None:
         return [{"seconds": list(seconds), **counted}, {"seconds": [0.0] * len(seconds), **counted}]
 
     about = {"hosts": 2, "ranks_per_host": 1, "rate": "100mbit", "model": "gpt"}
-    first = {"alone, adamw": turns(1, 1), "ddp": turns(4, 4), "bytegrad": turns(2, 2)}
-    slower = {"alone, adamw": turns(3, 3), "ddp": turns(12, 12), "int4": turns(4, 4)}
+    first = {"alone, AdamW": turns(1, 1), "ddp": turns(4, 4), "bytegrad": turns(2, 2)}
+    slower = {"alone, AdamW": turns(3, 3), "ddp": turns(12, 12), "int4": turns(4, 4)}
     lines = {line["algorithm"]: line for line in of_steps([first, slower, {"async": turns(1, 2)}], about)}
     assert list(lines) == ["ddp", "bytegrad", "int4", "async"]
     assert (lines["ddp"]["step_ms"], lines["int4"]["compute_ms"]) == (4000, 3000)
@@ -104,7 +104,7 @@ def test_a_variant_is_compared_with_stock_ddp_in_its_own_turns() -> None:
 def test_a_step_is_over_no_limit_where_nothing_leaves_a_host() -> None:
     ranks = [{"seconds": [1.0], "bytes_counted": [5.0], "bytes_of_kernel": [0.0], "payload_of_kernel": [0.0]}]
     about = {"hosts": 1, "ranks_per_host": 4, "rate": "100mbit", "model": "gpt"}
-    _, line = of_steps([{"alone, adamw": ranks, "ddp": ranks, "bytegrad": ranks}], about)
+    _, line = of_steps([{"alone, AdamW": ranks, "ddp": ranks, "bytegrad": ranks}], about)
     assert (line["byte_limit_ms"], line["step_over_limit"], line["bytes_over_ddp"]) == (0, None, None)
 
 

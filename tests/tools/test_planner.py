@@ -29,7 +29,10 @@ def lab(rate: float = 100 * MBIT, **more) -> Network:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_network_without_limits_leaves_the_compute(name) -> None:
     quick = planner.Speeds(
-        {"python": planner.CodecSpeed(math.inf, math.inf, math.inf)}, math.inf, math.inf, math.inf
+        memory=math.inf,
+        flops=math.inf,
+        wire=math.inf,
+        any_codec=planner.CodecSpeed(math.inf, math.inf, math.inf),
     )
     network = Network(8, 4, 1e30, 1e-30, 1e30, 1e-30, 1e-30)
     found = predict(gpt(speeds=quick), network, name)

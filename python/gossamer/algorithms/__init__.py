@@ -18,14 +18,14 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     for algorithm in (
         GradientAllReduce,
         ByteGrad,
-        Decentralized,
-        LowPrecisionDecentralized,
+        PowerSGD,
         QAdam,
         OneBitAdam,
         ZeroOneAdam,
-        AsyncModelAverage,
-        PowerSGD,
+        Decentralized,
+        LowPrecisionDecentralized,
         LocalSGD,
+        AsyncModelAverage,
     )
 }
 """The algorithms by the names that `algorithm=` takes."""

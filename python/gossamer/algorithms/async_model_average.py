@@ -11,10 +11,12 @@ import torch
 
 from gossamer import _C
 from gossamer.algorithms.base import Algorithm
+from gossamer.codec import Identity
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Background, Worker
 from gossamer.errors import ConfigError
+from gossamer.facts import APART, Job, Messages, Method, Traffic, Trial
 
 _IDLE_S = 0.01  # between rounds in which no rank trains
 
@@ -32,6 +34,16 @@ class AsyncModelAverage(Algorithm):
     """
 
     name = "async"
+    methods = (
+        Method(
+            "async",
+            lambda _: AsyncModelAverage(),
+            APART,
+            "averages weights in the background, whenever it can",
+            "async.md",
+            trial=Trial(apart=True, by_clock=True, periodic=True),
+        ),
+    )
     fields = ("grad", "weight")
     needs_optimizer = True
 
@@ -121,6 +133,13 @@ class AsyncModelAverage(Algorithm):
         for bucket in buckets:
             bucket.flat("weight").add_(bucket.flat("mean").sub_(bucket.flat("snapshot")))
         self._next_at = time.monotonic() + self.sync_interval_ms / 1000
+
+    def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
+        if not warm:
+            return Traffic(in_backward=messages.means())
+        count = Job(messages.all_reduce(8))
+        jobs = [messages.mean(bucket, Identity(), passes=4) for bucket in messages.buckets]
+        return Traffic(after=[count, *jobs], pause_s=self.sync_interval_ms / 1000, lockstep=False)
 
     def abort(self) -> None:
         """This rank's weights are neither averaged nor changed from now on; it only answers the others."""

@@ -5,7 +5,7 @@ right thread, in the same order on every rank. See docs/adding-an-algorithm.md.
 """
 
 from abc import ABC
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Unsent, Worker
 from gossamer.errors import ConfigError
+from gossamer.facts import Messages, Method, Traffic
 
 
 class Algorithm(ABC):
@@ -28,6 +29,9 @@ class Algorithm(ABC):
     #: The name that DataParallel(algorithm="...") takes.
     name: ClassVar[str]
 
+    #: The ways to use the algorithm that the planner, the benchmarks and the hooks offer by name.
+    methods: ClassVar[tuple[Method, ...]] = ()
+
     #: The flat memory of every bucket that the group's wire can reach: "grad" for algorithms that send gradients,
     #: "weight" for those that send parameters, which then are views of it.
     fields: ClassVar[tuple[str, ...]] = ("grad",)
@@ -37,6 +41,9 @@ class Algorithm(ABC):
 
     #: Whether DataParallel must be given the optimizer, because steps are counted.
     needs_optimizer: ClassVar[bool] = False
+
+    #: The one class of optimizer that the algorithm works with. None: any.
+    optimizer_class: ClassVar[type[torch.optim.Optimizer] | None] = None
 
     #: Whether the bits of its results depend neither on bucket sizes nor on the backend.
     deterministic: bool = False
@@ -91,6 +98,41 @@ class Algorithm(ABC):
             raise ConfigError(
                 f"{type(self).__name__}: this object serves another wrapped model; make one for each model"
             )
+
+    @classmethod
+    def make_optimizer(
+        cls, params: Iterable[torch.Tensor], *, lr: float, warmup_steps: int
+    ) -> torch.optim.Optimizer:
+        """An optimizer that the algorithm works with: AdamW if it works with any.
+
+        Args:
+            warmup_steps: the first steps, which are exact, for an algorithm that has such steps.
+        """
+        return torch.optim.AdamW(params, lr=lr, fused=True)
+
+    def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
+        """What the algorithm sends and computes in a step, for the planner.
+
+        Args:
+            messages: the buckets of a model, and the price of each message.
+            warm: False asks about a step of the warm-up, for an algorithm that has one.
+
+        Raises:
+            ConfigError: the algorithm does not say it.
+        """
+        raise ConfigError(
+            f"plan: {type(self).__name__} must define traffic(messages); see docs/adding-an-algorithm.md"
+        )
+
+    def for_any_buckets(self) -> "Algorithm":
+        """An algorithm with the same settings whose result does not depend on which parameters share a bucket.
+
+        The hooks for stock DDP need it, because DDP plans its buckets itself.
+
+        Raises:
+            ConfigError: there is none, so the algorithm cannot be a hook.
+        """
+        raise ConfigError(f"hooks: {self!r} cannot be a hook, because it does not define for_any_buckets()")
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Called before connect(), with the optimizers that DataParallel was given."""

@@ -6,6 +6,7 @@ makes about a tenth of the error for 3 % more bytes. MinMaxUInt8 brings Bagua's 
 
 from gossamer.algorithms.gradient_allreduce import GradientAllReduce
 from gossamer.codec import Codec, Int8
+from gossamer.facts import ROUNDED, Method, Trial
 
 
 class ByteGrad(GradientAllReduce):
@@ -19,6 +20,17 @@ class ByteGrad(GradientAllReduce):
     """
 
     name = "bytegrad"
+    methods = (
+        Method(
+            "bytegrad",
+            lambda _: ByteGrad(),
+            ROUNDED,
+            "rounds each gradient to 8 bits twice, with one scale for each 64 elements",
+            "algorithms.md",
+            trial=Trial(),
+            hook="Int8, a quarter of float32's bytes. What rounding loses stays lost.",
+        ),
+    )
 
     def __init__(self, average: bool = True, codec: Codec | None = None) -> None:
         super().__init__(average=average, codec=codec if codec is not None else Int8())

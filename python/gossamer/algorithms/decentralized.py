@@ -14,7 +14,8 @@ from gossamer.algorithms.base import Algorithm
 from gossamer.comm import Communicator
 from gossamer.engine import Worker
 from gossamer.errors import ConfigError
-from gossamer.topology import Topology, resolve
+from gossamer.facts import APART, Job, Messages, Method, PlannedBucket, Traffic, Trial
+from gossamer.topology import TOPOLOGIES, Topology, resolve
 
 
 class Decentralized(Algorithm):
@@ -28,6 +29,28 @@ class Decentralized(Algorithm):
     """
 
     name = "decentralized"
+    methods = (
+        Method(
+            "decentralized",
+            lambda _: Decentralized(),
+            APART,
+            "averages weights of before the step, with all ranks",
+            "decentralized.md",
+            trial=Trial(apart=True),
+        ),
+        *(
+            Method(
+                f"decentralized_{name}",
+                lambda _, name=name: Decentralized(name),  # type: ignore[misc]
+                APART,
+                "averages weights with a few peers instead of gradients with all, so ranks hold different weights",
+                "decentralized.md",
+                trial=Trial(apart=True) if name == "one_peer_exponential" else None,
+            )
+            for name in TOPOLOGIES
+            if name != "all"
+        ),
+    )
     fields = ("weight",)
     needs_optimizer = True
 
@@ -68,6 +91,19 @@ class Decentralized(Algorithm):
             bucket.flat("weight").add_(bucket.flat("mixed").sub_(bucket.flat("snapshot")))
         self._sent = []
         self._rounds += 1
+
+    def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
+        jobs = [self._with_peers(bucket, messages) for bucket in messages.buckets]
+        share = 1 / self.interval
+        scaled = [Job(job.cost.times(share), job.cpu_s * share) for job in jobs]
+        return Traffic(from_start=scaled, in_backward=messages.finite())
+
+    def _with_peers(self, bucket: PlannedBucket, messages: Messages) -> Job:
+        pass_s = messages.pass_s(bucket.nbytes)
+        if self.topology.uniform:
+            return Job(messages.all_reduce(bucket.nbytes), 4 * pass_s)
+        cost, sent = messages.exchange(bucket.nbytes, self.topology)
+        return Job(cost, (4 + sent) * pass_s)
 
     def settle(self) -> None:
         """What is in flight is of the weights before."""

@@ -6,15 +6,17 @@ Three ways to average: the group's own all-reduce, the deterministic two-shot, o
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
 from gossamer import _C
 from gossamer.algorithms.base import Algorithm, whole_chunks
-from gossamer.codec import Adaptive, Codec, ErrorFeedback, Identity
+from gossamer.codec import BF16, FP16, Adaptive, Codec, ErrorFeedback, Identity, Int4, Int8, OneBit
 from gossamer.comm import Communicator
 from gossamer.engine import Unsent, Worker
 from gossamer.errors import ConfigError
+from gossamer.facts import COMPRESSED, EXACT, ROUNDED, Messages, Method, Traffic, Trial
 
 
 class GradientAllReduce(Algorithm):
@@ -30,6 +32,69 @@ class GradientAllReduce(Algorithm):
     """
 
     name = "gradient_allreduce"
+    methods: ClassVar[tuple[Method, ...]] = (
+        Method(
+            "gradient_allreduce",
+            lambda _: GradientAllReduce(),
+            EXACT,
+            "computes what torch DDP does",
+            "algorithms.md",
+            trial=Trial(),
+        ),
+        Method(
+            "deterministic",
+            lambda _: GradientAllReduce(deterministic=True),
+            EXACT,
+            "sums in the order of the ranks",
+            "algorithms.md",
+            advised=False,  # chosen for equal bits, not for speed
+            trial=Trial(),
+            hook="The exact mean, summed in rank order. Neither DDP's buckets nor the group's backend change a bit.",
+        ),
+        Method(
+            "bf16",
+            lambda _: GradientAllReduce(codec=BF16()),
+            ROUNDED,
+            "rounds each gradient to bfloat16 twice",
+            "algorithms.md",
+            hook="Sends bfloat16 and sums in float32. Works in CPU groups, which torch's bf16_compress_hook refuses.",
+        ),
+        Method(
+            "fp16",
+            lambda _: GradientAllReduce(codec=FP16()),
+            ROUNDED,
+            "rounds each gradient to float16 twice",
+            "algorithms.md",
+            trial=Trial(),
+            hook="Sends float16 and sums in float32.",
+        ),
+        Method(
+            "int8",
+            lambda _: GradientAllReduce(codec=ErrorFeedback(Int8())),
+            COMPRESSED,
+            "sends gradients in 8 bits and adds what that leaves out to the next step's",
+            "algorithms.md",
+            hook="Int8 with error feedback: what one step leaves out, the next one adds.",
+        ),
+        Method(
+            "int4",
+            lambda _: GradientAllReduce(codec=ErrorFeedback(Int4())),
+            COMPRESSED,
+            "sends gradients in 4 bits and adds what that leaves out to the next step's",
+            "algorithms.md",
+            trial=Trial(),
+            hook="Int4 with error feedback, a seventh of float32's bytes.",
+        ),
+        Method(
+            "onebit",
+            lambda _: GradientAllReduce(codec=ErrorFeedback(OneBit())),
+            COMPRESSED,
+            "sends the signs of gradients and feeds back what that leaves out, which slows the training per step",
+            "algorithms.md",
+            trial=Trial(),
+            hook="OneBit with error feedback, a twenty-eighth of float32's bytes. Needs a warm-up, as 1-bit SGD does.",
+        ),
+    )
     state_fields = ("error",)
     uneven_inputs = True
 
@@ -78,6 +143,17 @@ class GradientAllReduce(Algorithm):
         self.reduce_field(
             bucket, "grad", codec=self.codec_of(bucket), op=op, step=bucket.step, group=self._comm
         )
+
+    def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
+        return Traffic(
+            in_backward=[
+                messages.mean(bucket, self._choose(*messages.parameter(bucket))).after(bucket.done)
+                for bucket in messages.buckets
+            ]
+        )
+
+    def for_any_buckets(self) -> "GradientAllReduce":
+        return GradientAllReduce(deterministic=True, average=self.average, codec=self.codec)
 
     def codec_choices(self, extra: Sequence[Codec | None]) -> list[Codec | None]:
         """Exactly, and `extra`; nothing where the bits must not depend on what was measured."""

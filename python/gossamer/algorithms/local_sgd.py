@@ -14,14 +14,21 @@ from torch import Tensor
 
 from gossamer import _C
 from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
-from gossamer.codec import Codec
+from gossamer.codec import Codec, ErrorFeedback, Identity, Int4
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Background, Unsent, Worker
 from gossamer.errors import ConfigError
+from gossamer.facts import APART, Messages, Method, Traffic, Trial
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
-_BUCKETS_EACH = 2  # of a fragment, about; each is a transfer of its own
+_BUCKETS_EACH = 2  # buckets of a fragment, about; each is a transfer of its own
+_ALONE = "lets ranks train alone between averagings, so their weights differ until the next one"
+
+
+def _outer(momentum: float) -> OuterOptimizer:
+    """DiLoCo's outer optimizer."""
+    return partial(torch.optim.SGD, lr=0.7, momentum=momentum, nesterov=True)
 
 
 def deal(sizes: Sequence[int], fragments: int) -> list[list[int]]:
@@ -52,6 +59,50 @@ class LocalSGD(Algorithm):
     """
 
     name = "local_sgd"
+    # Trials are short, so momentum is 0.5 in them; DiLoCo's 0.9 needs more averagings.
+    methods = (
+        Method(
+            "local_sgd",
+            lambda settings: LocalSGD(settings.period),
+            APART,
+            _ALONE,
+            "local-sgd.md",
+            trial=Trial(periodic=True),
+        ),
+        Method(
+            "diloco",
+            lambda settings: LocalSGD(settings.period, _outer(0.9)),
+            APART,
+            f"{_ALONE}, which an outer optimizer makes",
+            "local-sgd.md",
+            trial=Trial(
+                lambda settings: LocalSGD(settings.period, _outer(0.5), codec=ErrorFeedback(Int4())),
+                periodic=True,
+            ),
+        ),
+        Method(
+            "streaming_diloco",
+            lambda settings: LocalSGD(
+                settings.period,
+                _outer(0.9),
+                codec=ErrorFeedback(Int4()),
+                fragments=min(2, settings.period),
+                delay=min(1, settings.period - 1),
+                merge=0.5,
+            ),
+            APART,
+            f"{_ALONE}, whose changes travel in 4 bits beside the training",
+            "local-sgd.md",
+            trial=Trial(
+                lambda settings: LocalSGD(
+                    settings.period, _outer(0.5), codec=ErrorFeedback(Int4()), fragments=2, delay=4, merge=0.5
+                ),
+                periodic=True,
+                apart=True,
+                offset=6,
+            ),
+        ),
+    )
     fields = ("weight",)
     state_fields = ("anchor", "error", "change")
     needs_optimizer = True
@@ -175,6 +226,19 @@ class LocalSGD(Algorithm):
             bucket.clear_padding("anchor")
             weight = bucket.flat("weight")
             weight.lerp_(anchor, self.merge if self.delay else 1.0)
+
+    def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
+        codec = self.codec or Identity()
+        jobs = [messages.mean(bucket, codec, passes=3) for bucket in messages.buckets]
+        dealt = deal([bucket.numel for bucket in messages.buckets], self.fragments)
+        return Traffic(
+            in_backward=messages.finite() if self.lockstep else (),
+            after=() if self.delay else jobs,
+            portions=[[jobs[index] for index in own] for own in dealt] if self.delay else (),
+            period=self.period,
+            delay=self.delay,
+            lockstep=self.lockstep,
+        )
 
     def settle(self) -> None:
         """What is in flight is of the weights before."""

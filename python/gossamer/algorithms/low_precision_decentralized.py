@@ -14,6 +14,7 @@ from gossamer.algorithms.base import Algorithm, require_codec
 from gossamer.codec import Codec, Int8
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
+from gossamer.facts import APART, Job, Messages, Method, PlannedBucket, Traffic, Trial
 from gossamer.topology import Mixing, Topology, resolve
 
 
@@ -32,6 +33,17 @@ class LowPrecisionDecentralized(Algorithm):
     """
 
     name = "low_precision_decentralized"
+    methods = (
+        Method(
+            "low_precision_decentralized",
+            lambda _: LowPrecisionDecentralized(),
+            APART,
+            "averages weights with a few peers instead of gradients with all, so ranks hold different weights, and "
+            "sends them in 8 bits",
+            "low-precision-decentralized.md",
+            trial=Trial(apart=True),
+        ),
+    )
     fields = ("weight",)
     state_fields = ("replica", "replica_0", "replica_1")
     needs_optimizer = True
@@ -105,6 +117,17 @@ class LowPrecisionDecentralized(Algorithm):
         )
         for name in ("weight", "replica", *names):
             bucket.clear_padding(name)
+
+    def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
+        jobs = [self._differences(bucket, messages) for bucket in messages.buckets]
+        return Traffic(in_backward=messages.finite(), after=jobs, period=self.interval)
+
+    def _differences(self, bucket: PlannedBucket, messages: Messages) -> Job:
+        wire = self.codec.wire_bytes(bucket.numel, bucket.dtype)
+        cost, sent = messages.exchange(wire, self.topology)
+        speed = messages.speed_of(self.codec)
+        cpu_s = 4 * bucket.numel * (1 / speed.encode + (1 + sent) / speed.decode)
+        return Job(cost, cpu_s + messages.pass_s((3 + 3 * sent) * bucket.nbytes))
 
     def after_consensus(self) -> None:
         """All ranks hold equal weights now, so every copy is known."""

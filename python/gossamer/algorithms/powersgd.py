@@ -6,6 +6,8 @@ what is not compressed, one for the right factors. Matrices of one shape are ort
 
 import math
 import zlib
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Unsent, Worker
 from gossamer.errors import ConfigError
+from gossamer.facts import COMPRESSED, Cost, Job, Messages, Method, PlannedBucket, Traffic, Trial
 
 
 class PowerSGD(Algorithm):
@@ -34,6 +37,17 @@ class PowerSGD(Algorithm):
     """
 
     name = "powersgd"
+    methods = (
+        Method(
+            "powersgd",
+            lambda settings: PowerSGD(settings.rank),
+            COMPRESSED,
+            "sends two thin factors of each matrix's gradient and feeds back what they leave out",
+            "powersgd.md",
+            trial=Trial(),
+            hook="PowerSGD of rank 4, or State(powersgd=gs.PowerSGD(...)). `start_step` counts backwards.",
+        ),
+    )
     state_fields = ("error",)
     needs_optimizer = True
 
@@ -50,9 +64,24 @@ class PowerSGD(Algorithm):
         self._right: dict[str, Tensor] = {}  # Q by parameter name, [columns of M, rank]
         self._groups: dict[int, list[_Group]] = {}
 
-    def sum_in_rank_order(self) -> None:
-        """For those who make buckets in another way: no bit then depends on where in a message a factor lies."""
+    def for_any_buckets(self) -> "PowerSGD":
+        """This object itself. It now sums in rank order, so no bit depends on where in a message a factor lies."""
         self._in_rank_order = True
+        return self
+
+    def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
+        return Traffic(in_backward=[self._factors_of(bucket, messages) for bucket in messages.buckets])
+
+    def _factors_of(self, bucket: PlannedBucket, messages: Messages) -> Job:
+        plain, left, right, products = thin_factors(
+            bucket, self.rank, lambda whole, thin: whole >= self.min_compression_rate * thin > 0
+        )
+        cpu_s = messages.product_s(4 * 2 * products) + messages.pass_s(3 * bucket.nbytes)
+        job = Job(Cost(), cpu_s, bucket.done)
+        for count in (left + plain, right):
+            if count:
+                job += messages.sum(count)
+        return job
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm = comm
@@ -111,6 +140,28 @@ class PowerSGD(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, right in state["right"].items():
             self._right[name].copy_(right)
+
+
+@lru_cache(maxsize=4096)
+def thin_factors(
+    bucket: PlannedBucket, rank: int, pays: Callable[[int, int], bool]
+) -> tuple[int, int, int, int]:
+    """Counts elements: those sent whole, those of left and of right factors; and multiplications of one product.
+
+    Args:
+        pays: whether a matrix of so many elements is worth factors of so many elements.
+    """
+    plain = left = right = products = 0
+    for shape in bucket.shapes:
+        rows, columns = (shape[0] if shape else 1), math.prod(shape[1:])
+        thin = min(rank, rows, columns)
+        if len(shape) > 1 and pays(rows * columns, thin * (rows + columns)):
+            left += thin * rows
+            right += thin * columns
+            products += thin * rows * columns
+        else:
+            plain += rows * columns
+    return plain, left, right, products
 
 
 class _Group:

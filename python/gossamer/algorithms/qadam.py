@@ -7,7 +7,7 @@ with the variance, weight decay goes on, and every parameter group has its own b
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +20,7 @@ from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Unsent, agree_on_finite
 from gossamer.errors import ConfigError
+from gossamer.facts import COMPRESSED, EXACT, Messages, Method, Traffic, Trial
 
 
 class QAdamOptimizer(torch.optim.Optimizer):
@@ -136,9 +137,12 @@ class AdamAlgorithm(Algorithm):
     state_fields = ("error",)
     needs_optimizer = True
 
-    optimizer_class: ClassVar[type[torch.optim.Optimizer]]
-    #: The flat memory of what travels instead of gradients.
+    #: QAdamOptimizer or a subclass.
+    optimizer_class: ClassVar[type[Any]]
+    #: The name of the flat memory that is sent instead of gradients.
     field: ClassVar[str]
+    #: Passes over a bucket's memory, for the planner, in addition to those of the all-reduce.
+    passes: ClassVar[int] = 0
 
     _optimizer: Any
 
@@ -157,6 +161,19 @@ class AdamAlgorithm(Algorithm):
                 f"{[type(optimizer).__name__ for optimizer in optimizers]}"
             )
         self._optimizer = optimizers[0]
+
+    @classmethod
+    def make_optimizer(
+        cls, params: Iterable[Tensor], *, lr: float, warmup_steps: int
+    ) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = cls.optimizer_class(params, lr, warmup_steps)
+        return optimizer
+
+    def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
+        if not warm:
+            return Traffic(in_backward=messages.means())
+        jobs = [messages.mean(bucket, self.codec, passes=self.passes) for bucket in messages.buckets]
+        return Traffic(in_backward=messages.finite(), after=jobs)
 
     def block(self) -> int:
         return self.codec.block
@@ -203,6 +220,25 @@ class QAdam(AdamAlgorithm):
     """
 
     name = "qadam"
+    methods: ClassVar[tuple[Method, ...]] = (
+        Method(
+            "qadam_warmup",
+            lambda _: QAdam(),
+            EXACT,
+            "is QAdam's warm-up: Adam with exact gradients",
+            "qadam.md",
+            warm=False,
+            advised=False,
+        ),
+        Method(
+            "qadam",
+            lambda _: QAdam(),
+            COMPRESSED,
+            "is Adam with a frozen variance and its momentum in 8 bits",
+            "qadam.md",
+            trial=Trial(),
+        ),
+    )
     optimizer_class = QAdamOptimizer
     field = "momentum"
 
@@ -239,6 +275,16 @@ class OneBitAdam(QAdam):
     """QAdam whose momentum travels in 1 bit an element, with error feedback: 1-bit Adam."""
 
     name = "onebit_adam"
+    methods = (
+        Method(
+            "onebit_adam",
+            lambda _: OneBitAdam(),
+            COMPRESSED,
+            "is Adam with a frozen variance and its momentum in 1 bit",
+            "qadam.md",
+            trial=Trial(),
+        ),
+    )
 
     def __init__(self, codec: Codec | None = None) -> None:
         super().__init__(codec if codec is not None else ErrorFeedback(OneBit()))

@@ -15,6 +15,7 @@ from gossamer import _C
 from gossamer.algorithms.qadam import AdamAlgorithm, QAdamOptimizer, largest_move, limited
 from gossamer.codec import Codec, ErrorFeedback, OneBit
 from gossamer.errors import ConfigError
+from gossamer.facts import COMPRESSED, Method, Trial
 
 
 class ZeroOneAdamOptimizer(QAdamOptimizer):
@@ -122,8 +123,19 @@ class ZeroOneAdam(AdamAlgorithm):
     """
 
     name = "zero_one_adam"
+    methods = (
+        Method(
+            "zero_one_adam",
+            lambda _: ZeroOneAdam(),
+            COMPRESSED,
+            "is Adam with a frozen variance whose updates travel in 1 bit",
+            "qadam.md",
+            trial=Trial(),
+        ),
+    )
     optimizer_class = ZeroOneAdamOptimizer
     field = "update"
+    passes = 10  # over the updates, the variance, the anchor and the weights
 
     def __init__(self, codec: Codec | None = None, *, double_every: int = 32768, longest: int = 16) -> None:
         super().__init__(codec if codec is not None else ErrorFeedback(OneBit()))

@@ -139,7 +139,7 @@ def contender(
     Raises:
         CommError: without a codec, and not the sum.
     """
-    codec = None if codec_name == NONE else (values.CODECS | values.FEEDBACK)[codec_name]()
+    codec = None if codec_name == NONE else (values.CODECS | values.FEEDBACK)[codec_name]
     error = torch.zeros_like(x) if codec is not None and codec.feeds_back else None
     link = comm.from_group(group, x.device)
     before = link.bytes_sent

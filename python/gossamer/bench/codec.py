@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(name: str, nbytes: int, *, device: str, rounds: int) -> dict[str, Any]:
     """The line of one codec, on normally distributed values."""
-    codec = values.CODECS[name]()
+    codec = values.CODECS[name]
     x = torch.randn(1, nbytes // 4, generator=torch.Generator().manual_seed(0)).to(device)
     wire = codec.encode(x)
     apart = float((codec.decode(wire, torch.empty_like(x)) - x).norm() / x.norm())
@@ -116,7 +116,7 @@ def measure(name: str, nbytes: int, *, device: str, rounds: int) -> dict[str, An
 
 def native(codec: NativeCodec, x: torch.Tensor) -> tuple[Bodies, dict[str, int]]:
     """The native operations on x [1, numel], and the bytes that each must move: what it reads and what it writes."""
-    kind, block, key = _ops.KINDS[codec.kind], codec.block, codec.native.key
+    kind, block, key = codec.kind, codec.block, codec.native.key
     part = x.numel() // ROWS
     wire, rows = _ops.encode(x, kind, block, key), _ops.encode(x.view(ROWS, part), kind, block, key)
     acc, out = torch.zeros_like(x[0]), torch.empty_like(x)

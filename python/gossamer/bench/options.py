@@ -1,31 +1,32 @@
-# What the options of `gossamer bench` may say: lists of names, sizes in bytes, codecs by name, where a plot goes. Pure
-# translation; measuring is in allreduce.py, codec.py and train.py, which read it.
+# The values that options of `gossamer bench` take: lists of names, sizes in bytes, codecs by name, files for plots.
+# allreduce.py, codec.py and train.py read it.
 """Values of options."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gossamer.codec import BF16, FP16, Codec, ErrorFeedback, Int4, Int8, MinMaxUInt8, OneBit, TopK
+from gossamer import codec
+from gossamer.codec import Codec
 from gossamer.errors import ConfigError
 from gossamer.units import parse_bytes
 
-CODECS: dict[str, Callable[[], Codec]] = {
-    "fp16": FP16,
-    "bf16": BF16,
-    "int8": Int8,
-    "int8-stochastic": lambda: Int8(stochastic=True),
-    "minmax_u8": MinMaxUInt8,
-    "int4": Int4,
-    "int4-stochastic": lambda: Int4(stochastic=True),
-    "onebit": OneBit,
-    "topk": lambda: TopK(0.01),
-}
-# With error feedback, for what keeps an error from call to call.
-FEEDBACK: dict[str, Callable[[], Codec]] = {
-    "int4-ef": lambda: ErrorFeedback(Int4()),
-    "onebit-ef": lambda: ErrorFeedback(OneBit()),
-    "topk-ef": lambda: ErrorFeedback(TopK(0.01)),
+
+def _forms() -> Iterator[tuple[str, Codec]]:
+    for name, kind in codec.CODECS.items():
+        if kind.facts is not None and kind is not codec.Identity:  # which sends what no codec sends
+            yield name, kind()
+            if kind.facts.stochastic:
+                yield f"{name}-stochastic", kind(stochastic=True)  # type: ignore[call-arg]
+
+
+#: The codecs of gossamer.codec by the names that the options take.
+CODECS: dict[str, Codec] = dict(_forms())
+#: With error feedback, for benchmarks that keep an error from call to call.
+FEEDBACK: dict[str, Codec] = {
+    f"{name}-ef": codec.ErrorFeedback(kind())
+    for name, kind in codec.CODECS.items()
+    if kind.facts is not None and kind.facts.needs_feedback
 }
 
 

@@ -11,7 +11,7 @@ of rank 0: it tells work from waiting. `bytes_per_step` is what Gossamer on rank
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,14 +21,7 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel as StockDDP
 
 from gossamer import runtime
-from gossamer.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    QAdam,
-    QAdamOptimizer,
-    ZeroOneAdam,
-    ZeroOneAdamOptimizer,
-)  # fmt: skip
+from gossamer.algorithms import ALGORITHMS, Algorithm, GradientAllReduce
 from gossamer.bench import options as values
 from gossamer.bench import showing
 from gossamer.bench.measuring import Turns, interleaved, note, paired, place, result, short, slowest
@@ -122,7 +115,9 @@ class Training:
     def __init__(self, wrap: Wrap, *, rows: int, algorithm: Algorithm | None = None) -> None:
         torch.manual_seed(0)
         network = GPT()
-        self.optimizer = optimizer_for(algorithm, network.parameters())
+        # Past its warm-up after the first step.
+        kind = type(algorithm or GradientAllReduce())
+        self.optimizer = kind.make_optimizer(network.parameters(), lr=1e-4, warmup_steps=1)
         self.model = wrap(network, self.optimizer)
         seed = torch.Generator().manual_seed(runtime.rank())
         self.text = torch.randint(256, (rows, CONTEXT + 1), generator=seed)
@@ -141,15 +136,6 @@ class Training:
     def close(self) -> None:
         if isinstance(self.model, DataParallel):
             self.model.close()
-
-
-def optimizer_for(algorithm: Algorithm | None, params: Iterable[nn.Parameter]) -> optim.Optimizer:
-    """The optimizer that the algorithm needs, past its warm-up after the first step; AdamW for all others."""
-    if isinstance(algorithm, ZeroOneAdam):
-        return ZeroOneAdamOptimizer(params, lr=1e-4, freeze_steps=1)
-    if isinstance(algorithm, QAdam):  # OneBitAdam is one
-        return QAdamOptimizer(params, lr=1e-4, warmup_steps=1)
-    return optim.AdamW(params, lr=1e-4, fused=True)
 
 
 def timed(trainings: Mapping[str, Training], rounds: int) -> tuple[dict[str, Turns], dict[str, float | None]]:

@@ -1,7 +1,10 @@
-"""Codecs: rows of floats <-> rows of wire bytes. `Int8` is the one to start with; see docs/codecs.md."""
+"""Codecs turn rows of floats into rows of wire bytes, and back. Start with `Int8`. See docs/codecs.md.
+
+Adding a codec to the table of names takes its file and its line here.
+"""
 
 from gossamer.codec.adaptive import Adaptive
-from gossamer.codec.base import Codec, NativeCodec, accumulate_dtype
+from gossamer.codec.base import Codec, CodecFacts, CodecSpeed, NativeCodec, accumulate_dtype
 from gossamer.codec.cast import BF16, FP16, Identity
 from gossamer.codec.feedback import ErrorFeedback
 from gossamer.codec.int4 import Int4
@@ -10,11 +13,18 @@ from gossamer.codec.minmax_u8 import MinMaxUInt8
 from gossamer.codec.onebit import OneBit
 from gossamer.codec.topk import TopK
 
+CODECS: dict[str, type[Codec]] = {
+    codec.name: codec for codec in (Identity, FP16, BF16, Int8, MinMaxUInt8, Int4, OneBit, TopK)
+}
+
 __all__ = [
     "BF16",
+    "CODECS",
     "FP16",
     "Adaptive",
     "Codec",
+    "CodecFacts",
+    "CodecSpeed",
     "ErrorFeedback",
     "Identity",
     "Int4",

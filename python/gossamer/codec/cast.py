@@ -3,22 +3,28 @@
 Identity makes the two-shot all-reduce exact and deterministic; BF16 and FP16 halve the bytes of float32.
 """
 
-from gossamer.codec.base import NativeCodec
+from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec
 
 
 class Identity(NativeCodec):
     """The tensor's own bytes: nothing is lost beyond the tensor's dtype."""
 
-    kind = "identity"
+    name = "identity"
+    kind = 0
+    facts = CodecFacts(CodecSpeed(10e9, 10e9, 10e9), error=0.0, loses="nothing")
 
 
 class BF16(NativeCodec):
     """bfloat16, rounded to nearest even. 2 bytes an element, float32's range, 8 bits of precision."""
 
-    kind = "bf16"
+    name = "bf16"
+    kind = 1
+    facts = CodecFacts(CodecSpeed(20e9, 20e9, 20e9), error=0.00166, loses="precision")
 
 
 class FP16(NativeCodec):
     """float16, rounded to nearest even. 2 bytes an element; above 65504 it becomes Inf, below 3e-8 zero."""
 
-    kind = "fp16"
+    name = "fp16"
+    kind = 2
+    facts = CodecFacts(CodecSpeed(20e9, 20e9, 20e9), error=0.000208, loses="precision and range")

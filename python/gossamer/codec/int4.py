@@ -3,7 +3,7 @@
 The arithmetic is csrc/codec/int4.h, for CPU and CUDA alike.
 """
 
-from gossamer.codec.base import NativeCodec, check_block, check_rounding
+from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec, check_block, check_rounding
 
 
 class Int4(NativeCodec):
@@ -24,7 +24,15 @@ class Int4(NativeCodec):
         CodecError: for another block, or another seed.
     """
 
-    kind = "int4"
+    name = "int4"
+    kind = 5
+    facts = CodecFacts(
+        CodecSpeed(5e9, 25e9, 35e9),
+        error=0.0838,
+        loses="at most 3/16 of the largest magnitude in a block, most often far less",
+        needs_feedback=True,
+        stochastic=True,
+    )
 
     def __init__(self, block: int = 32, stochastic: bool = False, seed: int = 0) -> None:
         self.block = check_block("Int4", block, 32)

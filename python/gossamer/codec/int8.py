@@ -3,7 +3,7 @@
 The arithmetic is csrc/codec/int8.h, for CPU and CUDA alike.
 """
 
-from gossamer.codec.base import NativeCodec, check_block, check_rounding
+from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec, check_block, check_rounding
 
 
 class Int8(NativeCodec):
@@ -23,7 +23,14 @@ class Int8(NativeCodec):
         CodecError: for another block, or another seed.
     """
 
-    kind = "int8"
+    name = "int8"
+    kind = 3
+    facts = CodecFacts(
+        CodecSpeed(20e9, 35e9, 40e9),
+        error=0.00596,
+        loses="at most 1/253 of the largest magnitude in a block",
+        stochastic=True,
+    )
 
     def __init__(self, block: int = 64, stochastic: bool = False, seed: int = 0) -> None:
         self.block = check_block("Int8", block, 32)

@@ -3,7 +3,7 @@
 The arithmetic is csrc/codec/minmax_u8.h. Source of the format: the `bagua` project's ByteGrad.
 """
 
-from gossamer.codec.base import NativeCodec
+from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec
 
 
 class MinMaxUInt8(NativeCodec):
@@ -15,4 +15,8 @@ class MinMaxUInt8(NativeCodec):
     decodes to NaN.
     """
 
-    kind = "minmax_u8"
+    name = "minmax_u8"
+    kind = 4
+    facts = CodecFacts(
+        CodecSpeed(25e9, 40e9, 40e9), error=0.0107, loses="about 1/510 of the range of a whole chunk"
+    )

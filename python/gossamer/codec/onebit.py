@@ -4,7 +4,7 @@ The arithmetic is csrc/codec/onebit.h, for CPU and CUDA alike. Source: scaled si
 (Seide et al. 2014) and EF-SGD (Karimireddy et al. 2019).
 """
 
-from gossamer.codec.base import NativeCodec, check_block
+from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec, check_block
 
 
 class OneBit(NativeCodec):
@@ -22,7 +22,14 @@ class OneBit(NativeCodec):
         CodecError: for another block.
     """
 
-    kind = "onebit"
+    name = "onebit"
+    kind = 6
+    facts = CodecFacts(
+        CodecSpeed(12e9, 50e9, 50e9),
+        error=0.601,
+        loses="everything but the signs and the mean magnitude of each block",
+        needs_feedback=True,
+    )
 
     def __init__(self, block: int = 128) -> None:
         self.block = check_block("OneBit", block, 128)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer import _C, __version__, _ops, config
+from gossamer.codec import Identity
 from gossamer.config import Placement
 from gossamer.errors import ConfigError
 
@@ -62,7 +63,7 @@ def versions() -> dict[str, str]:
 def extension() -> dict[str, Any]:
     """Where the native part is, and whether an operation of it gives back what it was given."""
     x = torch.arange(64, dtype=torch.float32)[None]
-    kind = _ops.KINDS["identity"]
+    kind = Identity.kind
     out = torch.empty_like(x)
     _ops.decode(_ops.encode(x, kind, 1), kind, 1, out)
     return {

@@ -12,22 +12,20 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.algorithms import GradientAllReduce, PowerSGD
-from gossamer.codec import BF16, FP16, Adaptive, Codec, ErrorFeedback, Identity, Int4, Int8, OneBit
+from gossamer.algorithms import ALGORITHMS, Algorithm, GradientAllReduce, PowerSGD
+from gossamer.codec import Adaptive, Codec
 from gossamer.comm import Communicator
 from gossamer.engine.state import restore_fields, save_fields
 from gossamer.engine.worker import with_context
 from gossamer.errors import ConfigError
+from gossamer.facts import Method, Settings
 
-#: The hooks that bring their codec.
-CODECS: dict[str, Codec] = {
-    "bytegrad": Int8(),
-    "int8": ErrorFeedback(Int8()),
-    "int4": ErrorFeedback(Int4()),
-    "onebit": ErrorFeedback(OneBit()),
-    "deterministic": Identity(),
-    "bf16": BF16(),
-    "fp16": FP16(),
+#: The methods of algorithms that may be hooks.
+METHODS: dict[str, Method] = {
+    method.name: method
+    for algorithm in ALGORITHMS.values()
+    for method in algorithm.methods
+    if method.hook is not None
 }
 
 _LEAST_UNIT = 16  # elements: pieces begin at multiples of 32 bytes or more
@@ -35,11 +33,11 @@ _LEAST_UNIT = 16  # elements: pieces begin at multiples of 32 bytes or more
 
 def algorithm_of(
     hook: str, *, codec: Codec | Adaptive | None, powersgd: PowerSGD | None
-) -> tuple[GradientAllReduce | PowerSGD, str]:
-    """What a hook averages by, and its settings in words, which ranks compare.
+) -> tuple[Algorithm, str]:
+    """The algorithm of a hook, and its settings as text, which the ranks compare.
 
     Raises:
-        ConfigError: settings of State that this hook does not take, or needs.
+        ConfigError: State got settings that this hook does not take, or did not get those that it needs.
     """
     if codec is not None and hook != "compress":
         raise ConfigError(f"hooks.{hook}: takes no codec, got State(codec={codec!r}); use hooks.compress")
@@ -47,12 +45,12 @@ def algorithm_of(
         raise ConfigError(f"hooks.{hook}: got State(powersgd={powersgd!r}), which is for hooks.powersgd")
     if hook == "compress" and codec is None:
         raise ConfigError("hooks.compress: give State the codec: State(model, codec=...)")
-    if hook == "powersgd":
-        powersgd = powersgd or PowerSGD()
-        powersgd.sum_in_rank_order()
-        return powersgd, repr(powersgd)
-    codec = codec or CODECS[hook]
-    return GradientAllReduce(deterministic=True, codec=codec), repr(codec)
+    chosen: Algorithm = powersgd or (
+        GradientAllReduce(codec=codec) if codec is not None else METHODS[hook].make(Settings())
+    )
+    algorithm = chosen.for_any_buckets()
+    own = algorithm.codec if isinstance(algorithm, GradientAllReduce) else algorithm
+    return algorithm, repr(own)
 
 
 class Buckets:
@@ -64,7 +62,7 @@ class Buckets:
 
     def __init__(
         self,
-        algorithm: GradientAllReduce | PowerSGD,
+        algorithm: Algorithm,
         names: Sequence[str],
         params: Sequence[Tensor],
         comm: Communicator,

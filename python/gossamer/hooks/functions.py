@@ -1,6 +1,6 @@
 """The hooks: second argument of ddp.register_comm_hook(gs.hooks.State(ddp), ...), and `register`, their native path.
 
-Each replaces DDP's gradients by their mean over the ranks. None blocks: the future is completed by a worker thread.
+Each replaces DDP's gradients by their mean over the ranks. None blocks: a worker thread completes the future.
 """
 
 from collections.abc import Callable
@@ -12,75 +12,48 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.errors import ConfigError
+from gossamer.hooks.buckets import METHODS
 from gossamer.hooks.state import State
 from gossamer.torch_private import reduces_in_python
 
 Future = torch.futures.Future[Tensor]
+Hook = Callable[[State, dist.GradBucket], Future]
 
 
-def bytegrad(state: State, bucket: dist.GradBucket) -> Future:
-    """Int8, a quarter of float32's bytes; what is lost stays lost."""
-    return _run("bytegrad", state, bucket)
+def _hook(name: str, text: str) -> Hook:
+    def hook(state: State, bucket: dist.GradBucket) -> Future:
+        return _checked(name, state).run(name, bucket)
+
+    hook.__name__ = hook.__qualname__ = name
+    hook.__module__ = "gossamer.hooks"
+    hook.__doc__ = text
+    return hook
 
 
-def int8(state: State, bucket: dist.GradBucket) -> Future:
-    """Int8 with error feedback: what one step loses, the next one adds."""
-    return _run("int8", state, bucket)
-
-
-def int4(state: State, bucket: dist.GradBucket) -> Future:
-    """Int4 with error feedback, a seventh of float32's bytes."""
-    return _run("int4", state, bucket)
-
-
-def onebit(state: State, bucket: dist.GradBucket) -> Future:
-    """OneBit with error feedback, a twenty-eighth of float32's bytes. Warm up, as for 1-bit SGD."""
-    return _run("onebit", state, bucket)
-
-
-def deterministic(state: State, bucket: dist.GradBucket) -> Future:
-    """Exact, summed in rank order in float32: the same bits whatever DDP's buckets and the group's backend are."""
-    return _run("deterministic", state, bucket)
-
-
-def bf16(state: State, bucket: dist.GradBucket) -> Future:
-    """bfloat16 on the wire, float32 sums. Works in CPU groups, where stock DDP refuses torch's bf16_compress_hook."""
-    return _run("bf16", state, bucket)
-
-
-def fp16(state: State, bucket: dist.GradBucket) -> Future:
-    """float16 on the wire, float32 sums."""
-    return _run("fp16", state, bucket)
-
-
-def compress(state: State, bucket: dist.GradBucket) -> Future:
-    """Through State(codec=...): any codec, with or without ErrorFeedback, or an Adaptive that chooses by parameter."""
-    return _run("compress", state, bucket)
-
-
-def powersgd(state: State, bucket: dist.GradBucket) -> Future:
-    """PowerSGD, of rank 4 unless State(powersgd=gs.PowerSGD(...)) says otherwise; `start_step` counts backwards."""
-    return _run("powersgd", state, bucket)
-
-
-_HOOKS = (bytegrad, int8, int4, onebit, deterministic, bf16, fp16, compress, powersgd)
+#: Every hook by its name: the methods of algorithms that may be hooks, and `compress`.
+HOOKS: dict[str, Hook] = {name: _hook(name, method.hook or "") for name, method in METHODS.items()}
+HOOKS["compress"] = _hook(
+    "compress",
+    "Sends through State(codec=...), which is any codec, with or without ErrorFeedback, or an Adaptive.",
+)
 
 
 def register(model: DistributedDataParallel, state: State, hook: Callable[..., Any]) -> None:
-    """model.register_comm_hook(state, hook) for a hook of this package, called in C++ without the GIL.
+    """Registers a hook of this package so that DDP calls it in C++ without the GIL.
 
-    Collective: the connections are made here. Buckets of codecs with native arithmetic then see no Python, but when DDP
-    has made its buckets anew.
+    Takes the place of model.register_comm_hook(state, hook). Collective: it makes the connections. If the codec is
+    native, Python runs only when DDP has planned its buckets again.
 
     Raises:
-        ConfigError: another hook; a model that is no DistributedDataParallel, or whose reducer is torch's Python one.
+        ConfigError: the hook is not one of this package, the model is not a DistributedDataParallel, or torch's Python
+            reducer is in use.
     """
     if not isinstance(model, DistributedDataParallel) or not isinstance(model.reducer, dist.Reducer):
         raise ConfigError(
             f"hooks.register: model must be a DistributedDataParallel, got {type(model).__name__}"
         )
-    if hook not in _HOOKS:
-        known = ", ".join(each.__name__ for each in _HOOKS)
+    if hook not in HOOKS.values():
+        known = ", ".join(HOOKS)
         raise ConfigError(
             f"hooks.register: hook must be one of {known}, got {hook!r}; use model.register_comm_hook"
         )
@@ -89,10 +62,6 @@ def register(model: DistributedDataParallel, state: State, hook: Callable[..., A
             "hooks.register: torch's python_reducer calls Python hooks only; use model.register_comm_hook"
         )
     _checked(hook.__name__, state).start(hook.__name__).register(model.reducer)
-
-
-def _run(hook: str, state: State, bucket: dist.GradBucket) -> Future:
-    return _checked(hook, state).run(hook, bucket)
 
 
 def _checked(hook: str, state: Any) -> State:

@@ -1,11 +1,13 @@
 """`gossamer plan`: step times on a network, predicted before anything is trained. See docs/planner.md."""
 
+from gossamer.codec import CodecSpeed
+from gossamer.facts import KINDS, Method, Settings
 from gossamer.planner.measuring import Measured, compute_of, measure
-from gossamer.planner.methods import KINDS, METHODS, Method, Settings, Stock
+from gossamer.planner.methods import METHODS, Stock
 from gossamer.planner.network import Network
 from gossamer.planner.predict import Prediction, predict, predict_all
 from gossamer.planner.problem import Problem, of_module, transformer
-from gossamer.planner.speeds import CodecSpeed, Speeds
+from gossamer.planner.speeds import Speeds
 
 __all__ = [
     "KINDS",

@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gossamer.planner.methods import APART, COMPRESSED, EXACT, KINDS, METHODS, ROUNDED
+from gossamer.facts import APART, COMPRESSED, EXACT, KINDS, ROUNDED
+from gossamer.planner.methods import METHODS
 from gossamer.planner.network import Network, all_ranks
 from gossamer.planner.predict import Prediction
 from gossamer.planner.problem import Problem, buckets_of
@@ -19,7 +20,6 @@ from gossamer.units import bytes_text, seconds_text
 SLACK = {EXACT: 1.10, ROUNDED: 1.25, COMPRESSED: 1.0}
 APART_GAIN = 3.0
 _NEAR = 1.05  # of two methods of a kind within this, the one that METHODS has first
-_NOT_ADVISED = ("qadam_warmup", "deterministic")  # a phase; a choice for other reasons than speed
 _WORDS = {
     EXACT: "It is exact",
     ROUNDED: "It is synchronous, with rounded gradients",
@@ -38,7 +38,7 @@ class Advice:
 
 def advise(problem: Problem, network: Network, predictions: Sequence[Prediction]) -> Advice:
     """Of Gossamer's own methods among the predictions."""
-    own = [p for p in predictions if not p.algorithm.startswith("ddp") and p.algorithm not in _NOT_ADVISED]
+    own = [p for p in predictions if METHODS[p.algorithm].advised]
     warnings = _warnings(problem, network)
     if not own:
         return Advice("", "None of Gossamer's methods was compared.", warnings)

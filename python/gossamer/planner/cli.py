@@ -15,10 +15,11 @@ from torch import nn
 from gossamer import config, runtime
 from gossamer.comm import from_group
 from gossamer.errors import ConfigError
+from gossamer.facts import Settings
 from gossamer.planner import plots
 from gossamer.planner.advice import advise
 from gossamer.planner.measuring import compute_of, measure
-from gossamer.planner.methods import METHODS, Settings, method_of
+from gossamer.planner.methods import METHODS, method_of
 from gossamer.planner.network import Network
 from gossamer.planner.predict import predict_all
 from gossamer.planner.problem import Problem, of_module, transformer

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from gossamer._C import ByHosts
-from gossamer.codec import BF16, FP16, Codec, Identity, Int4, Int8, MinMaxUInt8, OneBit
+from gossamer.codec import CODECS, CodecSpeed
 from gossamer.comm import Communicator
 from gossamer.comm.c10d import hosts_of
 from gossamer.planner.network import Network
-from gossamer.planner.speeds import CodecSpeed, Speeds, defaults
+from gossamer.planner.speeds import Speeds
 
 _SMALL, _FIRST, _LARGEST = 8, 1 << 16, 1 << 26  # bytes of a message
 _LONG_S = 0.15  # a message that takes so long is long enough
@@ -29,7 +29,6 @@ _CPU_BYTES = 1 << 20  # of messages whose processor time is taken
 _CODEC_NUMEL = 1 << 20
 _IN_MEMORY = 8  # times as much is in no cache
 _STEPS, _CODEC_TURNS = 5, 15
-_CODECS: tuple[Codec, ...] = (Identity(), BF16(), FP16(), Int8(), MinMaxUInt8(), Int4(), OneBit())
 
 
 @dataclass(frozen=True)
@@ -150,10 +149,11 @@ def _speeds(comm: Communicator) -> Speeds:
             seconds.append(time.perf_counter() - begin_s)
         return amount / _slowest(comm, min(seconds))
 
-    codecs = dict(defaults(device.type).codecs)
-    for codec in _CODECS:
+    codecs = {}
+    for kind in CODECS.values():
+        codec = kind()
         wire = codec.encode(x)
-        codecs[type(codec).__name__] = CodecSpeed(
+        codecs[kind.__name__] = CodecSpeed(
             rate(x.nbytes, partial(codec.encode, x)),
             rate(x.nbytes, partial(codec.decode, wire, out)),
             rate(x.nbytes, partial(codec.decode_add, wire, total)),

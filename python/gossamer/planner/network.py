@@ -1,6 +1,6 @@
 # What a collective costs on a network of hosts: seconds, bytes that a rank sends, bytes that leave a host.
 # The alpha-beta model of docs/planner.md, one formula for each collective. No model, bucket or algorithm is known here.
-# Callers: planner/traffic.py, which knows what an algorithm sends.
+# Callers: planner/messages.py and planner/reduction.py.
 """Hosts, the links between them, and the cost of collectives on them."""
 
 import itertools
@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from gossamer.errors import ConfigError
+from gossamer.facts import Cost
 
 #: As csrc/route paces rows: below this bandwidth those of more bytes than that go in pieces, of so many seconds, but
 #: not below or above these bytes.
@@ -73,21 +74,6 @@ class Network:
     def of(self, ranks: int) -> "Network":
         """The same with other ranks, as many on each host as now, at most."""
         return replace(self, ranks=ranks, hosts=-(-ranks // self.per_host))
-
-
-@dataclass(frozen=True)
-class Cost:
-    """seconds; `sent`: bytes that a rank hands to others, as its communicator counts; `across`: that leave a host."""
-
-    seconds: float = 0.0
-    sent: float = 0.0
-    across: float = 0.0
-
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.seconds + other.seconds, self.sent + other.sent, self.across + other.across)
-
-    def times(self, count: float) -> "Cost":
-        return Cost(self.seconds * count, self.sent * count, self.across * count)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import GossamerError
-from gossamer.planner.methods import METHODS, Settings
+from gossamer.facts import Settings
+from gossamer.planner.methods import METHODS
 from gossamer.planner.network import Network
 from gossamer.planner.predict import predict_all
 from gossamer.planner.problem import Problem

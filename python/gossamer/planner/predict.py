@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gossamer.algorithms import Algorithm
-from gossamer.planner.methods import METHODS, Settings, Stock, method_of
+from gossamer.errors import ConfigError
+from gossamer.facts import Cost, Settings
+from gossamer.planner.messages import PricedMessages
+from gossamer.planner.methods import METHODS, Stock, method_of
 from gossamer.planner.network import Network
 from gossamer.planner.problem import Problem
 from gossamer.planner.schedule import simulate
 from gossamer.planner.stock import stock_traffic
-from gossamer.planner.traffic import traffic_of
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,12 @@ def predict(
         name, warm = algorithm, method.warm
         chosen = method.make(settings or Settings())
     if isinstance(chosen, Stock):
-        traffic = stock_traffic(problem, network, chosen)
+        outcome = simulate(problem, stock_traffic(problem, network, chosen), Cost())
+    elif isinstance(chosen, Algorithm):
+        messages = PricedMessages(problem, network, chosen, flat=flat)
+        outcome = simulate(problem, chosen.traffic(messages, warm=warm), messages.agreement())
     else:
-        assert not isinstance(chosen, str)
-        traffic = traffic_of(problem, network, chosen, warm=warm, flat=flat)
-    outcome = simulate(problem, traffic)
+        raise ConfigError(f"predict: algorithm must be a name, an Algorithm or a Stock, got {chosen!r}")
     return Prediction(
         name,
         outcome.step_s,

@@ -16,6 +16,7 @@ from gossamer import _C
 from gossamer.algorithms import Algorithm
 from gossamer.engine.plan import plan_buckets
 from gossamer.errors import ConfigError
+from gossamer.facts import PlannedBucket
 from gossamer.planner.speeds import CPU, Speeds
 
 _VOCABULARIES = (50257, 8192, 256)
@@ -75,21 +76,6 @@ class Problem:
 
     def with_compute(self, compute_s: float) -> "Problem":
         return replace(self, compute_s=compute_s)
-
-
-@dataclass(frozen=True)
-class PlannedBucket:
-    """`numel` with padding; `shapes` of the parameters; `done`: the share of the backward after which it is ready."""
-
-    numel: int
-    dtype: torch.dtype
-    positions: tuple[int, ...]
-    shapes: tuple[torch.Size, ...]
-    done: float
-
-    @property
-    def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
 
 
 def buckets_of(problem: Problem, algorithm: Algorithm | None = None, chunks: int = 1) -> list[PlannedBucket]:

@@ -1,31 +1,18 @@
 # What a mean over the ranks costs: an all-reduce of the group's own, the two-shot through a codec, or both levels of a
 # group that goes by hosts. The messages of csrc/collectives and csrc/route, priced by planner/network.py and
 # planner/speeds.py. Which bucket it is, and when it goes, is not known here.
-# Callers: planner/traffic.py.
+# Callers: planner/messages.py.
 """Costs of all-reduces, with a codec and without."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from gossamer.codec import Codec, Identity
 from gossamer.comm import goes_by_hosts
-from gossamer.planner.network import Cost, Network, RankGroup, all_ranks, between_hosts
+from gossamer.facts import Cost, Job
+from gossamer.planner.network import Network, RankGroup, all_ranks, between_hosts
 from gossamer.planner.speeds import Speeds
-
-
-@dataclass(frozen=True)
-class ReductionCost:
-    """`cpu_s`: of computing that the link waits for; `beside_s`: of what it does not wait for.
-
-    inside: bytes that a rank hands to others of its host beside those of `cost`.
-    """
-
-    cost: Cost
-    cpu_s: float = 0.0
-    beside_s: float = 0.0
-    inside: float = 0.0
 
 
 class Reducer:
@@ -52,20 +39,20 @@ class Reducer:
         """Whether a sum goes in two levels; None: an exact one, which is left to NCCL on GPUs."""
         return self.by_hosts and (codec is not None or self.speeds.device == "cpu")
 
-    def all_reduce(self, numel: int, dtype: torch.dtype, codec: Codec | None) -> ReductionCost:
+    def all_reduce(self, numel: int, dtype: torch.dtype, codec: Codec | None) -> Job:
         """None as codec: exactly; in one level, by the group's own all-reduce."""
         if self.takes_hosts(codec):
             return self._by_hosts(numel, dtype, codec or Identity())
         group = all_ranks(self.network)
         if group.size == 1:
-            return ReductionCost(Cost())
+            return Job(Cost())
         if codec is None:
             nbytes = numel * dtype.itemsize
-            return ReductionCost(group.all_reduce(nbytes), nbytes / self.speeds.memory)
+            return Job(group.all_reduce(nbytes), nbytes / self.speeds.memory)
         cost, coding_s, row = self._two_shot(group, numel, dtype, codec)
         # In pieces, all but the first is encoded, summed and decoded while another is on its way.
         alone_s = coding_s / group.pieces(row)
-        return ReductionCost(cost, alone_s, coding_s - alone_s)
+        return Job(cost, alone_s, beside_s=coding_s - alone_s)
 
     def _two_shot(
         self, group: RankGroup, numel: int, dtype: torch.dtype, codec: Codec
@@ -80,7 +67,7 @@ class Reducer:
             coding_s += float_bytes / speed.decode + 3 * float_bytes / self.speeds.memory
         return group.all_to_all(row) + group.all_gather(row), coding_s, row
 
-    def _by_hosts(self, numel: int, dtype: torch.dtype, codec: Codec) -> ReductionCost:
+    def _by_hosts(self, numel: int, dtype: torch.dtype, codec: Codec) -> Job:
         """csrc/route/hosts.cpp: exact sums of parts inside a host, the two-shot of each between hosts, and back.
 
         On CPUs a carrier reads and writes the memory of its host, a piece while another is on its way. On GPUs NCCL
@@ -98,4 +85,4 @@ class Reducer:
             beside_s, before_s = coding_s, inside / network.local_bandwidth
         alone_s = beside_s / group.pieces(row)
         waiting_s = 2 * network.local_latency_s
-        return ReductionCost(cost, before_s + alone_s + waiting_s, beside_s - alone_s, inside)
+        return Job(cost, before_s + alone_s + waiting_s, beside_s=beside_s - alone_s, inside=inside)

@@ -1,5 +1,5 @@
 # When the jobs of a step run, and how long the step takes: one queue of communication beside forward and backward.
-# Pure arithmetic on planner/traffic.py's jobs; nothing is known here of algorithms and networks.
+# Pure arithmetic on the jobs of gossamer.facts.Traffic; nothing is known here of algorithms and networks.
 # Callers: planner/predict.py.
 """One simulated step."""
 
@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from gossamer.planner.network import Cost
+from gossamer.facts import Cost, Job, Traffic
 from gossamer.planner.problem import Problem
-from gossamer.planner.traffic import Job, Traffic
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,13 @@ class _Step:
         return self.problem.compute_s + self.stolen
 
 
-def simulate(problem: Problem, traffic: Traffic) -> Outcome:
-    """The mean step of a long training, every rank alike."""
+def simulate(problem: Problem, traffic: Traffic, agreement: Cost) -> Outcome:
+    """The mean step of a long training, in which all ranks are alike.
+
+    Args:
+        agreement: of the ranks at the end of a backward, where the traffic is in lockstep.
+    """
+    agreement = agreement if traffic.lockstep else Cost()
     step = _Step(problem)
     for job in traffic.from_start:
         step.run(job, 0.0)
@@ -63,9 +67,9 @@ def simulate(problem: Problem, traffic: Traffic) -> Outcome:
         ready = forward_s + job.done * problem.backward_s
         last_begins = max(step.free, ready + step.stolen)
         step.run(job, ready)
-    agreed = max(last_begins, step.computed) + traffic.agreement.seconds if traffic.agreement.sent else 0.0
+    agreed = max(last_begins, step.computed) + agreement.seconds if agreement.sent else 0.0
     length = max(step.computed, step.free, agreed)
-    own = total([*traffic.from_start, *traffic.in_backward]) + traffic.agreement
+    own = total([*traffic.from_start, *traffic.in_backward]) + agreement
     length, after_s, share = _with_after(problem, traffic, length)
     cost = own + total([*traffic.after, *chain.from_iterable(traffic.portions)]).times(share)
     return Outcome(length, step.busy + after_s * share, cost.sent, cost.across)

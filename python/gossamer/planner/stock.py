@@ -4,11 +4,12 @@
 
 import torch
 
+from gossamer.algorithms.powersgd import thin_factors
 from gossamer.errors import ConfigError
+from gossamer.facts import Cost, Job, PlannedBucket, Traffic
 from gossamer.planner.methods import Stock
-from gossamer.planner.network import Cost, Network, RankGroup, all_ranks
-from gossamer.planner.problem import PlannedBucket, Problem, buckets_of
-from gossamer.planner.traffic import Job, Traffic, thin_factors
+from gossamer.planner.network import Network, RankGroup, all_ranks
+from gossamer.planner.problem import Problem, buckets_of
 
 
 def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
@@ -27,12 +28,12 @@ def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
         local = [_all_reduce(host, b, b.nbytes, problem) for b in buckets]
         nbytes = sum(bucket.nbytes for bucket in buckets)
         after = Job(group.all_reduce(nbytes), 4 * nbytes / speeds.memory)
-        return Traffic(in_backward=local, after=[after], period=stock.period)
+        return Traffic(in_backward=local, after=[after], period=stock.period, lockstep=False)
     else:
         raise ConfigError(
             f"Stock: hook must be None, 'fp16', 'powersgd' or 'post_local_sgd', got {stock.hook!r}"
         )
-    return Traffic(in_backward=jobs)
+    return Traffic(in_backward=jobs, lockstep=False)
 
 
 def _all_reduce(group: RankGroup, bucket: PlannedBucket, nbytes: int, problem: Problem) -> Job:

@@ -1,10 +1,9 @@
-# What is compared: each algorithm of Gossamer's table with the codecs that matter on a slow link, and what stock torch
-# has. A variant makes a training of a model; it neither times nor judges. steps.py and loss.py call it, and
-# command.py offers the names.
+# What is compared: the methods of Gossamer's algorithms that have a Trial, and what stock torch has. A variant makes a
+# training of a model; it neither times nor judges. steps.py and loss.py call it, and command.py offers the names.
 """The table of variants: ours, and torch's own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,10 +20,10 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer as gs
+from gossamer.algorithms import ALGORITHMS
+from gossamer.facts import Method, Settings
 
 PERIOD = 16  # steps between two synchronisations of local SGD, ours and torch's
-OUTER = partial(optim.SGD, lr=0.7, momentum=0.5, nesterov=True)
-INT4, ONEBIT = gs.ErrorFeedback(gs.Int4()), gs.ErrorFeedback(gs.OneBit())
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,9 @@ class Variant:
         offset: steps after a multiple of the period at which nothing is under way.
         flat: in one level, also where ranks share hosts.
         by_clock: it sends by the clock, not by steps, and never rests.
+        algorithm: the class whose optimizer the training has.
     """
 
-    what: str
     ours: Callable[[], gs.Algorithm] | None = None
     hook: Callable[[DistributedDataParallel, optim.Optimizer, Setting], optim.Optimizer] | None = None
     period: int = 1
@@ -62,8 +61,13 @@ class Variant:
     offset: int = 0
     flat: bool = False
     by_clock: bool = False
-    optimizer: str = "adamw"
+    algorithm: type[gs.Algorithm] = gs.GradientAllReduce
     bucket_cap_mb: int | None = None
+
+    @property
+    def optimizer(self) -> str:
+        """The name of the optimizer's class."""
+        return (self.algorithm.optimizer_class or optim.AdamW).__name__
 
 
 def _no_hook(model: DistributedDataParallel, optimizer: optim.Optimizer, _: Setting) -> optim.Optimizer:
@@ -92,74 +96,63 @@ def _local(model: DistributedDataParallel, optimizer: optim.Optimizer, setting: 
     return PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(period=PERIOD, warmup_steps=0))
 
 
-def _streaming() -> gs.Algorithm:
-    return gs.LocalSGD(PERIOD, OUTER, codec=INT4, fragments=2, delay=4, merge=0.5)
-
-
 PEERS = {
-    "ddp": Variant("stock DDP on Gloo, no hook", hook=_no_hook),
-    "ddp_fp16_hook": Variant("torch's fp16_compress_hook", hook=_fp16),
+    "ddp": Variant(hook=_no_hook),
+    "ddp_fp16_hook": Variant(hook=_fp16),
     # One bucket: with several this hook aborts over Gloo.
-    "ddp_powersgd_hook": Variant("torch's PowerSGD hook, rank 4", hook=_powersgd, bucket_cap_mb=1024),
-    "ddp_post_local_sgd": Variant(f"torch's post-local SGD, period {PERIOD}", hook=_local, period=PERIOD),
+    "ddp_powersgd_hook": Variant(hook=_powersgd, bucket_cap_mb=1024),
+    "ddp_post_local_sgd": Variant(hook=_local, period=PERIOD),
 }
+
+
+def _variant(method: Method, algorithm: type[gs.Algorithm]) -> Variant:
+    assert method.trial is not None
+    trial, make = method.trial, method.trial.make or method.make
+    return Variant(
+        ours=partial(make, Settings(period=PERIOD)),
+        period=PERIOD if trial.periodic else 1,
+        apart=trial.apart,
+        offset=trial.offset,
+        by_clock=trial.by_clock,
+        algorithm=algorithm,
+    )
+
+
 OURS = {
-    "gradient_allreduce": Variant("exact mean", gs.GradientAllReduce),
-    "deterministic": Variant("exact two-shot", lambda: gs.GradientAllReduce(deterministic=True)),
-    "fp16": Variant("two-shot in fp16, Horovod's idea", lambda: gs.GradientAllReduce(codec=gs.FP16())),
-    "bytegrad": Variant("ByteGrad, Int8", gs.ByteGrad),
-    "int4": Variant("Int4, error feedback", lambda: gs.GradientAllReduce(codec=INT4)),
-    "onebit": Variant("OneBit, error feedback", lambda: gs.GradientAllReduce(codec=ONEBIT)),
-    "powersgd": Variant("PowerSGD, rank 4", lambda: gs.PowerSGD(4)),
-    "qadam": Variant("QAdam, Int8", gs.QAdam, optimizer="qadam"),
-    "onebit_adam": Variant("1-bit Adam", gs.OneBitAdam, optimizer="qadam"),
-    "zero_one_adam": Variant("0/1 Adam", gs.ZeroOneAdam, optimizer="zero_one"),
-    "decentralized": Variant("decentralized, all", gs.Decentralized, apart=True),
-    "decentralized_one_peer_exponential": Variant(
-        "decentralized, one peer", lambda: gs.Decentralized("one_peer_exponential"), apart=True
-    ),
-    "low_precision_decentralized": Variant("ring, Int8", gs.LowPrecisionDecentralized, apart=True),
-    "local_sgd": Variant(f"local SGD, period {PERIOD}", lambda: gs.LocalSGD(PERIOD), period=PERIOD),
-    "diloco": Variant(
-        f"DiLoCo, period {PERIOD}, Int4", lambda: gs.LocalSGD(PERIOD, OUTER, codec=INT4), period=PERIOD
-    ),
-    "streaming_diloco": Variant(
-        f"DiLoCo, period {PERIOD}, Int4, 2 fragments", _streaming, apart=True, offset=6, period=PERIOD
-    ),
-    "async": Variant(
-        "asynchronous averaging", gs.AsyncModelAverage, apart=True, by_clock=True, period=PERIOD
-    ),
+    method.name: _variant(method, algorithm)
+    for algorithm in ALGORITHMS.values()
+    for method in algorithm.methods
+    if method.trial is not None
 }
-FLAT = {  # of several ranks a host; the others then go by hosts
-    "flat": Variant("exact mean, one level", gs.GradientAllReduce, flat=True),
-    "flat_bytegrad": Variant("ByteGrad, one level", gs.ByteGrad, flat=True),
-    "flat_int4": Variant("Int4, one level", lambda: gs.GradientAllReduce(codec=INT4), flat=True),
+# In one level, where several ranks share a host; the others then go by hosts.
+FLAT = {
+    name: replace(OURS[method], flat=True)
+    for name, method in {
+        "flat": "gradient_allreduce",
+        "flat_bytegrad": "bytegrad",
+        "flat_int4": "int4",
+    }.items()
 }
 VARIANTS = PEERS | OURS | FLAT
-
-
-def optimizer_for(kind: str, params: Any, setting: Setting) -> optim.Optimizer:
-    """A fresh one: "adamw", "qadam" or "zero_one"."""
-    if kind == "qadam":
-        return gs.QAdamOptimizer(params, lr=setting.lr, warmup_steps=setting.warmup_steps)
-    if kind == "zero_one":
-        return gs.ZeroOneAdamOptimizer(params, lr=setting.lr, freeze_steps=setting.warmup_steps)
-    return optim.AdamW(params, lr=setting.lr, fused=True)
+ALGORITHM_OF_OPTIMIZER = {variant.optimizer: variant.algorithm for variant in VARIANTS.values()}
 
 
 class Training:
     """A model, its optimizer, and how they are joined to the other ranks; step(*batch) is one training step.
 
     Args:
-        variant: None trains alone, with the optimizer that `alone` names.
+        variant: None trains without other ranks.
+        alone: the optimizer's class by its name, if `variant` is None.
     """
 
     def __init__(
-        self, network: nn.Module, variant: Variant | None, setting: Setting, *, alone: str = "adamw"
+        self, network: nn.Module, variant: Variant | None, setting: Setting, *, alone: str = "AdamW"
     ) -> None:
         self.network, self.variant = network, variant
-        kind = alone if variant is None else variant.optimizer
-        self.optimizer = optimizer_for(kind, network.parameters(), setting)
+        algorithm = ALGORITHM_OF_OPTIMIZER[alone] if variant is None else variant.algorithm
+        self.optimizer = algorithm.make_optimizer(
+            network.parameters(), lr=setting.lr, warmup_steps=setting.warmup_steps
+        )
         self.model: nn.Module = network
         self.ours: gs.DataParallel | None = None
         if variant is not None and variant.hook is not None:
@@ -168,8 +161,9 @@ class Training:
             self.model = stock
         elif variant is not None and variant.ours is not None:
             group: Any = gs.Flat(setting.group) if variant.flat else setting.group
-            algorithm = variant.ours()
-            self.ours = gs.DataParallel(network, self.optimizer, algorithm=algorithm, process_group=group)
+            self.ours = gs.DataParallel(
+                network, self.optimizer, algorithm=variant.ours(), process_group=group
+            )
             self.model = self.ours
 
     def step(self, *batch: torch.Tensor) -> None:

@@ -1,0 +1,72 @@
+"""A method is an algorithm with settings, under one name. `gossamer plan`, `gossamer bench network` and the hooks for
+stock DDP offer the methods that the algorithms list.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+#: What a method keeps of a training, best first: the exact mean gradient; the mean of rounded gradients; gradients or
+#: momenta of few bits, whose errors are fed back; ranks whose weights differ between averagings.
+EXACT, ROUNDED, COMPRESSED, APART = "exact", "rounded", "compressed", "apart"
+KINDS = (EXACT, ROUNDED, COMPRESSED, APART)
+"""The kinds of a method, from the one that keeps most of a training to the one that keeps least."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a method that a user of the planner may choose.
+
+    Args:
+        period: steps between two averagings, for methods that average at some steps only.
+        rank: columns of PowerSGD's factors.
+    """
+
+    period: int = 32
+    rank: int = 4
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How `gossamer bench network` trains with a method.
+
+    Args:
+        make: makes the algorithm if it differs from the method's own.
+        periodic: the method sends once in Settings.period steps.
+        apart: ranks hold different weights at the end of a period.
+        offset: steps after the end of a period at which no transfer is under way.
+        by_clock: the method sends by the clock, not by steps, and never rests.
+    """
+
+    make: Callable[[Settings], Any] | None = None
+    periodic: bool = False
+    apart: bool = False
+    offset: int = 0
+    by_clock: bool = False
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to use an algorithm.
+
+    Args:
+        name: the name in the planner, in `gossamer bench network` and in gossamer.hooks. No two methods share one.
+        make: makes the algorithm from the settings that a user may choose.
+        kind: one of KINDS.
+        changes: what the method changes about a training. The text completes the sentence "It ...".
+        page: the page in docs/ that describes it.
+        warm: False describes the steps of the algorithm's warm-up, True those after it.
+        advised: whether the planner may advise it.
+        trial: how `gossamer bench network` trains with it. None: not at all.
+        hook: the docstring of the hook gossamer.hooks.NAME. None: the method is no hook.
+    """
+
+    name: str
+    make: Callable[[Settings], Any]
+    kind: str
+    changes: str
+    page: str
+    warm: bool = True
+    advised: bool = True
+    trial: Trial | None = None
+    hook: str | None = None
