@@ -28,7 +28,7 @@ class ByteGrad(GradientAllReduce):
             "rounds each gradient to 8 bits twice, with one scale for each 64 elements",
             "algorithms.md",
             trial=Trial(),
-            hook="Int8, a quarter of float32's bytes. What rounding loses stays lost.",
+            hook=True,
         ),
     )
 

@@ -49,7 +49,7 @@ class GradientAllReduce(Algorithm):
             "algorithms.md",
             advised=False,  # chosen for equal bits, not for speed
             trial=Trial(),
-            hook="The exact mean, summed in rank order. Neither DDP's buckets nor the group's backend change a bit.",
+            hook=True,
         ),
         Method(
             "bf16",
@@ -57,7 +57,7 @@ class GradientAllReduce(Algorithm):
             ROUNDED,
             "rounds each gradient to bfloat16 twice",
             "algorithms.md",
-            hook="Sends bfloat16 and sums in float32. Works in CPU groups, which torch's bf16_compress_hook refuses.",
+            hook=True,
         ),
         Method(
             "fp16",
@@ -66,7 +66,7 @@ class GradientAllReduce(Algorithm):
             "rounds each gradient to float16 twice",
             "algorithms.md",
             trial=Trial(),
-            hook="Sends float16 and sums in float32.",
+            hook=True,
         ),
         Method(
             "int8",
@@ -74,7 +74,7 @@ class GradientAllReduce(Algorithm):
             COMPRESSED,
             "sends gradients in 8 bits and adds what that leaves out to the next step's",
             "algorithms.md",
-            hook="Int8 with error feedback: what one step leaves out, the next one adds.",
+            hook=True,
         ),
         Method(
             "int4",
@@ -83,7 +83,7 @@ class GradientAllReduce(Algorithm):
             "sends gradients in 4 bits and adds what that leaves out to the next step's",
             "algorithms.md",
             trial=Trial(),
-            hook="Int4 with error feedback, a seventh of float32's bytes.",
+            hook=True,
         ),
         Method(
             "onebit",
@@ -92,7 +92,7 @@ class GradientAllReduce(Algorithm):
             "sends the signs of gradients and feeds back what that leaves out, which slows the training per step",
             "algorithms.md",
             trial=Trial(),
-            hook="OneBit with error feedback, a twenty-eighth of float32's bytes. Needs a warm-up, as 1-bit SGD does.",
+            hook=True,
         ),
     )
     state_fields = ("error",)

@@ -45,7 +45,7 @@ class PowerSGD(Algorithm):
             "sends two thin factors of each matrix's gradient and feeds back what they leave out",
             "powersgd.md",
             trial=Trial(),
-            hook="PowerSGD of rank 4, or State(powersgd=gs.PowerSGD(...)). `start_step` counts backwards.",
+            hook=True,
         ),
     )
     state_fields = ("error",)

@@ -6,9 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-#: What a method keeps of a training, best first: the exact mean gradient; the mean of rounded gradients; gradients or
-#: momenta of few bits, whose errors are fed back; ranks whose weights differ between averagings.
-EXACT, ROUNDED, COMPRESSED, APART = "exact", "rounded", "compressed", "apart"
+EXACT = "exact"
+"""The kind of a method that trains with the exact mean gradient."""
+ROUNDED = "rounded"
+"""The kind of a method that trains with the mean of rounded gradients."""
+COMPRESSED = "compressed"
+"""The kind of a method that sends gradients or momenta in few bits, and feeds their errors back."""
+APART = "apart"
+"""The kind of a method whose ranks hold different weights between averagings."""
 KINDS = (EXACT, ROUNDED, COMPRESSED, APART)
 """The kinds of a method, from the one that keeps most of a training to the one that keeps least."""
 
@@ -58,7 +63,8 @@ class Method:
         warm: False describes the steps of the algorithm's warm-up, True those after it.
         advised: whether the planner may advise it.
         trial: how `gossamer bench network` trains with it. None: not at all.
-        hook: the docstring of the hook gossamer.hooks.NAME. None: the method is no hook.
+        hook: whether gossamer.hooks.NAME is a communication hook for stock DDP. The algorithm must define
+            for_any_buckets().
     """
 
     name: str
@@ -69,4 +75,4 @@ class Method:
     warm: bool = True
     advised: bool = True
     trial: Trial | None = None
-    hook: str | None = None
+    hook: bool = False

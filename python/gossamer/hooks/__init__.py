@@ -6,17 +6,37 @@
 See docs/hooks.md. For Gossamer's own wrapper, gs.DataParallel, algorithms take the place of hooks.
 """
 
-from typing import TYPE_CHECKING
-
-from gossamer.hooks.functions import HOOKS, Hook, register
+from gossamer.hooks.functions import (
+    HOOKS,
+    bf16,
+    bytegrad,
+    compress,
+    deterministic,
+    fp16,
+    int4,
+    int8,
+    onebit,
+    powersgd,
+    register,
+)
 from gossamer.hooks.state import State
 from gossamer.hooks.wrappers import bf16_wrapper, fp16_wrapper
 
-globals().update(HOOKS)
+globals().update(HOOKS)  # with those of algorithms that were added since
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Hook: ...
-
-
-__all__ = ["HOOKS", "State", "bf16_wrapper", "fp16_wrapper", "register", *HOOKS]
+__all__ = [
+    "HOOKS",
+    "State",
+    "bf16",
+    "bf16_wrapper",
+    "bytegrad",
+    "compress",
+    "deterministic",
+    "fp16",
+    "fp16_wrapper",
+    "int4",
+    "int8",
+    "onebit",
+    "powersgd",
+    "register",
+]

@@ -22,10 +22,7 @@ from gossamer.facts import Method, Settings
 
 #: The methods of algorithms that may be hooks.
 METHODS: dict[str, Method] = {
-    method.name: method
-    for algorithm in ALGORITHMS.values()
-    for method in algorithm.methods
-    if method.hook is not None
+    method.name: method for algorithm in ALGORITHMS.values() for method in algorithm.methods if method.hook
 }
 
 _LEAST_UNIT = 16  # elements: pieces begin at multiples of 32 bytes or more

@@ -30,12 +30,37 @@ def _hook(name: str, text: str) -> Hook:
     return hook
 
 
-#: Every hook by its name: the methods of algorithms that may be hooks, and `compress`.
-HOOKS: dict[str, Hook] = {name: _hook(name, method.hook or "") for name, method in METHODS.items()}
-HOOKS["compress"] = _hook(
-    "compress",
-    "Sends through State(codec=...), which is any codec, with or without ErrorFeedback, or an Adaptive.",
-)
+HOOKS: dict[str, Hook] = {name: _hook(name, f"It {method.changes}.") for name, method in METHODS.items()}
+"""Every hook by its name: the methods of the algorithms that may be hooks, and `compress`."""
+
+HOOKS["compress"] = _hook("compress", "It sends through State(codec=...).")
+
+bytegrad = HOOKS["bytegrad"]
+"""Int8, a quarter of float32's bytes. What rounding loses stays lost."""
+
+int8 = HOOKS["int8"]
+"""Int8 with error feedback: what one step leaves out, the next one adds."""
+
+int4 = HOOKS["int4"]
+"""Int4 with error feedback, a seventh of float32's bytes."""
+
+onebit = HOOKS["onebit"]
+"""OneBit with error feedback, a twenty-eighth of float32's bytes. Needs a warm-up, as 1-bit SGD does."""
+
+deterministic = HOOKS["deterministic"]
+"""The exact mean, summed in rank order. Neither DDP's buckets nor the group's backend change a bit."""
+
+bf16 = HOOKS["bf16"]
+"""Sends bfloat16 and sums in float32. Works in CPU groups, which torch's bf16_compress_hook refuses."""
+
+fp16 = HOOKS["fp16"]
+"""Sends float16 and sums in float32."""
+
+compress = HOOKS["compress"]
+"""Sends through State(codec=...), which is any codec, with or without ErrorFeedback, or an Adaptive."""
+
+powersgd = HOOKS["powersgd"]
+"""PowerSGD of rank 4, or State(powersgd=gs.PowerSGD(...)). `start_step` counts backwards."""
 
 
 def register(model: DistributedDataParallel, state: State, hook: Callable[..., Any]) -> None:
