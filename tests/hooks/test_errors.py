@@ -118,7 +118,7 @@ def test_register_refuses_hooks_and_models_of_others():
     def body(group, comm):
         ddp = DistributedDataParallel(mlp(), process_group=group)
         state = hooks.State(ddp, process_group=comm)
-        with pytest.raises(gs.ConfigError, match="hook must be one of bytegrad, int8"):
+        with pytest.raises(gs.ConfigError, match="hook must be one of deterministic, bf16, fp16, int8"):
             hooks.register(ddp, state, print)
         with pytest.raises(gs.ConfigError, match="model must be a DistributedDataParallel, got Sequential"):
             hooks.register(ddp.module, state, hooks.int8)
