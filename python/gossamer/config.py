@@ -1,11 +1,11 @@
-# Settings that come from the environment: GOSSAMER_* variables and what launchers leave behind.
-# The only reader of os.environ outside launch/. It decides nothing: runtime.py and the engine do.
+# Settings from the environment: GOSSAMER_* variables, and the variables that launchers set. Outside launch/ only this
+# file reads os.environ. It decides nothing: runtime.py and the engine do.
 """Configuration from the environment."""
 
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from gossamer.errors import ConfigError
 
 MIB = 1 << 20
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")  # the ends of Horovod's and Open MPI's names
 _HOROVOD_ADDRESSES = (
     ("MASTER_ADDR", "MASTER_PORT"),
     ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
@@ -30,9 +31,9 @@ class Config:
     first_bucket_bytes: int = 1 * MIB  # smaller, so that the first transfer starts early
     timeout_s: float = 1800.0  # of one collective
     log_level: str = "warning"  # debug, info, warning or error
-    stall_warning_s: float = 60.0  # a rank that waits longer is told of; 0: never
-    stall_shutdown_s: float = 0.0  # a wait that lasts longer is an error on every rank; 0: never
-    timeline: str | None = None  # a file for a trace, from the first wrapped model on
+    stall_warning_s: float = 60.0  # a rank that waits longer logs a warning; 0: never
+    stall_shutdown_s: float = 0.0  # a longer wait is an error on every rank; 0: never
+    timeline: str | None = None  # the file of a trace that begins with the first wrapped model
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ def current() -> Config:
 
 
 def launcher_environment() -> Placement | None:
-    """The place that a launcher gave this process, or None if none started it.
+    """Returns the place that a launcher gave this process, or None if no launcher started it.
 
-    Looked for in this order: torchrun, Horovod's variables, Open MPI's mpirun, MPICH's mpirun (PMI), Slurm's srun.
+    It looks in this order: torchrun, Horovod's variables, Open MPI's mpirun, MPICH's mpirun (PMI), Slurm's srun.
     Raises ConfigError for a launcher's variables that are incomplete or contradict each other.
     """
     for find in (_torchrun, _horovod, _open_mpi, _mpich, _srun):
@@ -87,50 +88,29 @@ def _torchrun(env: Mapping[str, str]) -> Placement | None:
             f"environment: RANK and WORLD_SIZE are set but {' and '.join(missing)} not; "
             "set both, or start with `gossamer run` or torchrun."
         )
-    rank, size = _integer("RANK", env["RANK"]), _integer("WORLD_SIZE", env["WORLD_SIZE"])
-    return Placement(
-        source="torchrun",
-        rank=rank,
-        size=size,
-        local_rank=_integer("LOCAL_RANK", env.get("LOCAL_RANK", str(rank))),
-        local_size=_integer("LOCAL_WORLD_SIZE", env.get("LOCAL_WORLD_SIZE", str(size))),
-        master_addr=env["MASTER_ADDR"],
-        master_port=_integer("MASTER_PORT", env["MASTER_PORT"]),
-    )
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return _placement("torchrun", env, names, ("MASTER_ADDR", "MASTER_PORT"))
 
 
 def _horovod(env: Mapping[str, str]) -> Placement | None:
     if "HOROVOD_RANK" not in env or "HOROVOD_SIZE" not in env:
         return None
-    rank, size = (_integer(name, env[name]) for name in ("HOROVOD_RANK", "HOROVOD_SIZE"))
     # Rank 0 serves the store there.
-    names = next((pair for pair in _HOROVOD_ADDRESSES if all(env.get(name) for name in pair)), None)
-    if names is None and (_open_mpi(env) or _mpich(env)):
+    address = next((pair for pair in _HOROVOD_ADDRESSES if all(env.get(name) for name in pair)), None)
+    if address is None and (_open_mpi(env) or _mpich(env)):
         return None  # they meet over MPI
-    if names is None and size > 1:
+    if address is None and _integer("HOROVOD_SIZE", env["HOROVOD_SIZE"]) > 1:
         raise ConfigError(
             "environment: HOROVOD_RANK and HOROVOD_SIZE are set but no address to meet at; set MASTER_ADDR and "
             "MASTER_PORT, or HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT, to a free port of "
             "rank 0's host, or start with `gossamer run`."
         )
-    return Placement(
-        source="horovod",
-        rank=rank,
-        size=size,
-        local_rank=_integer("HOROVOD_LOCAL_RANK", env.get("HOROVOD_LOCAL_RANK", str(rank))),
-        local_size=_integer("HOROVOD_LOCAL_SIZE", env.get("HOROVOD_LOCAL_SIZE", str(size))),
-        master_addr=env[names[0]] if names else None,
-        master_port=_integer(names[1], env[names[1]]) if names else None,
-    )
+    return _placement("horovod", env, [f"HOROVOD_{name}" for name in _PLACE], address)
 
 
 def _open_mpi(env: Mapping[str, str]) -> Placement | None:
-    prefix = "OMPI_COMM_WORLD_"
-    names = [prefix + part for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
-    if not all(name in env for name in names):
-        return None
-    rank, size, local_rank, local_size = (_integer(name, env[name]) for name in names)
-    return Placement("mpirun", rank, size, local_rank, local_size)
+    names = [f"OMPI_COMM_WORLD_{name}" for name in _PLACE]
+    return _placement("mpirun", env, names) if all(name in env for name in names) else None
 
 
 def _mpich(env: Mapping[str, str]) -> Placement | None:
@@ -139,14 +119,25 @@ def _mpich(env: Mapping[str, str]) -> Placement | None:
     # `srun --mpi=pmi2` sets PMI_* too, and then needs no MPI. A hydra proxy started by srun differs.
     if env.get("SLURM_PROCID") == env["PMI_RANK"] and env.get("SLURM_STEP_NUM_TASKS") == env["PMI_SIZE"]:
         return None
-    rank, size = _integer("PMI_RANK", env["PMI_RANK"]), _integer("PMI_SIZE", env["PMI_SIZE"])
-    return Placement(
-        source="mpirun",
-        rank=rank,
-        size=size,
-        local_rank=_integer("MPI_LOCALRANKID", env.get("MPI_LOCALRANKID", str(rank))),
-        local_size=_integer("MPI_LOCALNRANKS", env.get("MPI_LOCALNRANKS", str(size))),
-    )
+    return _placement("mpirun", env, ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
+
+
+def _placement(
+    source: str, env: Mapping[str, str], names: Sequence[str], address: tuple[str, str] | None = None
+) -> Placement:
+    """The placement that these variables describe.
+
+    Args:
+        names: the variables of rank, size, local rank and local size. Without the last two, there is one host.
+        address: the variables of rank 0's address and port, if the launcher sets them.
+    """
+    rank, size = (_integer(name, env[name]) for name in names[:2])
+    local_rank = _integer(names[2], env.get(names[2], str(rank)))
+    local_size = _integer(names[3], env.get(names[3], str(size)))
+    if address is None:
+        return Placement(source, rank, size, local_rank, local_size)
+    port = _integer(address[1], env[address[1]])
+    return Placement(source, rank, size, local_rank, local_size, env[address[0]], port)
 
 
 def _srun(env: Mapping[str, str]) -> Placement | None:
@@ -171,9 +162,9 @@ def _srun(env: Mapping[str, str]) -> Placement | None:
 
 
 def node_rank() -> int:
-    """This host's number among the hosts of the run, as its launcher counted them; 0 if none said.
+    """Returns this host's number among the hosts of the run, as its launcher counted them; 0 if no launcher did.
 
-    Looked for in GROUP_RANK (torchrun), NODE_RANK, SLURM_NODEID and HOROVOD_CROSS_RANK, in this order.
+    It looks in GROUP_RANK (torchrun), NODE_RANK, SLURM_NODEID and HOROVOD_CROSS_RANK, in this order.
     """
     for variable in ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID", "HOROVOD_CROSS_RANK"):
         if variable in os.environ:
@@ -182,17 +173,17 @@ def node_rank() -> int:
 
 
 def launched_by() -> str | None:
-    """The ``source`` of launcher_environment(), or None."""
+    """Returns the ``source`` of launcher_environment(), or None."""
     return getattr(launcher_environment(), "source", None)
 
 
 def variables(prefix: str) -> dict[str, str]:
-    """The variables whose names begin with `prefix`, for a face that mirrors another package's."""
+    """Returns the variables whose names begin with `prefix`, for a face that reads another package's variables."""
     return {variable: text for variable, text in os.environ.items() if variable.startswith(prefix)}
 
 
 def master_addr() -> str:
-    """MASTER_ADDR, or 127.0.0.1."""
+    """Returns MASTER_ADDR, or 127.0.0.1 without it."""
     return os.environ.get("MASTER_ADDR") or "127.0.0.1"
 
 
