@@ -1,4 +1,4 @@
-"""The engine: when a bucket is sent, and on what memory. Native underneath; see csrc/engine."""
+"""The engine: it decides when a bucket is sent and in what memory it lies. The native part is csrc/engine."""
 
 from gossamer.autotune import Autotune, Tuned, autotune_of
 from gossamer.engine.admission import Members, refusal_of, tensors_in
@@ -11,11 +11,10 @@ from gossamer.engine.agree import (
 )
 from gossamer.engine.background import Background
 from gossamer.engine.connections import Connections, connect, device_of
-from gossamer.engine.engine import Engine
+from gossamer.engine.engine import Engine, report_all, weights_in_buckets
 from gossamer.engine.face import Face, refuse_assigned_parameters
 from gossamer.engine.join import ShadowHook, UnevenInputs
 from gossamer.engine.plan import plan_buckets
-from gossamer.engine.reporting import report_all, weights_in_buckets
 from gossamer.engine.rounds import Rounds
 from gossamer.engine.steps import optimizers_of
 from gossamer.engine.unsent import Unsent

@@ -1,12 +1,11 @@
-"""The buckets of one model: planned, built, and put into the native engine with the work that is done on each.
+"""The buckets of one model: plans them, builds them, and gives them to the native engine with the work for each.
 
-They are planned at wrap, again by the order in which the first gradients arrived, when parameters become trainable,
-when a state is loaded, and by a tuner. Owned by engine.py.
+A plan is made when the model is wrapped; after the first backward, from the order in which gradients arrived; when
+parameters become trainable; when a state is loaded; and by the tuner. engine.py owns one Buckets.
 """
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from torch import nn
 
@@ -21,7 +20,11 @@ _log = logging.getLogger("gossamer")
 
 
 class Buckets:
-    """Iterates over the native buckets, in the order in which they are sent.
+    """The plan of one model, and its native buckets.
+
+    Attributes:
+        all: the buckets, in the order in which they are sent.
+        clocks: the timed work of each bucket, while they are timed.
 
     Args:
         params: all parameters that the ranks share, by name.
@@ -45,37 +48,46 @@ class Buckets:
         self.bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
         self._last = {index for index, name in enumerate(self._names) if name in last}
         self._order: list[int] = []
-        self._native: Any = None
+        self._native: _C.Engine
         self._timed = False
         self.all: list[_C.Bucket] = []
-        self.clocks: list[Any] = []  # of each bucket's work, while they are timed
+        self.clocks: list[_C.TimedWork] = []
 
-    def connect(self, native: Any) -> None:
-        """Called once, before anything is planned."""
+    def connect(self, native: _C.Engine) -> None:
+        """Give the native engine. Called once, before the first plan."""
         self._native = native
 
     @property
     def names(self) -> list[list[str]]:
-        """The plan: the parameters of each bucket."""
+        """The names of the parameters of each bucket."""
         return [list(bucket.names) for bucket in self.all]
 
     def arrive(self, order: list[int]) -> None:
-        """Plans for gradients that arrive in this order. Weights do not arrive: their plan stays."""
+        """Plan for gradients that arrive in this order. The plan of an algorithm without gradients stays."""
         self._order = order
         if not self.all or "grad" in self._algorithm.fields:
             self._install(self._plan(order, self.bucket_bytes))
 
     def planned(self, bucket_bytes: int) -> list[list[str]]:
-        """The parameters of each bucket, if buckets were of this size."""
+        """Return the names of the parameters of each bucket, for buckets of this size."""
         return [[self._names[i] for i in indices] for indices in self._plan(self._order, bucket_bytes)]
 
     def rebuild(self, bucket_bytes: int, *, timed: bool = False) -> None:
-        """Buckets of this size, and what the algorithm does with each now. `timed`: `clocks` tell how long it takes."""
+        """Plan buckets of this size, and ask the algorithm again for its work on each.
+
+        Args:
+            timed: measure the time of each bucket's work in `clocks`.
+        """
         self.bucket_bytes, self._timed = bucket_bytes, timed
         self._install(self._plan(self._order, bucket_bytes), rebuild=True)
 
     def load(self, names: Sequence[Sequence[str]], *, rebuild: bool) -> None:
-        """Takes the plan of another run; `rebuild`: even if it is this one's too."""
+        """Take the plan of another run.
+
+        Args:
+            names: the parameters of each bucket.
+            rebuild: build the buckets anew even if the plan is the current one.
+        """
         self._timed = False
         number = {name: index for index, name in enumerate(self._names)}
         plan = [[number[name] for name in bucket] for bucket in names]
@@ -83,7 +95,7 @@ class Buckets:
         self._install(plan, rebuild=rebuild)
 
     def append_late(self) -> None:
-        """Called on every rank at the end of a backward when some rank trains parameters outside the plan."""
+        """Add buckets for parameters that became trainable. Called on every rank, at the end of a backward."""
         late = self._native.hooks.survey()
         lines = [f"{self._names[i]} is trainable now" for i in late]
         require_equal(self._control, lines, "the set of parameters that became trainable")
@@ -93,7 +105,7 @@ class Buckets:
         self._algorithm.setup(self._comm, self.all)
 
     def adopt_weights(self) -> None:
-        """The flat memory again holds the weights, also where somebody gave a parameter other memory."""
+        """Move weights that lie elsewhere, because a parameter was given other memory, back into the buckets."""
         if "weight" in self._algorithm.fields:
             for bucket in self.all:
                 bucket.adopt_weights()
@@ -115,7 +127,7 @@ class Buckets:
         kept = save_fields(self.all, self._algorithm.state_fields)
         self._native.clear_buckets()
         self.all, self.clocks = [], []
-        # One at a time: the old flat memory goes as the gradients in it move.
+        # One bucket at a time, so that old flat memory is freed as its gradients move.
         for indices in plan:
             self._append(indices)
         restore_fields(self.all, kept)
@@ -138,9 +150,9 @@ class Buckets:
             self.clocks.append(work)
         self._native.append_bucket(bucket, work)
 
-    def _work_of(self, bucket: _C.Bucket) -> Any:
-        algorithm = self._algorithm
-        work = algorithm.native_work(bucket)
-        if work is None and "grad" in algorithm.fields:
-            work = _C.PythonWork(bucket_ready_of(algorithm, self._comm))
-        return work if work is not None else _C.AgreeOnFinite() if algorithm.lockstep else _C.NoWork()
+    def _work_of(self, bucket: _C.Bucket) -> _C.BucketWork:
+        if (work := self._algorithm.native_work(bucket)) is not None:
+            return work
+        if "grad" in self._algorithm.fields:
+            return _C.PythonWork(bucket_ready_of(self._algorithm, self._comm))
+        return _C.AgreeOnFinite() if self._algorithm.lockstep else _C.NoWork()

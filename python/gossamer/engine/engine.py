@@ -1,7 +1,7 @@
-"""The engine of one model, as Python sees it: checks, plans and wires up the native engine.
+"""The engine of one model: it checks the model, plans its buckets, and drives the native engine.
 
-The moments of a step are native (csrc/engine): counting gradients, firing buckets in order, the worker, the end
-of backward. Here is what happens around it: at wrap, before a forward, and at close. Faces own one Engine.
+The native engine (csrc/engine) counts gradients, sends buckets in order, runs the worker and ends a backward. This
+module does what happens around that: when a model is wrapped, before a forward, and at close. A face owns one Engine.
 """
 
 import atexit
@@ -25,34 +25,38 @@ from gossamer.engine.buckets import Buckets
 from gossamer.engine.compiling import uncompiled
 from gossamer.engine.graph import Graph
 from gossamer.engine.join import UnevenInputs
-from gossamer.engine.reporting import Reporting, open_engines
+from gossamer.engine.reporting import Figures
 from gossamer.engine.state import require_state, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
 from gossamer.engine.watching import open_watch
 from gossamer.engine.worker import Moments, Worker, weak_call
+from gossamer.observe.report import Report, Reports
 from gossamer.observe.stall import Limits
 from gossamer.observe.timeline import begin_from_environment
 
 _log = logging.getLogger("gossamer")
+_open: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
-class Engine(Reporting):
-    """One model, one algorithm, one group.
+class Engine:
+    """Trains one model with one algorithm over one group. Making one is collective.
 
     Args:
-        module: the model; its parameters are those that exist now.
-        algorithm: what is done with a bucket of gradients.
+        module: the model. Parameters that it gets later are not trained.
+        algorithm: what to do with a bucket.
         comm: the group, for tensors on the model's device.
         control: the same ranks for CPU tensors; `comm` itself where the model is on the CPU.
         bucket_bytes, first_bucket_bytes, last: see Buckets.
-        broadcast: copy parameters and buffers from rank 0 now; `buffers_too`: False: no buffers.
-        ignore: names of parameters and buffers that are each rank's own: not copied, planned, sent or compared.
-        autotune: what is to be tried in the first steps, if anything.
-        stall: when waits are told of and end; None: as gossamer.config says.
+        broadcast: copy parameters and buffers from rank 0 now.
+        buffers_too: False: copy no buffers.
+        ignore: names of parameters and buffers that belong to each rank alone. They are not copied, planned, sent or
+            compared.
+        autotune: what to try in the first steps; None: nothing.
+        stall: when a wait is logged and when it ends; None: as gossamer.config says.
 
     Raises:
-        ConfigError: on every rank, if the model, the algorithm or the bucket sizes differ between ranks; if a
-            parameter cannot be trained this way; if the model is wrapped already.
+        ConfigError: on every rank. The model, the algorithm or the bucket sizes differ between ranks, a parameter
+            cannot be trained by the engine, or the model is wrapped already.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class Engine(Reporting):
             last=last,
         )
         self._steps = StepCounter(algorithm, self._count_step)
-        refusal = refusal_of(self._members, comm, [(other._comm, other._params) for other in open_engines])
+        refusal = refusal_of(self._members, comm, [(other._comm, other._params) for other in _open])
         refusal = refusal or refusal_of_tuning(autotune, algorithm)
         settings = (
             f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}, "
@@ -122,17 +126,17 @@ class Engine(Reporting):
         choices = self._choices, self._buckets, algorithm
         self._tuner = Tuner(autotune, *choices, control=control, done=done) if autotune else None
         self._begin_tuning()
-        self.reset_report()
+        self._figures = Figures(self._native, comm, control, algorithm, self._buckets)
         begin_from_environment()
         self._watch = open_watch(self._native, control, stall, self._buckets)
-        open_engines.add(self)
+        _open.add(self)
         self._closed = False
 
     # --- the moments of a step ---
 
     @uncompiled
     def before_forward(self) -> None:
-        """Called before each forward. Completes a backward that raised; notices parameters that changed."""
+        """Prepare for a forward. Complete a backward that raised, and notice parameters that changed."""
         if not torch.is_grad_enabled() or _C.inside_backward():
             return
         self._watch.begin()
@@ -148,7 +152,7 @@ class Engine(Reporting):
 
     @uncompiled
     def after_forward(self, output: Any) -> Any:
-        """Called with each forward's output, which is returned: its backward tells the engine that it begins."""
+        """Hook the output of a forward, so that its backward tells the engine when it begins. Return the output."""
         if torch.is_grad_enabled():
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
@@ -156,7 +160,7 @@ class Engine(Reporting):
         return output
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Counts a step whenever all of these have stepped, and tells the algorithm before and after it."""
+        """Count a step whenever all of these optimizers have stepped. Tell the algorithm before and after it."""
         self._steps.watch(optimizers)
 
     def _count_step(self, steps: int) -> None:
@@ -165,7 +169,7 @@ class Engine(Reporting):
 
     @property
     def optimizer_steps(self) -> int:
-        """Steps taken so far, which all ranks have in common."""
+        """Optimizer steps so far, equal on all ranks."""
         return self._steps.count
 
     def broadcast(self, *, buffers_too: bool = True) -> None:
@@ -174,7 +178,7 @@ class Engine(Reporting):
         broadcast_everywhere(self._comm, self._control, [*self._params, *buffers])
 
     def consensus(self) -> None:
-        """Replaces parameters and floating-point buffers by their exact mean over the ranks. Collective."""
+        """Replace parameters and floating-point buffers by their exact mean over the ranks, in place. Collective."""
         self._native.worker.check_alive()
         self._native.worker.wait()
         self.algorithm.settle()
@@ -185,12 +189,12 @@ class Engine(Reporting):
         self.algorithm.after_consensus()
 
     def require_same_parameters(self, module: nn.Module) -> None:
-        """ConfigError if the module holds other parameter objects than when it was wrapped: they have no hooks."""
+        """Raise ConfigError if the module holds other parameter objects than when it was wrapped."""
         self._members.require_same(self._params, module)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward only accumulates; the next backward outside sends the sum."""
+        """Let backward accumulate gradients without sending them. The next backward outside sends the sum."""
         before, self.sync = self.sync, False
         try:
             yield
@@ -199,28 +203,29 @@ class Engine(Reporting):
 
     @property
     def sync(self) -> bool:
-        """Whether the backwards that begin now communicate."""
-        return bool(self._native.sync)
+        """Whether the backwards that begin from now on communicate."""
+        return self._native.sync
 
     @sync.setter
     def sync(self, sync: bool) -> None:
         self._native.sync = sync
 
     def sync_buffers(self, by: Callable[[], None] | None = None) -> None:
-        """Copies rank 0's buffers before a forward, or calls `by`; in a join they are copied after each backward.
+        """Copy rank 0's buffers before a forward, or call `by` instead. Collective.
 
-        Collective. Nothing in a forward that backward computes again.
+        Do nothing in a join, which copies buffers after each backward, or in a forward that backward computes again.
         """
         if not self.uneven.copies_buffers and not _C.inside_backward():
             with self._watch.waiting("the buffers of rank 0"):
                 (by or partial(broadcast_buffers, self._members, self._comm, self._control, source=0))()
 
     def close(self, *, crashed: bool = False) -> None:
-        """Removes the hooks and ends the worker; gradients stay. Idempotent.
+        """Remove the hooks and end the worker. Gradients stay as they are. Idempotent.
 
-        crashed: serve no other rank; those that wait for this one get an error soon.
+        Args:
+            crashed: do not serve the other ranks any more. Those that wait for this rank get an error soon.
         """
-        open_engines.discard(self)
+        _open.discard(self)
         self._closed = True
         self._watch.close()
         if crashed:
@@ -234,12 +239,12 @@ class Engine(Reporting):
             self._worker.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):  # open_engines has forgotten it by now
+        if not getattr(self, "_closed", True):  # _open has dropped it by now
             self.algorithm.leave()
 
     @property
     def buckets(self) -> list[_C.Bucket]:
-        """The buckets as they are now, in the order in which they are sent."""
+        """The buckets of the current plan, in the order in which they are sent."""
         return self._buckets.all
 
     @property
@@ -247,12 +252,38 @@ class Engine(Reporting):
         """Synchronised backward passes that have ended; the `step` of error messages."""
         return self._native.step
 
+    # --- figures ---
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes that this rank has sent to other ranks for this model since it was wrapped."""
+        return self._figures.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload bytes that this rank has received from other ranks for this model."""
+        return self._figures.bytes_received
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine works: True until close()."""
+        return self in _open
+
+    @property
+    def activity(self) -> list[tuple[str, int, float]]:
+        """What waits or runs now: (what, bucket or -1, since when in seconds of the Unix epoch)."""
+        return self._native.activity()
+
+    def report(self, *, reset: bool = False, codec_error: bool = False) -> Report:
+        """Return the figures of this model's steps. See Face.report."""
+        return self._figures.report(reset=reset, codec_error=codec_error)
+
     # --- what a resumed run needs ---
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state beside model and optimizer: counters, bucket plan, the algorithm's own. See the face."""
+        """Return what this rank needs to resume, beside model and optimizer. See Face.algorithm_state_dict."""
         self._native.worker.wait()
-        own = self.algorithm.state_dict()  # which waits for what its fields are to hold
+        own = self.algorithm.state_dict()  # before the fields: it waits until they are complete
         return {
             "optimizer_steps": self.optimizer_steps,
             "backward_count": self.backward_count,
@@ -263,7 +294,7 @@ class Engine(Reporting):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what state_dict() returned on this rank. Collective: all ranks load the same step."""
+        """Load what state_dict() returned on this rank. Collective: all ranks load the same step."""
         self._native.worker.wait()
         self.algorithm.settle()
         require_state(self._control, state, self._names, self._choices)
@@ -275,7 +306,7 @@ class Engine(Reporting):
         self.algorithm.load_state_dict(state["algorithm"])
 
     def _load_tuned(self, tuned: dict[str, Any] | None) -> None:
-        """What another run has tuned is not measured again; what it was measuring is."""
+        """Take what another run has tuned; measure anew if that run had not finished."""
         by_name = {repr(codec): codec for codec in self._choices}
         chosen = tuned["codecs"].items() if tuned else ()
         self.algorithm.use_codecs({name: by_name[codec] for name, codec in chosen})
@@ -296,11 +327,27 @@ class Engine(Reporting):
         self._native.lockstep.set_on_end(None)
 
 
+def report_all(*, reset: bool = False, codec_error: bool = False) -> Reports:
+    """Return the reports of all models that this process has wrapped and not closed, in the order of wrapping.
+
+    Args:
+        reset, codec_error: see DataParallel.report().
+    """
+    engines = sorted(_open, key=lambda engine: engine._native.recorder.number)
+    return Reports(engine.report(reset=reset, codec_error=codec_error) for engine in engines)
+
+
+def weights_in_buckets() -> set[int]:
+    """Return the ids of the parameters whose weights lie in a bucket. An algorithm loses them if they move."""
+    working = [engine for engine in _open if "weight" in engine.algorithm.fields]
+    return {id(param) for engine in working for param in engine._params}
+
+
 @atexit.register
 def _close_all() -> None:
-    # Before the interpreter ends: a worker that runs Python must not outlive it.
+    # A worker that runs Python must not outlive the interpreter.
     crashed = getattr(sys, "last_value", None) is not None
-    for engine in list(open_engines):
+    for engine in list(_open):
         try:
             engine.close(crashed=crashed)
         except Exception:

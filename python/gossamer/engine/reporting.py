@@ -1,96 +1,83 @@
-"""What an engine tells of its steps: the counters of its native recorder since they were reset, as a Report.
+"""The figures of one engine's steps: bytes that communicators count, and times of the native recorder.
 
-The part of Engine that faces and gs.report() ask. Bytes are counted by the communicators, times by the recorder, and
-nothing is sent.
+Nothing is sent. engine.py owns one Figures.
 """
 
 import math
-import weakref
 from typing import Any
 
 import torch
 
 from gossamer import _C
-from gossamer._C import ByHosts
 from gossamer.codec import Codec
-from gossamer.comm import way_of
-from gossamer.observe.report import Counted, Report, Reports
-
-open_engines: "weakref.WeakSet[Any]" = weakref.WeakSet()
-
-
-def weights_in_buckets() -> set[int]:
-    """Ids of the parameters that an algorithm works on where they lie: other memory would be lost to it."""
-    working = [engine for engine in open_engines if "weight" in engine.algorithm.fields]
-    return {id(param) for engine in working for param in engine._params}
+from gossamer.comm import Communicator, way_of
+from gossamer.engine.buckets import Buckets
+from gossamer.engine.worker import Moments
+from gossamer.observe.report import Counted, Report
 
 
-class Reporting:
-    """Mixed into Engine, which has all that is named here."""
+class Figures:
+    """Counts from reset() on.
 
-    _native: Any
-    _comm: Any
-    _control: Any
-    algorithm: Any
-    buckets: Any
-    backward_count: Any
-    _base: tuple[int, int, int]  # backwards, bytes out, bytes in when the counters were reset
+    Args:
+        native: the native engine.
+        comm, control: the group, for tensors on the model's device and for CPU tensors.
+    """
+
+    def __init__(
+        self,
+        native: _C.Engine,
+        comm: Communicator,
+        control: Communicator,
+        algorithm: Moments,
+        buckets: Buckets,
+    ) -> None:
+        self._native, self._comm, self._algorithm, self._buckets = native, comm, algorithm, buckets
+        world = comm.world if isinstance(comm, _C.ByHosts) else comm
+        self._counting = [comm] if world is control else [comm, control]
+        self.reset()
 
     @property
     def bytes_sent(self) -> int:
-        """Payload bytes this rank has handed to other ranks for this model since it was wrapped."""
-        return int(sum(comm.bytes_sent for comm in self._counting()) + self.algorithm.bytes_sent)
+        """Payload bytes that this rank has sent for the model since it was wrapped."""
+        return sum(comm.bytes_sent for comm in self._counting) + self._algorithm.bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """Payload bytes that other ranks have handed to this one."""
-        return int(sum(comm.bytes_received for comm in self._counting()) + self.algorithm.bytes_received)
+        """Payload bytes that this rank has received for the model since it was wrapped."""
+        return sum(comm.bytes_received for comm in self._counting) + self._algorithm.bytes_received
 
-    def _counting(self) -> list[Any]:
-        world = self._comm.world if isinstance(self._comm, ByHosts) else self._comm
-        return [self._comm] if world is self._control else [self._comm, self._control]
-
-    @property
-    def is_open(self) -> bool:
-        """Until close()."""
-        return self in open_engines
-
-    @property
-    def activity(self) -> list[tuple[str, int, float]]:
-        """What waits or runs now: (what, bucket or -1, since when in seconds of the Unix epoch)."""
-        return list(self._native.activity())
-
-    def reset_report(self) -> None:
-        """Counters begin anew with the step that begins now."""
+    def reset(self) -> None:
+        """Start all counters again with the step that begins now."""
         self._native.recorder.clear()
-        self._base = self.backward_count, self.bytes_sent, self.bytes_received
+        self._base = self._native.step, self.bytes_sent, self.bytes_received
 
-    def report(self, *, reset: bool = False, codec_error: bool = False) -> Report:
-        """See Face.report."""
+    def report(self, *, reset: bool, codec_error: bool) -> Report:
+        """Return the figures since the last reset. See Face.report."""
         errors = self._codec_errors() if codec_error else {}
         self._native.flight.keep_gradients(codec_error)
-        coded = [pair for pair in errors.values() if pair is not None]
+        known = [pair for pair in errors.values() if pair is not None]
         recorder, (backwards, sent, received) = self._native.recorder, self._base
         report = Report(
             Counted(
                 steps=recorder.steps(),
                 totals=recorder.totals(),
-                backwards=self.backward_count - backwards,
+                backwards=self._native.step - backwards,
                 bytes_out=self.bytes_sent - sent,
                 bytes_in=self.bytes_received - received,
                 timed=self._comm.device.type == "cpu",
-                algorithm=repr(self.algorithm),
+                algorithm=repr(self._algorithm),
                 sums=way_of(self._comm),
-                buckets=[self._about(bucket, errors) for bucket in self.buckets],
-                codec_error=_relative(coded) if coded else None,
+                buckets=[self._about(bucket, errors) for bucket in self._buckets.all],
+                codec_error=_relative(known) if known else None,
             )
         )
         if reset:
-            self.reset_report()
+            self.reset()
         return report
 
     def _about(self, bucket: _C.Bucket, errors: dict[int, tuple[float, float] | None]) -> dict[str, Any]:
-        codec = self.algorithm.codec_of(bucket)
+        codec = self._algorithm.codec_of(bucket)
         about: dict[str, Any] = {
             "index": bucket.index,
             "bytes": bucket.bytes,
@@ -102,20 +89,14 @@ class Reporting:
         return about
 
     def _codec_errors(self) -> dict[int, tuple[float, float] | None]:
-        """Of each bucket the squares of |decoded - gradient| and |gradient|; None where one is missing."""
+        """Return the squared norms of (decoded - gradient, gradient) by bucket; None without codec or gradient."""
         self._native.worker.wait()
         kept = self._native.flight.kept_gradients()
         with torch.no_grad():
             return {
-                bucket.index: _squares(kept.get(bucket.index), self.algorithm.codec_of(bucket))
-                for bucket in self.buckets
+                bucket.index: _squares(kept.get(bucket.index), self._algorithm.codec_of(bucket))
+                for bucket in self._buckets.all
             }
-
-
-def report_all(*, reset: bool = False, codec_error: bool = False) -> Reports:
-    """The reports of all models that this process has wrapped and not closed. See DataParallel.report()."""
-    engines = sorted(open_engines, key=lambda engine: engine._native.recorder.number)
-    return Reports(engine.report(reset=reset, codec_error=codec_error) for engine in engines)
 
 
 def _squares(gradient: torch.Tensor | None, codec: Codec | None) -> tuple[float, float] | None:

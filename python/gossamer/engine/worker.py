@@ -1,5 +1,7 @@
-"""How the engine and an algorithm meet: the moments that the engine calls, the worker that the algorithm may use, and
-the context that errors get on their way from one to the other. Used by engine.py.
+"""The contract between the engine and an algorithm.
+
+Moments are the methods that the engine calls. Worker is what an algorithm may use of the engine. Errors that pass from
+one to the other get their rank, step and bucket here.
 """
 
 import weakref
@@ -33,13 +35,13 @@ class Moments(Protocol):
     @property
     def bytes_received(self) -> int: ...
 
-    def connect(self, worker: Any) -> None: ...
+    def connect(self, worker: "Worker") -> None: ...
     def block(self) -> int: ...
     def group_of(self, name: str, param: torch.Tensor) -> Hashable: ...
     def alignment(self, comm: Communicator) -> int: ...
     def bucket_limit(self, model_bytes: int) -> int | None: ...
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None: ...
-    def native_work(self, bucket: _C.Bucket) -> Any: ...
+    def native_work(self, bucket: _C.Bucket) -> _C.BucketWork | None: ...
     def codec_of(self, bucket: _C.Bucket) -> Codec | None: ...
     def codec_choices(self, extra: Sequence[Codec | None]) -> list[Codec | None]: ...
     def use_codecs(self, codecs: Mapping[str, Codec | None]) -> None: ...
@@ -58,37 +60,41 @@ class Moments(Protocol):
 
 
 class Worker:
-    """The engine's worker thread, as algorithms see it; holds no engine alive."""
+    """The engine's worker thread, as algorithms see it. It keeps no engine alive."""
 
-    def __init__(self, native: Any, comm: Communicator) -> None:
-        # The native engine holds the buckets' work, which may hold the algorithm, which holds this.
+    def __init__(self, native: _C.Engine, comm: Communicator) -> None:
+        # The native engine holds the works, a work may hold the algorithm, and the algorithm holds this object.
         self._native = weakref.ref(native)
         self._comm = comm
         self._closed = False
 
     def submit(self, task: Callable[[], object], what: str) -> None:
-        """Queues `task` behind everything before it; all ranks submit the same, in the same order."""
+        """Queue `task` behind all earlier tasks. All ranks submit the same tasks in the same order.
+
+        Args:
+            what: the name of the task in error messages.
+        """
         self._alive().worker.submit(with_context(task, f"{what} raised", self._comm), what)
 
     def wait(self) -> None:
-        """Until all is done that was submitted; raises its error."""
+        """Return when all submitted tasks have run; raise the first error."""
         self._alive().worker.wait()
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps taken so far; any thread."""
-        return int(self._alive().lockstep.optimizer_steps)
+        """Optimizer steps so far. Any thread may ask."""
+        return self._alive().lockstep.optimizer_steps
 
     def close(self) -> None:
-        """Called by the engine when it ends."""
+        """Note that the engine has ended. The engine calls this."""
         self._closed = True
 
     @property
     def alive(self) -> bool:
-        """Whether its engine is."""
+        """Whether the engine still works."""
         return not self._closed and self._native() is not None
 
-    def _alive(self) -> Any:
+    def _alive(self) -> _C.Engine:
         native = self._native()
         if native is None:
             raise ConfigError("engine: the wrapper of this algorithm's model is gone; wrap the model again")
@@ -96,17 +102,17 @@ class Worker:
 
 
 def agree_on_finite(comm: Communicator, bucket: _C.Bucket) -> None:
-    """For a bucket_ready that leaves gradients to their ranks: a NaN or Inf on any rank becomes one on all of them.
+    """Turn a NaN or Inf in one rank's gradients into a NaN on all ranks. Collective.
 
-    A GradScaler then skips the step on all ranks. Collective.
+    A GradScaler then skips the step on all ranks. For algorithms whose bucket_ready leaves each rank its own gradients.
     """
     _C.AgreeOnFinite().run(comm, bucket)
 
 
 def bucket_ready_of(algorithm: Moments, comm: Communicator) -> Callable[[Any], None]:
-    """What the native engine calls for a bucket: algorithm.bucket_ready, with the place in its errors."""
+    """Return the function that the native engine calls for a bucket: bucket_ready, with the place in its errors."""
 
-    # Holds no engine: the worker thread must never be the one to drop the last reference to its own.
+    # It holds no engine: the worker thread must not drop the last reference to the engine that owns it.
     def call(bucket: _C.Bucket) -> None:
         what = f"step {bucket.step} {bucket!r}: {algorithm!r}.bucket_ready raised"
         with_context(lambda: algorithm.bucket_ready(bucket), what, comm)()
@@ -115,7 +121,7 @@ def bucket_ready_of(algorithm: Moments, comm: Communicator) -> Callable[[Any], N
 
 
 def with_context(task: Callable[[], object], what: str, comm: Communicator) -> Callable[[], None]:
-    """The task, with rank and `what` in the text of its errors."""
+    """Return the task with the rank and `what` in the text of its errors."""
 
     def call() -> None:
         try:
@@ -130,7 +136,7 @@ def with_context(task: Callable[[], object], what: str, comm: Communicator) -> C
 
 
 def weak_call(method: "weakref.WeakMethod[Any]") -> Callable[..., None]:
-    """Calls the method while its object lives: the native engine, and hooks on tensors, must not keep it alive."""
+    """Return a function that calls the method while its object lives, and that does not keep the object alive."""
 
     def call(*args: Any) -> None:
         bound = method()
