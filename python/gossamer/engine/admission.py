@@ -1,6 +1,6 @@
-"""Which models can be trained this way, what of them, and how a model is described to the other ranks. No collective.
+"""Which models and parameters the engine can train, and how a model is described to the other ranks. No collective.
 
-A refusal is returned, not raised: engine.py lets all ranks compare notes first, so that all of them raise.
+A refusal is returned, not raised: engine.py lets all ranks compare their refusals first, so that all of them raise.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ _TRAINABLE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
 class Members:
-    """The parameters and buffers of a model that its ranks share; holds the model weakly.
+    """The parameters and buffers of a model that its ranks share. Keeps no model alive.
 
     Args:
-        ignore: names that are left out. Of a tied parameter the first name counts.
+        ignore: names that are left out. A tied parameter goes by its first name.
 
     Raises:
-        ConfigError: a name that no parameter or buffer has.
+        ConfigError: `ignore` holds a name that no parameter or buffer has.
     """
 
     def __init__(self, module: nn.Module, ignore: Collection[str] = ()) -> None:
@@ -35,20 +35,24 @@ class Members:
             raise ConfigError(f"engine: ignore must name parameters or buffers of the model, got {strangers}")
 
     def parameters(self, module: nn.Module | None = None) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter), each once; of another module of the same structure if one is given."""
+        """Return (name, parameter), each parameter once.
+
+        Args:
+            module: another module of the same structure; None: the model.
+        """
         named = (module or self._alive()).named_parameters()
         return [(name, param) for name, param in named if name not in self.ignore]
 
     def ignored_parameters(self) -> list[nn.Parameter]:
-        """Those that are left out, each once."""
+        """Return the parameters that are left out, each once."""
         return [param for name, param in self._alive().named_parameters() if name in self.ignore]
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """(name, buffer), each once."""
+        """Return (name, buffer), each buffer once."""
         return [(name, buffer) for name, buffer in self._alive().named_buffers() if name not in self.ignore]
 
     def require_same(self, known: Sequence[Tensor], module: nn.Module) -> None:
-        """ConfigError if the module holds other parameter objects than the `known`: those have no hooks."""
+        """Raise ConfigError if the module holds other parameter objects than `known`. They would have no hooks."""
         for wrapped, (name, param) in zip(known, self.parameters(module), strict=True):
             if param is not wrapped:
                 raise ConfigError(
@@ -57,7 +61,7 @@ class Members:
                 )
 
     def modules(self) -> list[tuple[str, nn.Module]]:
-        """(name, module), also those whose parameters are ignored."""
+        """Return (name, module), with those whose parameters are ignored."""
         return list(self._alive().named_modules())
 
     def _alive(self) -> nn.Module:
@@ -68,7 +72,7 @@ class Members:
 
 
 def describe(members: Members) -> list[str]:
-    """One line for each parameter and buffer; ranks that train together have equal lines."""
+    """Return one line for each parameter and buffer. Ranks that train together have equal lines."""
     ignored = [f"ignored {name}" for name in sorted(members.ignore)]
     parameters = [
         f"parameter {name} {_shape(param)} {param.dtype} {'trainable' if param.requires_grad else 'frozen'}"
@@ -81,10 +85,10 @@ def describe(members: Members) -> list[str]:
 def refusal_of(
     members: Members, comm: Communicator, wrapped: Iterable[tuple[Communicator, Sequence[Tensor]]]
 ) -> ConfigError | None:
-    """Why this rank cannot train this model over `comm`, or None.
+    """Return why this rank cannot train this model over `comm`; None if it can.
 
     Args:
-        wrapped: the communicator and the parameters of each model that is wrapped now.
+        wrapped: the communicator and the parameters of each model that is wrapped already.
     """
     named = members.parameters()
     reasons = [
@@ -97,7 +101,7 @@ def refusal_of(
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
-    """The tensors of a forward's output, also those in dataclasses."""
+    """Yield the tensors of a forward's output, with those in dataclasses."""
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor):
             yield leaf

@@ -1,7 +1,6 @@
-"""What ranks must share before they train together: the same model description, and the same values.
+"""What ranks must have in common before they train together: equal settings and models, and equal values.
 
-`require_equal` compares, `broadcast_tensors` copies from rank 0, `mean_tensors` averages. Used by engine.py when a
-model is wrapped, when its plan grows, and for consensus.
+`require_equal` compares texts, `broadcast_tensors` copies tensors from one rank, and `mean_tensors` averages them.
 """
 
 import hashlib
@@ -19,9 +18,13 @@ _CHUNK_BYTES = 32 << 20
 
 
 def require_equal(control: Communicator, lines: Sequence[str], what: str) -> None:
-    """Raises the same ConfigError on every rank, naming the first difference, unless all ranks pass equal lines.
+    """Raise the same ConfigError on every rank, with the first difference, unless all ranks pass equal lines.
 
-    Collective. `control` moves CPU tensors.
+    Collective.
+
+    Args:
+        control: the group, for CPU tensors.
+        what: the subject of the error message.
     """
     if control.size == 1:
         return
@@ -38,7 +41,7 @@ def require_equal(control: Communicator, lines: Sequence[str], what: str) -> Non
 def require_same_model(
     control: Communicator, members: Members, settings: str, refusal: ConfigError | None
 ) -> None:
-    """Raises on every rank if models or settings differ between ranks, or one rank has reason to refuse. Collective."""
+    """Raise ConfigError on every rank if models or settings differ, or one rank has a refusal. Collective."""
     verdict = f"refused: {refusal}" if refusal else "accepted"
     require_equal(control, [settings, verdict, *describe(members)], "the model")
     if refusal:
@@ -66,9 +69,9 @@ def _gather_bytes(control: Communicator, data: bytes, width: int) -> list[bytes]
 
 
 def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor], source: int = 0) -> None:
-    """Copies every tensor from one rank, in place, whatever its dtype and strides. Collective.
+    """Copy every tensor from rank `source`, in place, whatever its dtype and strides. Collective.
 
-    Tensors travel as bytes, joined up to 32 MiB at a time. All are on the communicator's device.
+    Tensors travel as bytes, up to 32 MiB at a time. All are on the communicator's device.
     """
     if comm.size == 1:
         return
@@ -77,8 +80,8 @@ def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor], source: int
 
 
 def broadcast_buffers(members: Members, comm: Communicator, control: Communicator, *, source: int) -> None:
-    """Copies a model's buffers from one rank, also between a forward and its backward. Collective."""
-    # .data: autograd takes a buffer that it has saved for one that somebody has changed otherwise.
+    """Copy a model's buffers from one rank, in place. Allowed between a forward and its backward. Collective."""
+    # .data: else autograd reports that a buffer, which it has saved for backward, was changed.
     buffers = [buffer.data for _, buffer in members.buffers()]
     broadcast_everywhere(comm, control, buffers, source)
 
@@ -86,19 +89,19 @@ def broadcast_buffers(members: Members, comm: Communicator, control: Communicato
 def broadcast_everywhere(
     comm: Communicator, control: Communicator, tensors: Iterable[Tensor], source: int = 0
 ) -> None:
-    """broadcast_tensors for tensors on any device: by the one of the two communicators that can move them."""
+    """Copy tensors on any device: broadcast_tensors() over the communicator that can move each of them."""
     for each, on_device in by_communicator(comm, control, tensors):
         broadcast_tensors(each, on_device, source)
 
 
 def mean_everywhere(comm: Communicator, control: Communicator, tensors: Iterable[Tensor]) -> None:
-    """mean_tensors for tensors on any device."""
+    """Average tensors on any device: mean_tensors() over the communicator that can move each of them."""
     for each, on_device in by_communicator(comm, control, tensors):
         mean_tensors(each, on_device)
 
 
 def gather_texts(control: Communicator, text: str) -> list[str]:
-    """Every rank's text. Collective. `control` moves CPU tensors."""
+    """Return every rank's text, in rank order. Collective."""
     data = text.encode()
     lengths = _gather_bytes(control, len(data).to_bytes(8, "little"), 8)
     sizes = [int.from_bytes(length, "little") for length in lengths]
@@ -107,7 +110,7 @@ def gather_texts(control: Communicator, text: str) -> list[str]:
 
 
 def broadcast_bytes(control: Communicator, data: bytes, source: int) -> bytes:
-    """The `data` of one rank, on all; what the others pass is not looked at. Collective."""
+    """Return the `data` of rank `source` on every rank. The data of other ranks is ignored. Collective."""
     size = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
     control.broadcast(size, source).wait()
     buffer = torch.empty(int(size), dtype=torch.uint8, device="cpu")
@@ -118,8 +121,9 @@ def broadcast_bytes(control: Communicator, data: bytes, source: int) -> bytes:
 
 
 def mean_tensors(comm: Communicator, tensors: Iterable[Tensor]) -> None:
-    """Replaces every floating-point tensor by its mean over the ranks, in place: summed in rank order, so that all
-    ranks hold equal bits. Collective. All are on the communicator's device.
+    """Replace every floating-point tensor by its mean over the ranks, in place. Collective.
+
+    Values are summed in rank order, so all ranks hold equal bits. All tensors are on the communicator's device.
     """
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
@@ -136,7 +140,7 @@ def mean_tensors(comm: Communicator, tensors: Iterable[Tensor]) -> None:
 def by_communicator(
     comm: Communicator, control: Communicator, tensors: Iterable[Tensor]
 ) -> list[tuple[Communicator, list[Tensor]]]:
-    """Each of the two with the tensors that it can move: those on `comm`'s kind of device, and the others."""
+    """Split tensors by the communicator that can move them: `comm` for its kind of device, `control` for the others."""
     ours: list[Tensor] = []
     others: list[Tensor] = []
     for tensor in tensors:

@@ -1,6 +1,6 @@
-"""Communication that no backward waits for: a thread and connections of its own, beside the engine's.
+"""Communication that no backward waits for: a thread with its own connections, beside the engine's.
 
-For algorithms whose messages take longer than a step. Made in an algorithm's setup, closed in its close().
+Algorithms whose messages take longer than a step make a Background in setup(), and close it in close().
 """
 
 import atexit
@@ -20,10 +20,12 @@ _open: "weakref.WeakSet[Background]" = weakref.WeakSet()
 
 
 class Background:
-    """Runs tasks one after the other, in the order of submission, which is the same on all ranks.
+    """Runs tasks one after the other, in the order of submission, which is equal on all ranks.
+
+    Making one is collective, because it makes new connections among the ranks.
 
     Args:
-        comm: the model's communicator. New connections among its ranks are made, so this is collective.
+        comm: the model's communicator.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -35,17 +37,17 @@ class Background:
         _open.add(self)
 
     def submit(self, task: Callable[[], object], what: str) -> None:
-        """Queues a task, on an accelerator behind what the current stream holds. Its error comes out of wait()."""
+        """Queue a task. On an accelerator it runs behind what the current stream holds. wait() raises its error."""
         guarded = with_context(task, f"{what} raised", self.comm)
         self._executor.submit(_announced(guarded, self.comm))
         self.step, self._last = self.step + 1, what
 
     def busy(self) -> bool:
-        """Whether something was submitted that has not ended."""
+        """Whether a submitted task has not ended."""
         return self._executor.busy()
 
     def wait(self) -> None:
-        """Until all is done; raises the first error."""
+        """Return when all tasks have ended; raise the first error."""
         self._waiting = True
         try:
             with self._watch.waiting(self._last):
@@ -54,18 +56,21 @@ class Background:
             self._waiting = False
 
     def activity(self) -> list[tuple[str, int, float]]:
-        """For the stall watch: what this rank has come to without waiting for it, which is no stall."""
+        """Return the running task for the stall watch, as begun now: nobody waits for it, so it is no stall."""
         return [] if self._waiting or not self.busy() else [(self._last, -1, time.time())]
 
     def tell_stall(self, _facts: str, stop: bool) -> None:
-        """Of the stall watch, whose facts are in the error of wait(): `stop` ends what the ranks wait for."""
+        """End the wait of all ranks if `stop` is set. Called by the stall watch, which adds its facts to the error."""
         if stop:
             self.comm.announce_failure()
 
     def close(self, *, crashed: bool = False) -> None:
-        """Ends the thread. Ranks that wait for this one get an error soon, if a task is unfinished or it has crashed.
+        """End the thread. Idempotent.
 
-        Idempotent.
+        The ranks that wait for this one get an error soon if a task is unfinished.
+
+        Args:
+            crashed: this rank has failed; the other ranks get an error in any case.
         """
         _open.discard(self)
         self._watch.close()
@@ -82,11 +87,11 @@ class Background:
 
 @atexit.register
 def _close_all() -> None:
-    # Of wrappers that were dropped while a task ran: the task holds what it works on, and this with it. It ends as if
-    # the model had been closed: this rank does its part of what the others wait for. A thread that still runs Python
-    # when the interpreter ends takes the process down.
+    # A wrapper that was dropped while a task ran is kept alive by that task. It ends as if the model had been closed:
+    # this rank completes what the others wait for. A thread that runs Python when the interpreter ends would crash the
+    # process.
     crashed = getattr(sys, "last_value", None) is not None
-    # The idle ones go first, so that no other rank waits for them while this one waits for that rank.
+    # Idle ones are closed first, so that no rank waits for them while this rank waits for that rank.
     for background in sorted(_open, key=Background.busy):
         try:
             if not crashed:

@@ -1,7 +1,7 @@
-"""What torch.compile must not trace: native calls, and Python that does something else in every step.
+"""A mark for methods that torch.compile must not trace: native calls, and Python that differs from step to step.
 
-The engine's bookkeeping around a forward is marked so. A compiled wrapper then breaks its graph before and after the
-model, and nowhere else.
+The engine marks its bookkeeping before and after a forward. The graph of a compiled wrapper then breaks there, and
+nowhere else.
 """
 
 import functools
@@ -12,7 +12,7 @@ import torch
 
 
 def uncompiled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.compiler.disable, at the first call that is being traced: it imports the compiler, which takes seconds."""
+    """Apply torch.compiler.disable at the first traced call, and not earlier: importing the compiler takes seconds."""
     disabled: Callable[..., Any] | None = None
 
     @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""The connections of one model: from what a user gives as group to the communicators of an engine. Used by faces."""
+"""The connections of one model: they turn a user's process group into the communicators of an engine."""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from gossamer.comm import (
 
 
 class Connections(NamedTuple):
-    """What Engine() takes under these names, and the group that the user meant."""
+    """The arguments `comm` and `control` of Engine, and the group that the user gave."""
 
     comm: Communicator
     control: Communicator
@@ -25,7 +25,7 @@ class Connections(NamedTuple):
 
 
 def connect(module: nn.Module, group: Any) -> Connections:
-    """New connections for a model. Collective over the group.
+    """Make new connections for a model. Collective over the group.
 
     Args:
         group: a process group, a communicator, None for the default group, or Hierarchical(one of these),
@@ -39,6 +39,9 @@ def connect(module: nn.Module, group: Any) -> Connections:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where its gradients are. A model on a device without communication is refused later, on all ranks together."""
+    """Return the device of a model's gradients; the CPU for a device that no communicator serves.
+
+    The engine refuses such a model later, on all ranks together.
+    """
     devices = (param.device for param in module.parameters() if param.requires_grad)
     return next((device for device in devices if device.type in ("cpu", "cuda")), torch.device("cpu"))

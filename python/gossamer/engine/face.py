@@ -1,6 +1,6 @@
-"""What wrappers of one model have in common, whatever arguments they take: uneven inputs, state, the end.
+"""What all wrappers of a model have in common, whatever arguments they take: state, figures, uneven inputs, the end.
 
-join() is here with what torch.distributed.algorithms.Join asks of a model; join.py does the work.
+Face also has the methods that torch.distributed.algorithms.Join calls; join.py does the work.
 """
 
 import contextlib
@@ -25,55 +25,55 @@ class Face(Joinable):
 
     module: Any
     _engine: Engine | None = None
-    _given_group: Any  # what it was wrapped with
+    _given_group: Any  # the group that the model was wrapped with
     _hook_to_begin: ShadowHook | None = None
 
     @property
     def engine(self) -> Engine:
-        """What does the work."""
+        """The engine, which does the work."""
         assert self._engine is not None
         return self._engine
 
     def consensus(self) -> None:
-        """Replaces parameters and floating-point buffers by their exact mean over the ranks, in place. Collective.
+        """Replace parameters and floating-point buffers by their exact mean over the ranks, in place. Collective.
 
-        For algorithms whose ranks differ: call it before evaluation and before saving one model for all.
+        With algorithms whose ranks hold different weights, call it before an evaluation, and before saving one model.
         """
         with torch.no_grad():
             self.engine.consensus()
 
     def algorithm_state_dict(self) -> dict[str, Any]:
-        """What this rank needs to go on bit for bit, beside model.state_dict() and optimizer.state_dict().
+        """Return what this rank needs to resume bit for bit, beside model.state_dict() and optimizer.state_dict().
 
-        Counters, the bucket plan and the algorithm's own tensors, by parameter name. Every rank saves its own. Call
-        it between an optimizer step and the next forward.
+        It holds counters, the bucket plan and the algorithm's own tensors by parameter name. Every rank saves its own
+        state, between an optimizer step and the next forward.
         """
         return self.engine.state_dict()
 
     def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what algorithm_state_dict() returned on this rank, in a run of as many ranks. Collective.
+        """Load what algorithm_state_dict() returned on this rank, in a run of equally many ranks. Collective.
 
-        Load model and optimizer first. Where ranks hold weights of their own, wrap without copying rank 0's.
+        Load model and optimizer first. Where ranks hold different weights, wrap the model with broadcast=False.
 
         Raises:
-            ConfigError: on every rank, if the ranks load different steps, or the state is not of this model.
+            ConfigError: on every rank. The ranks load different steps, or the state does not fit this model.
         """
         with torch.no_grad():
             self.engine.load_state_dict(state)
 
     def report(self, *, reset: bool = False, codec_error: bool = False) -> Report:
-        """What this rank's steps took, and what they sent: see gossamer.observe.Report. Sends nothing.
+        """Return the times and bytes of this rank's steps: see gossamer.observe.Report. Sends nothing.
 
         Args:
-            reset: afterwards, begin to count anew.
-            codec_error: tell the relative error of each codec on this rank's gradients of the last step. They are
-                kept from the first report that asks on, and until one does not, which takes as much memory again;
-                so the first has no figure yet.
+            reset: start to count anew afterwards.
+            codec_error: report the relative error of each codec on this rank's gradients of the last step. The first
+                such report has no figure yet: from then on the engine keeps a copy of the gradients, until a report
+                does not ask.
         """
         return self.engine.report(reset=reset, codec_error=codec_error)
 
     def close(self) -> None:
-        """Ends the engine; the wrapped model goes on alone, with the gradients it has. Idempotent."""
+        """End the engine. The wrapped model remains, with its weights and gradients. Idempotent."""
         if self._engine is not None:
             self._engine.close()
 
@@ -83,24 +83,24 @@ class Face(Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> contextlib.AbstractContextManager[None]:
-        """`with model.join():` around a training loop on every rank, which may have different numbers of batches.
+        """Let ranks have different numbers of batches: `with model.join():` around the training loop of every rank.
 
         A rank that is out of batches takes part in the synchronised backwards of the others with zero gradients. When
-        all are out, all get weights, buffers and the state of the optimizers that the wrapper was given from a rank
-        that made the most steps, and those that made fewer have no gradients. Collective.
+        all ranks are out, they copy weights, buffers and optimizer states from a rank that made the most steps. Ranks
+        that made fewer steps have no gradients then. Collective.
 
         Args:
-            divide_by_initial_world_size: gradients are divided by the number of ranks; False: by the number of those
-                that still have batches. As in torch DDP.
+            divide_by_initial_world_size: divide gradients by the number of ranks; False: by the number of ranks that
+                still have batches. As in torch DDP.
             enable: False: do nothing.
             throw_on_early_termination: raise on every rank in the first backward in which one rank is out of batches.
 
         Raises:
-            ConfigError: on every rank, when it is entered: the algorithm sends more than gradients, or the arguments
-                differ between ranks. When it ends: an optimizer's state cannot be copied.
-            RuntimeError: early termination, if it was asked for.
-            CommError: another rank has failed. Any other exception that leaves the context on one rank is such a
-                failure: it stops the engines of all.
+            ConfigError: on every rank. At the beginning: the algorithm sends more than gradients, or the arguments
+                differ between ranks. At the end: an optimizer's state cannot be copied.
+            RuntimeError: one rank is out of batches, and throw_on_early_termination is set.
+            CommError: another rank has failed. Any other exception that leaves the context on one rank counts as a
+                failure, and stops the engines of all ranks.
         """
         if not enable:
             return contextlib.nullcontext()
@@ -110,7 +110,7 @@ class Face(Joinable):
         )
 
     def join_hook(self, **kwargs: Any) -> ShadowHook:
-        """For torch.distributed.algorithms.Join([model, ...], divide_by_initial_world_size=True)."""
+        """Return the hook for torch.distributed.algorithms.Join([model, ...], divide_by_initial_world_size=True)."""
         self._require_group()
         self._hook_to_begin = hook = ShadowHook(
             self.engine.uneven,
@@ -121,7 +121,7 @@ class Face(Joinable):
 
     @property
     def _join_config(self) -> Any:
-        # Torch's private name. Set when a Join is made, after join_hook(): nothing else says whether it is enabled.
+        # Join sets this private name after it has called join_hook(). Nothing else says whether the Join is enabled.
         return self._join_settings
 
     @_join_config.setter
@@ -132,15 +132,15 @@ class Face(Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        """Where Join's own collectives are."""
+        """The device of Join's own collectives."""
         return self.engine.uneven.device
 
     @property
     def join_process_group(self) -> Any:
-        """The process group that the model was wrapped with; Join's own collectives go through it.
+        """The process group that the model was wrapped with, which Join's own collectives use.
 
         Raises:
-            ConfigError: it was wrapped with a communicator.
+            ConfigError: The model was wrapped with a communicator.
         """
         self._require_group()
         return self._given_group if self._given_group is not None else dist.group.WORLD
@@ -153,11 +153,14 @@ class Face(Joinable):
             )
 
     def _notify_join(self) -> None:
-        # At the beginning of a backward, where torch DDP does it in forward: a forward may have no backward to shadow.
+        # Torch DDP does this in forward. Here a backward does it, because a forward may have no backward.
         Join.notify_join_context(self)
 
 
 def refuse_assigned_parameters(wrapper: nn.Module, _incompatible: Any) -> None:
-    """Of a wrapper, after load_state_dict(): ConfigError where assign=True has put other parameters in the model."""
+    """Raise ConfigError if load_state_dict(assign=True) has put other parameters into the model of a wrapper.
+
+    For nn.Module.register_load_state_dict_post_hook.
+    """
     assert isinstance(wrapper, Face)
     wrapper.engine.require_same_parameters(wrapper.module)

@@ -1,13 +1,14 @@
-"""Rules that torch DDP has for which parameters a backward reaches, and its error for those that were left out: its
-text to the letter, because programs that know it look for it. Used by engine.py.
+"""Torch DDP's rules about the parameters that a backward must reach, and its error for parameters that it does not.
+
+The error has torch's text word for word, because programs search for it. engine.py owns one Graph.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch.distributed as dist
 from torch.nn import Parameter
 
+from gossamer import _C
 from gossamer.comm import Communicator
 from gossamer.engine.agree import gather_texts
 from gossamer.errors import UsageError
@@ -34,31 +35,37 @@ _ADVICE = (
 
 
 class Graph:
-    """What the backwards of one engine must have in common; by default nothing.
+    """The rules for the backwards of one engine. By default there is none.
+
+    Attributes:
+        require_used: a parameter without a gradient is an error in the next forward.
 
     Args:
         native: the native engine.
         control: the group, for CPU tensors.
-        named: all parameters.
+        named: all parameters, by name.
     """
 
-    def __init__(self, native: Any, control: Communicator, named: Mapping[str, Parameter]) -> None:
+    def __init__(self, native: _C.Engine, control: Communicator, named: Mapping[str, Parameter]) -> None:
         self._native, self._control, self._named = native, control, named
         self._static = False
-        self.require_used = False  # True: a parameter without a gradient is an error in the next forward
-        self._lockstep = True  # of the backward before: else this rank's knowledge is its own
+        self.require_used = False
+        self._lockstep = True  # whether all ranks took part in the previous backward, and know the same
 
     def use_static(self) -> None:
-        """Before the first backward: every one will bring the same gradients, a parameter's as often as the first."""
+        """Require that every backward brings the same gradients as the first one. Call it before the first backward."""
         self._static = True
         self._native.hooks.set_static_graph()
 
     def begin_forward(self, lockstep: bool) -> None:
-        """Before each forward; `lockstep`: on every rank, and so is its backward.
+        """Check the previous backward. Called before each forward.
+
+        Args:
+            lockstep: all ranks make this forward and its backward together.
 
         Raises:
-            UsageError: on every rank, if one has left out a parameter in the backward before; out of lockstep on that
-                rank alone. The text of a rank that has left out nothing lists what the others have.
+            UsageError: a parameter was left out in the previous backward. In lockstep every rank raises, and a rank
+                that left out nothing lists the parameters of the others.
         """
         if self._native.hooks.left_out_somewhere and (self.require_used or self._static):
             raise self._error()

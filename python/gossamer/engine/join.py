@@ -1,17 +1,17 @@
-"""Uneven inputs: a rank that is out of batches takes part in the backwards of the others, until all are out.
+"""Uneven inputs: a rank that is out of batches takes part in the backwards of the others, until all ranks are out.
 
-What happens inside a backward is native (csrc/engine/ending/join.h). Here is the context around a training loop, and
-the hook by which torch's own Join does the same for several objects. Every engine has one UnevenInputs; faces call it.
+The native part acts inside a backward (csrc/engine/ending/join.h). This module has the context around a training loop,
+and the hook by which torch's own Join does the same for several objects. Every engine has one UnevenInputs.
 """
 
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch.distributed.algorithms import Joinable, JoinHook
 
+from gossamer import _C
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members
 from gossamer.engine.agree import broadcast_buffers, broadcast_everywhere, require_equal
@@ -22,7 +22,11 @@ from gossamer.errors import ConfigError
 
 
 class UnevenInputs:
-    """Of one engine; holds its parts, not the engine itself.
+    """Joins the training loops of the ranks of one engine. It holds parts of the engine, and not the engine itself.
+
+    Attributes:
+        sync_buffers: in a join, all ranks follow the buffers of one that has batches.
+        copies_buffers: a join with sync_buffers is under way.
 
     Args:
         native: the native engine.
@@ -31,7 +35,7 @@ class UnevenInputs:
 
     def __init__(
         self,
-        native: Any,
+        native: _C.Engine,
         algorithm: Moments,
         members: Members,
         steps: StepCounter,
@@ -40,25 +44,25 @@ class UnevenInputs:
     ) -> None:
         self._native, self._algorithm, self._members, self._steps = native, algorithm, members, steps
         self._comm, self._control = comm, control
-        self.sync_buffers = False  # True: in a join, all ranks follow the buffers of one that has batches
+        self.sync_buffers = False
         self.copies_buffers = False
         self._shadowing = False
 
     @property
     def device(self) -> torch.device:
-        """Where gradients travel from."""
+        """The device of the gradients."""
         return self._comm.device
 
     @contextlib.contextmanager
     def context(
         self, *, divide_by_initial_world_size: bool, throw_on_early_termination: bool
     ) -> Iterator[None]:
-        """Around one training loop, on every rank. See the face's join().
+        """Surround one training loop on every rank. See Face.join().
 
         Raises:
-            ConfigError: as begin(). Also, with the engine stopped, if an optimizer's state cannot be copied.
-            CommError: another rank has failed. The engine has stopped then, as after any other exception but the next.
-            RuntimeError: on every rank, if one is out of batches before another and early termination was asked for.
+            ConfigError: as begin(); also if an optimizer's state cannot be copied, which stops the engine.
+            CommError: another rank has failed. The engine has stopped, as after any other exception but the next.
+            RuntimeError: on every rank: one rank is out of batches, and throw_on_early_termination is set.
         """
         self.begin(
             divide_by_initial_world_size=divide_by_initial_world_size,
@@ -78,14 +82,14 @@ class UnevenInputs:
         throw_on_early_termination: bool = False,
         on_begin: Callable[[], bool] | None = None,
     ) -> None:
-        """From now on backwards reckon with ranks that shadow them. Collective.
+        """Let the backwards from now on allow for ranks that shadow them. Collective.
 
         Args:
-            on_begin: called at the beginning of each synchronised backward of this rank's own. False: it has left the
-                context, and all ranks leave with this backward.
+            on_begin: called at the beginning of each synchronised backward of this rank. If it returns False, this
+                rank has left the context, and all ranks leave with this backward.
 
         Raises:
-            ConfigError: on every rank, if the arguments differ between ranks, or the algorithm needs every rank's part.
+            ConfigError: on every rank. The arguments differ between ranks, or the algorithm needs every rank.
         """
         if not self._algorithm.uneven_inputs:
             raise ConfigError(
@@ -99,7 +103,7 @@ class UnevenInputs:
             f"throw_on_early_termination {throw_on_early_termination}"
         )
         require_equal(self._control, [settings], "the setting of join")
-        # A sum is a sum, whoever takes part.
+        # An algorithm that sums divides by nothing.
         mean_of_active = not divide_by_initial_world_size and self._algorithm.average
         if self.sync_buffers:
             broadcast_buffers(self._members, self._comm, self._control, source=0)
@@ -108,26 +112,29 @@ class UnevenInputs:
         self._native.join.start(mean_of_active, throw_on_early_termination, on_begin)
 
     def shadow(self) -> bool:
-        """Takes part in the next synchronised backward of the ranks that have batches; False if none has.
+        """Take part in the next synchronised backward of the ranks that have batches.
+
+        Returns:
+            False, and nothing was sent, if no rank has a batch.
 
         Raises:
-            CommError: another rank has failed. This engine has stopped then.
+            CommError: another rank has failed. This engine has stopped.
         """
         with self._all_or_none():
             return self._shadow()
 
     def end(self, *, is_last: bool) -> None:
-        """All ranks get the weights, buffers, optimizer state and number of steps of one that `is_last`. Collective.
+        """Copy weights, buffers, optimizer states and the number of steps from one rank to all. Collective.
 
         Args:
-            is_last: this rank has shadowed none of the others' backwards.
+            is_last: this rank has shadowed no backward of another rank. The source is such a rank.
         """
         with self._all_or_none():
             self._end(is_last=is_last)
 
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """What leaves it on one rank only would leave the others waiting."""
+        """End the join and the engine if the body raises: an exception on one rank would leave the others waiting."""
         try:
             yield
         except BaseException as error:
@@ -143,12 +150,12 @@ class UnevenInputs:
         self._native.hooks.survey()
         self._shadowing = True
         try:
-            return bool(self._native.shadow())
+            return self._native.shadow()
         finally:
             self._shadowing = False
 
     def _follow_buffers(self) -> None:
-        """At the end of a backward, on every rank: buffers of the last rank that has had a batch for it."""
+        """Copy the buffers of the last rank that had a batch. Called on every rank at the end of a backward."""
         mine = torch.tensor([-1 if self._shadowing else self._control.rank], dtype=torch.int64, device="cpu")
         every = torch.empty(self._control.size, dtype=torch.int64, device="cpu")
         self._control.all_gather(every, mine).wait()
@@ -177,12 +184,12 @@ class UnevenInputs:
         self._native.lockstep.optimizer_steps = steps
         if not is_last:
             for param in params:
-                param.grad = None  # of steps that this rank has not taken
+                param.grad = None  # it belongs to a step that this rank has not taken
 
     def _authority(self, *, is_last: bool) -> tuple[int, int, bool]:
-        """The rank to copy from, its number of optimizer steps, and whether no rank has shadowed another.
+        """Return the rank to copy from, its number of optimizer steps, and whether no rank has shadowed another.
 
-        Of several ranks the one with the most steps, and of these the last.
+        The source is the rank with the most steps; of several such ranks the last.
         """
         mine = torch.tensor([int(is_last), self._steps.count], dtype=torch.int64, device="cpu")
         every = torch.empty(2 * self._control.size, dtype=torch.int64, device="cpu")
@@ -193,10 +200,10 @@ class UnevenInputs:
 
 
 class ShadowHook(JoinHook):
-    """What torch.distributed.algorithms.Join calls when this rank is out of batches; alive as long as that Join.
+    """The hook that torch.distributed.algorithms.Join calls when this rank is out of batches.
 
     Args:
-        notify: called at the beginning of each synchronised backward of this rank's own, until all have left the Join.
+        notify: called at the beginning of each synchronised backward of this rank, until all ranks have left the Join.
     """
 
     def __init__(
@@ -206,11 +213,11 @@ class ShadowHook(JoinHook):
         self._raised = False
 
     def begin(self) -> None:
-        """When the Join begins. Collective. ConfigError as UnevenInputs.begin()."""
+        """Begin the join. Collective. Raises what UnevenInputs.begin() raises."""
         this, notify = weakref.ref(self), self._notify
 
         def on_begin() -> bool:
-            # An exception leaves a Join with no word to its hooks, and an early termination on one rank through here.
+            # A Join does not tell its hooks about an exception. An early termination on one rank comes through here.
             hook = this()
             try:
                 notify()
@@ -223,9 +230,9 @@ class ShadowHook(JoinHook):
         self._uneven.begin(divide_by_initial_world_size=self._divide, on_begin=on_begin)
 
     def main_hook(self) -> None:
-        """In place of one backward of the others."""
+        """Take part in one backward of the other ranks."""
         self._uneven.shadow()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """When all ranks are out of batches."""
+        """End the join, when all ranks are out of batches."""
         self._uneven.end(is_last=is_last_joiner)

@@ -1,6 +1,7 @@
-"""The state of one rank's optimizer on all ranks, also on one that has none yet. Used by join.py.
+"""Copies the state of one rank's optimizer to all ranks, also to a rank that has no state yet. Used by join.py.
 
-It travels as torch.save() writes it, and is read without running pickles. What needs one is refused on all ranks.
+The state travels as torch.save() writes it, and is read without unpickling objects. All ranks refuse a state that needs
+more than tensors and plain values.
 """
 
 import io
@@ -19,19 +20,19 @@ _SENT, _REFUSED = b"\0", b"\1"
 
 
 class CannotCopyError(ConfigError):
-    """Raised on every rank."""
+    """An optimizer's state cannot be copied. Every rank raises it."""
 
 
 def copy_state(
     control: Communicator, optimizer: torch.optim.Optimizer, source: int, *, ignored: Collection[int] = ()
 ) -> None:
-    """State and hyper-parameters of `source`, on all ranks. Collective.
+    """Copy the state and the hyper-parameters of rank `source` to all ranks. Collective.
 
     Args:
-        ignored: ids of parameters whose state is each rank's own; it is neither sent nor changed.
+        ignored: ids of parameters whose state belongs to each rank. It is neither sent nor changed.
 
     Raises:
-        CannotCopyError: on every rank, if there is more in it than tensors and plain values.
+        CannotCopyError: on every rank. The state holds more than tensors and plain values.
     """
     params = [param for group in optimizer.param_groups for param in group["params"]]
     own = {index: param for index, param in enumerate(params) if id(param) in ignored}
@@ -67,13 +68,13 @@ def _packed(optimizer: torch.optim.Optimizer, own: Collection[int]) -> bytes:
 
 
 def _plain(leaf: Any) -> Any:
-    """numpy's scalars as Python's: a learning rate that np.cos() has made is no plain float."""
+    """Turn numpy's scalars into Python's. A learning rate from np.cos() is no plain float."""
     is_scalar = not isinstance(leaf, Tensor) and getattr(leaf, "shape", None) == () and hasattr(leaf, "item")
     return leaf.item() if is_scalar else leaf
 
 
 def _problem_of(state: Any) -> str:
-    """The first that cannot be read where it arrives, and where it is; empty if all can."""
+    """Return the first value that the receiver could not read, and its place; empty if there is none."""
     if _is_readable(state):
         return ""
     for path, leaf in tree_flatten_with_path(state)[0]:
@@ -88,6 +89,6 @@ def _is_readable(value: Any) -> bool:
         torch.save(value, file)
         file.seek(0)
         torch.load(file, map_location="cpu", weights_only=True)
-    except Exception:  # whatever a class of the user's does when it is pickled
+    except Exception:  # a class of the user may raise anything when it is pickled
         return False
     return True

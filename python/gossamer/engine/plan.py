@@ -1,7 +1,4 @@
-"""Which parameters travel together: parameters to buckets. A pure function of its arguments.
-
-No memory and no hooks here; engine.py turns the plan into native buckets.
-"""
+"""Decides which parameters travel together. A pure function: buckets.py turns its plan into native buckets."""
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import chain, repeat
@@ -19,18 +16,19 @@ def plan_buckets(
     group_of: Callable[[int], Hashable] = lambda index: None,
     limit_of: Callable[[int], int | None] = lambda model_bytes: None,
 ) -> list[list[int]]:
-    """Groups the parameters named by `order` into buckets, in the order in which they will be complete.
+    """Group parameters into buckets, in the order in which the buckets will be complete.
 
-    A bucket holds one dtype on one device and one group, and closes once it holds `bucket_bytes` (the first one
-    `first_bucket_bytes`, so that communication starts early). Buckets are sorted by their last parameter.
-    Several `first_bucket_bytes` are those of as many buckets.
+    A bucket holds parameters of one dtype, one device and one group. It closes when it holds `bucket_bytes`; the first
+    one closes at `first_bucket_bytes`, so that communication starts early. Buckets are sorted by their last parameter.
 
     Args:
         params: all parameters of the model.
-        last: indices whose buckets go after all others, and hold no others.
-        group_of: the group of a parameter, by its index.
-        limit_of: see Algorithm.bucket_limit; lowers `bucket_bytes`, and a single `first_bucket_bytes` with it.
         order: indices into `params`, in the order in which gradients are expected.
+        bucket_bytes: the size at which a bucket closes.
+        first_bucket_bytes: the same for the first bucket; a sequence: for each of the first buckets.
+        last: indices of parameters that travel after all others, in buckets of their own.
+        group_of: returns the group of a parameter, by its index.
+        limit_of: see Algorithm.bucket_limit. It lowers `bucket_bytes`, and a single `first_bucket_bytes` with it.
 
     Returns:
         Lists of indices into `params`.

@@ -1,7 +1,7 @@
-"""Rounds: backwards bring gradients, and a call ends what they began. For faces that see an optimizer and no model.
+"""Rounds: several backwards bring gradients, and a call ends the round. For faces that see an optimizer and no model.
 
-The counting is native (csrc/engine/ending/rounds.h). A round is ended equally often on every rank; a rank that has no
-gradient takes part with zeros, and so does one whose `shadow()` runs. Every engine has one Rounds.
+The counting is native (csrc/engine/ending/rounds.h). Every rank ends equally many rounds. A rank without a gradient
+takes part with zeros, and so does a rank whose shadow() runs.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from gossamer.engine.engine import Engine
 
 
 class Rounds:
-    """Of one engine, which calls no before_forward() then."""
+    """The rounds of one engine, whose before_forward() is then not called."""
 
     def __init__(self, engine: Engine) -> None:
-        # The engine's own parts: it has no moments but these.
+        # An engine that goes by rounds has no other moments, so this class works on its private parts.
         self._native, self._uneven = engine._native, engine.uneven
         self._buckets, self._control = engine._buckets, engine._control
 
     def begin(self, passes: int, order: Sequence[int]) -> None:
-        """From now on the engine goes by rounds. Collective; called once, before the first backward.
+        """Let the engine go by rounds from now on. Collective. Call it once, before the first backward.
 
         Args:
-            passes: a parameter is complete with so many gradients; each rank's own.
-            order: indices of parameters in the order in which their gradients come, on rank 0; planned by.
+            passes: the number of gradients that complete a parameter. Ranks may differ.
+            order: indices of parameters in the order of their gradients. Rank 0's order decides the plan.
         """
         planned = [index for bucket in self._buckets.all for index in bucket.param_indices]
         came = [index for index in order if index in set(planned)]
@@ -37,28 +37,28 @@ class Rounds:
         self._uneven.begin(divide_by_initial_world_size=True)
 
     def set_passes(self, passes: int) -> None:
-        """What is not complete yet waits for so many gradients from now on."""
+        """Let parameters that are not complete wait for this number of gradients from now on."""
         self._native.rounds.set_passes(passes)
 
     @property
     def under_way(self) -> bool:
-        """Whether a parameter of this round is complete, and may be travelling."""
-        return bool(self._native.rounds.under_way)
+        """Whether a parameter of this round is complete, and may have been sent."""
+        return self._native.rounds.under_way
 
     def end(self) -> None:
-        """Sends what is left, and waits: every trained parameter has the reduced gradient afterwards. Collective.
+        """Send what is left, and wait. Every trained parameter then has the reduced gradient. Collective.
 
         Raises:
-            ConfigError: on every rank, a gradient that cannot be sent; later rounds go on.
-            CommError: another rank has failed; this engine has stopped.
+            ConfigError: on every rank. A gradient cannot be sent; later rounds still work.
+            CommError: another rank has failed. This engine has stopped.
         """
         self._native.end_round()
 
     def shadow(self) -> None:
-        """Takes part in the others' rounds with zeros until every rank does so. Gradients here are dropped.
+        """Take part in the other ranks' rounds with zeros, until every rank does so. Drops this rank's gradients.
 
         Raises:
-            CommError: another rank has failed; this engine has stopped.
+            CommError: another rank has failed. This engine has stopped.
         """
         if self.under_way:
             self.end()

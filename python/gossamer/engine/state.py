@@ -1,5 +1,6 @@
-"""An algorithm's state in flat memory, by parameter name: so it follows its parameters into another bucket plan, and
-into a checkpoint. Moves, and one comparison between the ranks. Used by engine.py.
+"""Saves and restores an algorithm's state in flat memory, by parameter name.
+
+So the state follows its parameters into another bucket plan and into a checkpoint.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.comm import Communicator
 from gossamer.engine.agree import require_equal
 from gossamer.errors import ConfigError
@@ -17,7 +19,9 @@ Fields = dict[str, dict[str, Tensor]]  # field -> parameter name -> values
 def require_state(
     control: Communicator, state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[object]
 ) -> None:
-    """ConfigError on every rank unless all can take the state that they are given, of one step. Collective.
+    """Raise ConfigError on every rank unless all ranks can load the state that they are given. Collective.
+
+    The states of all ranks must be of one step.
 
     Args:
         names, codecs: see problem_of().
@@ -31,11 +35,11 @@ def require_state(
 
 
 def problem_of(state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[object]) -> str:
-    """Why Engine.load_state_dict cannot take this state; empty if it can.
+    """Return why Engine.load_state_dict cannot load this state; empty if it can.
 
     Args:
-        names: of the parameters.
-        codecs: what parameters may travel by beside the algorithm's own.
+        names: the names of the model's parameters.
+        codecs: the codecs that autotune may choose beside the algorithm's own.
     """
     known = {"optimizer_steps", "backward_count", "plan", "tuned", "fields", "algorithm"}
     if set(state) != known:
@@ -52,8 +56,8 @@ def problem_of(state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[
     )
 
 
-def save_fields(buckets: Iterable[Any], fields: Sequence[str]) -> Fields:
-    """Copies of those of `fields` that the buckets have."""
+def save_fields(buckets: Iterable[_C.Bucket], fields: Sequence[str]) -> Fields:
+    """Return copies of those of `fields` that the buckets have."""
     saved: Fields = {}
     for bucket in buckets:
         for field in set(bucket.fields) & set(fields):
@@ -62,8 +66,8 @@ def save_fields(buckets: Iterable[Any], fields: Sequence[str]) -> Fields:
     return saved
 
 
-def restore_fields(buckets: Iterable[Any], saved: Fields) -> None:
-    """Adds the saved fields to the buckets that hold their parameters, and fills them.
+def restore_fields(buckets: Iterable[_C.Bucket], saved: Fields) -> None:
+    """Add the saved fields to the buckets that hold their parameters, and fill them.
 
     Raises:
         ConfigError: a saved tensor does not have its parameter's shape.

@@ -1,7 +1,8 @@
-"""Counting optimizer steps, and telling the algorithm before and after each. Used by engine.py.
+"""Counts optimizer steps, and tells the algorithm before and after each step.
 
-A step is over when every watched optimizer has stepped since the one before. A GradScaler that skips a step calls no
-hook, so what it skips is not counted. "Before" is after the closure, if step() is given one: gradients are there then.
+A step is over when every watched optimizer has stepped since the previous one. A GradScaler that skips a step calls no
+hook, so a skipped step is not counted. If step() is given a closure, "before" is after the closure has run: then the
+gradients exist.
 """
 
 import weakref
@@ -19,11 +20,12 @@ class _Moments(Protocol):
 
 
 class StepCounter:
-    """Hooks on optimizers; holds neither them nor the engine alive.
+    """Counts the steps of optimizers by hooks. It keeps neither the optimizers nor the engine alive.
 
     Args:
-        algorithm: told before_step(count) when any of them begins, and after_step(count) once all have stepped.
-        on_count: called with the new count before after_step.
+        algorithm: its before_step(count) is called before each optimizer steps, and its after_step(count) when all
+            optimizers have stepped.
+        on_count: called with the new count, before after_step.
     """
 
     def __init__(self, algorithm: _Moments, on_count: Callable[[int], None]) -> None:
@@ -35,14 +37,14 @@ class StepCounter:
         self._stepped: set[int] = set()
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Counts a step whenever all of these have stepped."""
+        """Count a step whenever all watched optimizers have stepped."""
         counter = weakref.ref(self)
 
         def begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             alive = counter()
             if alive is None:
                 return None
-            if len(args) > 1 and callable(args[1]):  # after the optimizer itself
+            if len(args) > 1 and callable(args[1]):  # args[0] is the optimizer
                 return (args[0], alive._and_begin(args[1]), *args[2:]), kwargs
             if callable(kwargs.get("closure")):
                 return args, {**kwargs, "closure": alive._and_begin(kwargs["closure"])}
@@ -64,11 +66,11 @@ class StepCounter:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that are watched, in the order in which they were given."""
+        """The watched optimizers that still exist, in the order in which they were given."""
         return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
 
     def close(self) -> None:
-        """Removes the hooks."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -95,7 +97,11 @@ class StepCounter:
 
 
 def optimizers_of(where: str, given: Any) -> list[torch.optim.Optimizer]:
-    """What a user gives as optimizer, as a list. ConfigError, which begins with `where`, unless all are optimizers."""
+    """Return the optimizers that a user gives: one, several or None.
+
+    Raises:
+        ConfigError: An element is no optimizer. The text begins with `where`.
+    """
     optimizers = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):

@@ -1,7 +1,7 @@
-"""What a codec has left out of a bucket's messages, and the next one brings: the memory of error feedback.
+"""Error feedback: the memory of what a codec has left out of a bucket's messages, which the next message brings.
 
-By parameter: it is a field of the bucket, so it moves with the plan and is saved. Algorithms use it; for native works
-csrc/engine/work.cpp does the same.
+It is a field of the bucket, so it follows its parameters into another plan and into a checkpoint. Algorithms in Python
+use it; csrc/engine/work.cpp does the same for native works.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from gossamer.codec import Codec, accumulate_dtype
 
 
 class Unsent:
-    """Of one bucket.
+    """The error feedback of one bucket.
 
     Args:
-        kept: whether there is such memory; False leaves nothing for later.
+        kept: whether there is error feedback. False: what a codec leaves out is lost.
     """
 
     FIELD = "error"
@@ -27,24 +27,22 @@ class Unsent:
 
     @classmethod
     def by(cls, codec: Codec | None, bucket: _C.Bucket) -> "Unsent":
-        """What that codec leaves out of the bucket: nothing that is kept, unless it feeds its errors back."""
+        """Return the error feedback of a bucket that travels by `codec`: kept if the codec feeds its errors back."""
         return cls(bucket, kept=codec is not None and codec.feeds_back)
 
     def prepare(self) -> None:
-        """In an algorithm's setup(): makes the memory, zeros, where there is none yet."""
+        """Make the memory, filled with zeros, if there is none yet. Call it in an algorithm's setup()."""
         if self._kept:
             self._bucket.add_field(self.FIELD, dtype=accumulate_dtype(self._bucket.dtype))
 
     @contextlib.contextmanager
     def joining(self, field: str) -> Iterator[Tensor | None]:
-        """Around the message that sends `field`: the error that joins it [numel], changed in place, or None.
+        """Surround the message that sends `field`. Yields the error [numel] that joins it, or None if none is kept.
 
-        What was left out of a parameter that this rank has no gradient for waits for the next one: if no rank has one,
-        what is sent of that parameter reaches no optimizer.
+        The message changes the error in place. The error of a parameter without a gradient on this rank waits for a
+        later step: if no rank has a gradient, no optimizer sees what is sent of that parameter.
         """
-        self._bucket.clear_padding(
-            field
-        )  # which a codec has filled, with NaN where a neighbour's block had one
+        self._bucket.clear_padding(field)  # a codec has written there, also NaN from a block with a NaN
         if not self._kept:
             yield None
             return

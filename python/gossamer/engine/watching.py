@@ -1,32 +1,28 @@
-# Opens the stall watch (observe/stall) of an engine: where the ranks of its group can leave notes for each other,
-# under a name that no other model has. Used by engine.py.
-"""``open_watch()``."""
+"""Opens the stall watch (observe/stall) of an engine, with a place in its group's store that no other model uses."""
 
 import weakref
 from collections.abc import Callable
-from typing import Any
 from weakref import WeakKeyDictionary
 
+from gossamer import _C
 from gossamer.comm import Communicator, store_of
 from gossamer.engine.buckets import Buckets
-from gossamer.observe.stall import Limits, Watch
+from gossamer.observe.stall import Limits, Watch, Watched
 
-_counts: "WeakKeyDictionary[Communicator, int]" = (
-    WeakKeyDictionary()
-)  # of models that a user gave one communicator
+_counts: "WeakKeyDictionary[Communicator, int]" = WeakKeyDictionary()  # models so far over one communicator
 
 
 def watch_of(
-    native: Any, comm: Communicator, limits: Limits | None, *, describe: Callable[[int], str], unit: str
+    native: Watched, comm: Communicator, limits: Limits | None, *, describe: Callable[[int], str], unit: str
 ) -> Watch:
-    """A watch of what waits for the other ranks of `comm`, which all open theirs in the same order. Sends nothing."""
+    """Open a watch of what waits for the other ranks of `comm`. All ranks open theirs in one order. Sends nothing."""
     _counts[comm] = number = _counts.get(comm, 0) + 1
     store, chosen = store_of(comm, f"stall/{number}"), limits or Limits.configured()
     return Watch(native, comm.rank, comm.size, describe=describe, store=store, limits=chosen, unit=unit)
 
 
-def open_watch(native: Any, control: Communicator, limits: Limits | None, buckets: Buckets) -> Watch:
-    """The watch of a native engine; all ranks of `control` open theirs in the same order. Sends nothing."""
+def open_watch(native: _C.Engine, control: Communicator, limits: Limits | None, buckets: Buckets) -> Watch:
+    """Open the watch of a native engine. All ranks of `control` open theirs in the same order. Sends nothing."""
     plan = weakref.ref(buckets)
 
     def describe(bucket: int) -> str:

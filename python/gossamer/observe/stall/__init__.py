@@ -6,6 +6,6 @@ is the watch of Horovod's named operations. The watch takes part in no collectiv
 """
 
 from gossamer.observe.stall.named import NamedWatch
-from gossamer.observe.stall.watch import Limits, Watch
+from gossamer.observe.stall.watch import Limits, Watch, Watched
 
-__all__ = ["Limits", "NamedWatch", "Watch"]
+__all__ = ["Limits", "NamedWatch", "Watch", "Watched"]
