@@ -79,19 +79,6 @@ def test_every_page_of_docs_is_in_the_index() -> None:
     ]
 
 
-def test_every_path_of_the_architecture_page_exists() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    paths = re.findall(r"`([\w./-]+(?:/|\.(?:py|h|cpp|inl)))`", text)
-    tops = ("csrc/", "python/", "tests/")
-    missing = [
-        path
-        for path in paths
-        if not (ROOT / ("" if path.startswith(tops) else "python/gossamer") / path).exists()
-    ]
-    assert len(paths) > 60
-    assert missing == []
-
-
 @cache
 def messages() -> list[str]:
     """Texts of the source, with "..." in place of values, as docs/messages.py reads them."""

@@ -193,6 +193,19 @@ def test_file_of_the_lightning_face_only_translates(path) -> None:
     assert not moves | sums, f"{name(path)}: faces translate arguments; what communicates is below"
 
 
+def test_every_path_of_the_architecture_page_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    paths = re.findall(r"`([\w./-]+(?:/|\.(?:py|h|cpp|inl)))`", text)
+    tops = ("csrc/", "python/", "tests/")
+    missing = [
+        path
+        for path in paths
+        if not (ROOT / ("" if path.startswith(tops) else "python/gossamer") / path).exists()
+    ]
+    assert len(paths) > 60
+    assert missing == []
+
+
 def test_no_file_is_named_for_being_shared() -> None:
     assert [
         name(path) for path in SOURCES if path.stem in ("utils", "util", "common", "misc", "helpers")
