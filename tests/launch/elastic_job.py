@@ -1,11 +1,11 @@
 """A training run for the elastic tests: the loss of every step is known in advance, whatever the number of workers.
 
-Arguments: a folder for the journals, the number of steps, a plan in JSON: "kill" and "raise", each {step: ranks that
-do so, once in the run}; "size": {step: number of workers that is waited for there, by commits}; "sleep_s" a step;
-"commit_every" so many steps; "until": a file that ends the run when it is there; "distributed": by
-hvd.DistributedOptimizer; "newcomer": [seconds, act]: the first worker that comes while others train takes so long
-between init() and train(), and then goes on, or does this: "kill", "raise", "collective". Each worker writes a line of
-JSON a step to a journal of its own.
+Arguments: a folder for the journals, the number of steps, and a plan in JSON. Its entries: "kill" and "raise", each
+{step: ranks that do so, once in the run}; "size": {step: number of workers that the run waits for there, at commits};
+"sleep_s" for each step; "commit_every": steps between commits; "until": a file whose existence ends the run;
+"distributed": train with hvd.DistributedOptimizer; "newcomer": [seconds, act]: the first worker that comes while
+others train takes so long between init() and train(), and then goes on, or does this: "kill", "raise", "collective".
+Each worker writes a line of JSON for each step to a journal of its own.
 """
 
 import json
@@ -57,7 +57,7 @@ def journals(folder: Path) -> dict[int, list[dict]]:
 
 
 def worst_deviation(folder: Path, steps: int) -> float:
-    """Of all losses that any worker has seen from the reference, relative; all steps must have been made."""
+    """The largest relative deviation of any worker's loss from the reference; all steps must have been made."""
     expected = reference(steps)
     lines = [line for journal in journals(folder).values() for line in journal if "step" in line]
     assert {line["step"] for line in lines} == set(range(steps))
@@ -65,7 +65,7 @@ def worst_deviation(folder: Path, steps: int) -> float:
 
 
 def prepare(folder: Path, seconds: float, act: str) -> None:
-    """What the first newcomer does between init() and train()."""
+    """Does what the plan says for the first newcomer between init() and train()."""
     import gossamer.horovod.torch as hvd
 
     try:
@@ -78,7 +78,7 @@ def prepare(folder: Path, seconds: float, act: str) -> None:
     if act == "raise":
         raise KeyError("of a newcomer")
     if act == "collective":
-        hvd.barrier()  # as the others' callback, see main()
+        hvd.barrier()  # the counterpart of the others' callback, see main()
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""Kills workers of an elastic run at random, many times, and prints what became of it: one line of JSON.
+"""Kills workers of an elastic run at random, many times, and prints the result as one line of JSON.
 
     python -m tests.launch.elastic_soak --kills 50 [--workers 3] [--seed 1] [--env HOROVOD_CPU_OPERATIONS=gloo]
 
-Every worker may be hit at any moment, rank 0 and those that are just starting or joining too, now and then two at once;
-one that trains is left. After each round, all that trained and were not hit must make a step within --patience seconds;
-in the end every loss of every worker must be on the curve of an undisturbed run. Exit code 1 otherwise.
+Every worker may be hit at any moment, also rank 0 and workers that are just starting or joining, sometimes two at
+once; one that trains is left. After each round all workers that trained and were not hit must make a step within
+--patience seconds. In the end every loss of every worker must be on the curve of an undisturbed run. Exit code 1
+otherwise.
 """
 
 import argparse
@@ -26,7 +27,7 @@ STEPS = 1_000_000  # the file ends it
 
 
 class Soak:
-    """A run, and what its workers have written so far."""
+    """A run, and the lines that its workers have written so far."""
 
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         self.folder, self.patience_s, self.size = folder, args.patience, args.workers
@@ -44,7 +45,7 @@ class Soak:
         )
 
     def workers(self) -> list[int]:
-        """All processes of workers, those that are starting too."""
+        """All processes of workers, also those that are starting."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -64,7 +65,7 @@ class Soak:
         return found
 
     def wait_for_steps(self, pids: list[int], since: float) -> list[float]:
-        """When each of these processes has made its first step after `since`, as the first that was not before."""
+        """The time of each process's first step after `since`."""
         until = time.time() + self.patience_s
         while True:
             now = self.steps()
@@ -81,7 +82,7 @@ class Soak:
             time.sleep(0.05)
 
     def round(self) -> tuple[int, int]:
-        """Kills one or two; returns how many, and how many of those trained."""
+        """Kills one or two workers. Returns how many, and how many of those trained."""
         wanted = self.random.choice([2, self.size, self.size, self.size])
         until = time.time() + self.patience_s
         while len(training := self.steps()) < wanted:

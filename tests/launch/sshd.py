@@ -27,7 +27,7 @@ PasswordAuthentication no
 StrictModes no
 UsePAM no
 """
-# The user's own configuration has no part in it.
+# The user's own configuration is not used.
 CLIENT = """
 UserKnownHostsFile {folder}/known_hosts
 StrictHostKeyChecking accept-new

@@ -1,4 +1,4 @@
-# Elastic runs with real workers that train: elastic_job.py says what they do and what loss each step must have.
+# Elastic runs with real workers that train: elastic_job.py is what they run; it knows the loss of each step.
 
 import itertools
 import json
@@ -18,7 +18,7 @@ def begin(start, folder: Path, flags: list[str], steps: int, *, env=None, prefix
 
 
 def ends(folder: Path) -> dict[int, dict]:
-    """The last lines of the processes that came to the end."""
+    """The last line of each process that reached the end."""
     return {pid: lines[-1] for pid, lines in elastic_job.journals(folder).items() if "end" in lines[-1]}
 
 
@@ -32,7 +32,7 @@ def wait_for_step(folder: Path, step: int) -> None:
 
 
 def test_five_kills_are_survived_by_the_same_processes_with_the_same_losses(start, tmp_path) -> None:
-    # One, then twice two in the same step, rank 0 among them: in the end only one of the first three is left.
+    # One is killed, then two in one step, twice, rank 0 among them: only one of the first three is left in the end.
     run = begin(
         start,
         tmp_path,
@@ -88,7 +88,7 @@ def test_workers_whose_launcher_is_killed_say_why_they_end(start, tmp_path) -> N
     wait_for_step(tmp_path, 3)
     run.process.kill()
     _, out, err = run.finish(30)
-    # The launcher shows what workers write; without it, these lines can only have come from the workers themselves.
+    # The launcher shows what workers write; these lines come without a launcher, so the workers wrote them.
     lines = sorted(err.splitlines())
     assert len(lines) == 2, out + err
     for rank, line in enumerate(lines):
@@ -126,7 +126,7 @@ def test_hosts_that_come_and_go_change_the_group_without_loss(start, tmp_path) -
 
 
 def test_a_failed_attempt_to_join_leaves_no_trace_in_the_names_of_the_next_group(start) -> None:
-    # torch numbers its groups, failed ones too: a survivor would wait under another name than a new worker.
+    # torch numbers its groups, even failed ones: a survivor would wait under another name than a new worker.
     script = """
 import torch.distributed as dist
 from gossamer import CommError, runtime

@@ -1,5 +1,5 @@
-# The driver of elastic runs, with processes that only sleep: what their workers would say to the board is said by
-# Member objects of this process.
+# The driver of elastic runs, with processes that only sleep: Member objects of this process tell the board what their
+# workers would tell it.
 
 import os
 import signal
@@ -55,7 +55,7 @@ class Run:
             time.sleep(0.01)
 
     def seated(self, *numbers: int) -> list[Seat]:
-        """Those of these workers, which have left their group or are new, after all of them have got them."""
+        """The seats of these workers, which have left their group or are new, once all of them have one."""
         futures = self.take_seats(*numbers).values()
         self.step_until(lambda: all(future.done() for future in futures))
         return [future.result() for future in futures]
@@ -65,7 +65,7 @@ class Run:
         self.step_until(lambda: number not in self.driver.workers)
 
     def announced(self, number: int) -> Outlook | None:
-        """What a worker learns that has come."""
+        """The announcement for a worker that has come."""
         self.step_until(lambda: number in self.driver.workers)
         answer = self.pool.submit(self[number].announce)
         self.step_until(answer.done)
@@ -108,7 +108,7 @@ def test_survivors_keep_their_order_and_rank_0_is_one_of_them(begin) -> None:
     found = run.seated(1, 2, 3)
     assert ranks(found) == [(0, 3), (1, 3), (2, 3)]
     assert {seat.epoch for seat in found} == {2}
-    # The slot is free again, so there is a new worker: number 4, which is asked for by the next group.
+    # The slot is free again, so there is a new worker: number 4, the next group asks for it.
     waiting = run.take_seats(4)
     run.step_until(lambda: run[1].update == "added")
     run.leave("update", 1, 2, 3)
@@ -168,7 +168,7 @@ def test_all_members_get_the_same_answer_about_the_sync(begin) -> None:
     with pytest.raises(SystemExit) as ended:
         going[2].result(5)
     assert ended.value.code == 0
-    # Meanwhile one is lost and one is added: those that would skip the sync may not.
+    # Meanwhile one worker is lost and one is added, so those that would skip the sync must not.
     run.driver.workers[2].signal(signal.SIGKILL)
     run.step_until(lambda: 2 not in run.driver.workers)
     run.hosts = {"localhost": 3}
@@ -184,7 +184,7 @@ def test_a_member_that_dies_while_the_group_comes_together_does_not_hold_it_up(b
     run = begin({"localhost": 3}, Limits(1, 3, 3))
     store = run.seated(0, 1, 2)[0].store()
     run.kill(2)
-    # Rank 0 waits in the group's own store for what rank 2 would have written there.
+    # Rank 0 waits in the group's store for a key that rank 2 would have written.
     began = time.monotonic()
     waiting = run.pool.submit(store.wait, ["address of 2"])
     run.step_until(waiting.done, 10)
@@ -280,7 +280,7 @@ def test_a_worker_whose_driver_has_ended_says_so(begin, capfd) -> None:
     run = begin({"localhost": 1}, Limits(1, 1, 1))
     (seat,) = run.seated(0)
     del seat
-    run.driver.board._server = run.driver.board._store = None  # what the end of its process does
+    run.driver.board._server = run.driver.board._store = None  # as the end of its process does
     until = time.monotonic() + 10
     while not run[0].broken and time.monotonic() < until:
         time.sleep(0.05)

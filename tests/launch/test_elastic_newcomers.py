@@ -1,4 +1,4 @@
-# A worker that comes while others train: they go on without it until it is ready. With real workers, but for the last.
+# A worker that comes while others train: they go on without it until it is ready. All but the last have real workers.
 
 import os
 import signal
@@ -28,7 +28,7 @@ class Grown:
         self.hosts.write_text(f"localhost:{first + 1}")
 
     def wait_for(self, what: str, **values) -> dict:
-        """The first line of a newcomer that says `what`, with these values."""
+        """Waits for the first line of a newcomer that says `what` with these values, and returns it."""
         until = time.monotonic() + 120
         while True:
             for pid, lines in elastic_job.journals(self.folder).items():
@@ -40,7 +40,7 @@ class Grown:
             time.sleep(0.1)
 
     def end(self) -> str:
-        """What it has printed on stderr. It has ended well, and every loss is right."""
+        """Checks that the run has ended well and every loss is right; returns what it printed on stderr."""
         (self.folder / "end").touch()
         code, _, err = self.run.finish()
         assert code == 0, err
@@ -104,7 +104,7 @@ def test_a_newcomer_that_is_not_ready_when_the_others_end_ends_well(start, tmp_p
 
 
 def test_a_newcomer_never_stands_in_for_a_rank_0_that_has_died(start, tmp_path) -> None:
-    # It was told rank 1, so it has not loaded what its script loads on rank 0.
+    # It had rank 1 at first, so it has not loaded what its script loads on rank 0.
     run = Grown(start, tmp_path, first=1, newcomer=[600, ""])
     run.wait_for("told")
     (old,) = run.old

@@ -1,4 +1,4 @@
-# What the driver of elastic runs decides by: slots and their rests, hosts and their script, local ranks, flags.
+# The inputs of the elastic driver's decisions: slots and their pauses, hosts and their script, local ranks, flags.
 
 import threading
 import time

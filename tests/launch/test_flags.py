@@ -1,4 +1,4 @@
-"""Flags of `gossamer run` that horovodrun has too: what they set, what is refused; hosts and slots. No workers."""
+"""Flags of `gossamer run` that horovodrun has too: their effects and refusals; hosts and slots. No workers."""
 
 import os
 import re
@@ -15,7 +15,7 @@ def parsed(*arguments: str, command: tuple[str, ...] = ("train.py",)):
 
 
 def variables(*arguments: str) -> dict[str, str]:
-    """What the flags add to the environment of the workers."""
+    """The variables that the flags add to the environment of the workers."""
     with function._unchanged():
         before = dict(os.environ)
         run.prepare(parsed(*arguments))

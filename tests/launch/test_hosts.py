@@ -63,7 +63,7 @@ def run_hosts(network, start, tmp_path):
 
 
 def pids(folder: Path, count: int) -> list[int]:
-    """Of the workers that run WAIT, once all have begun."""
+    """The ids of the workers that run WAIT, once all have begun."""
     files = [folder / f"pid{rank}" for rank in range(count)]
     deadline = time.monotonic() + 60
     while not all(file.exists() for file in files):

@@ -1,4 +1,4 @@
-# `gossamer run` with real workers: what the user sees when all goes well, and when a worker fails.
+# `gossamer run` with real workers: the output when all goes well, and when a worker fails.
 
 import os
 import signal

@@ -120,7 +120,7 @@ def check_hooks_states_and_wrappers_of_ddp_work_on_cpus() -> None:
     assert not torch.equal(halves, plain)
     torch.testing.assert_close(halves, plain, rtol=1e-2, atol=1e-3)
     for options in (
-        {"ddp_comm_hook": default_hooks.bf16_compress_hook},  # which torch's DDP refuses on CPUs by its name
+        {"ddp_comm_hook": default_hooks.bf16_compress_hook},  # torch's DDP refuses it on CPUs, by its name
         {"ddp_comm_hook": functools.partial(default_hooks.bf16_compress_hook)},
         {"ddp_comm_hook": hook, "ddp_comm_wrapper": default_hooks.bf16_compress_wrapper},
     ):
@@ -138,7 +138,7 @@ def check_hooks_states_and_wrappers_of_ddp_work_on_cpus() -> None:
 
 
 class TwoLocal(ByHand):
-    """Whether ranks agree on the parameters of each of two optimizers, after each step."""
+    """Notes after each step whether ranks agree on the parameters of each of two optimizers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ def check_bagua_strategy_leaves_the_bits_of_with_bagua() -> None:
 
 
 def check_bagua_and_gossamer_leave_the_same_bits() -> None:
-    flat = {"hierarchical": False}  # else a single host sends nothing through the codec
+    flat = {"hierarchical": False}  # otherwise a single host sends nothing through the codec
     pairs: dict[str, tuple[gs.Algorithm, dict[str, Any]]] = {
         "gradient_allreduce": (gs.GradientAllReduce(), {}),
         "bytegrad": (gs.ByteGrad(codec=gs.MinMaxUInt8()), flat),

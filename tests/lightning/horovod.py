@@ -1,4 +1,4 @@
-"""HorovodStrategy: what a Trainer makes with it, beside loops by hand. Run by job.py."""
+"""HorovodStrategy: a Trainer with it gives the weights of loops by hand. Run by job.py."""
 
 import contextlib
 import itertools

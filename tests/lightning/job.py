@@ -24,7 +24,7 @@ folder = ""  # one for all ranks
 
 
 def batches(steps: int = STEPS, rank: int | None = None) -> list[Tensor]:
-    """This rank's, [6, 10] each; the last is smaller."""
+    """This rank's batches, [6, 10] each; the last is smaller."""
     generator = torch.Generator().manual_seed(100 + (gs.rank() if rank is None else rank))
     sizes = [6] * (steps - 1) + [3 + (gs.rank() if rank is None else rank)]
     return [torch.randn(size, 10, generator=generator) for size in sizes]
@@ -117,7 +117,7 @@ def gossamer_strategy(name: str, **options: Any) -> Any:
 
 
 def settings(name: str) -> dict[str, Any]:
-    """So that 20 steps show what each algorithm does, and depend on no clock."""
+    """Settings with which 20 steps show the algorithm's effect and depend on no clock."""
     return {
         "local_sgd": {"period": 4},
         "powersgd": {"rank": 1, "min_compression_rate": 1.0},
@@ -134,7 +134,7 @@ def all_equal(values: Tensor) -> bool:
 
 
 def run(*modules: Any) -> None:
-    """Joins, and runs check_...() of the modules. What fails on one rank ends the job."""
+    """Joins, and runs check_...() of the modules. A check that fails on one rank ends the job."""
     global folder
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Checkpoints: a run that is resumed has the bits of one that went on. Run by job.py."""
+"""Checkpoints: a resumed run has the bits of an uninterrupted one. Run by job.py."""
 
 import copy
 import functools
@@ -56,7 +56,7 @@ def whole(make: Any, name: str) -> torch.Tensor:
 def check_trainer_resumes_every_algorithm_bit_for_bit() -> None:
     for name in ALGORITHMS:
         if name == "async":
-            continue  # follows the clock
+            continue  # depends on the clock
         make = functools.partial(gossamer_strategy, name)
         assert torch.equal(resumed(make, name), whole(make, name)), name
     for name in ("low_precision_decentralized", "qadam"):

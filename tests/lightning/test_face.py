@@ -1,4 +1,4 @@
-# gossamer.lightning as far as one process without a group shows it: names, pickling, groups. What is refused:
+# gossamer.lightning in one process without a group: names, pickling, groups. Refusals:
 # test_refusals.py.
 
 import datetime
@@ -112,7 +112,7 @@ def test_register_ddp_comm_hook_takes_the_state_by_both_of_its_names() -> None:
 
 @pytest.fixture
 def alone():
-    """A Trainer of this process: Lightning leaves its place in the environment, and a group, for what comes after."""
+    """Cleans up after a Trainer in this process: Lightning leaves its rank in the environment, and a group."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -121,7 +121,7 @@ def alone():
         torch.distributed.destroy_process_group()
 
 
-STOCK = "its own"  # of Lightning, beside which ours are run
+STOCK = "its own"  # Lightning's own, to compare ours with
 
 
 @pytest.mark.parametrize("kind", [STOCK, "DDPStrategy", "GossamerStrategy"])

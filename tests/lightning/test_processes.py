@@ -25,7 +25,7 @@ def test_trainer_fabric_and_utilities_on_three_ranks(tmp_path) -> None:
     assert run_job(JOB, 3, tmp_path).count("is done") == 3
 
 
-# Popen runs the script again for rank 1, so what comes before is for rank 0 alone; only it makes forks.
+# Popen runs the script again for rank 1, so what comes before runs only on rank 0; only it makes forks.
 SCRIPT = """
 import os, sys
 import lightning.pytorch as pl, torch

@@ -1,4 +1,4 @@
-# What the strategies of gossamer.lightning refuse before any process starts, and in which words.
+# The refusals of gossamer.lightning's strategies before any process starts, and their texts.
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""What Lightning offers around a training step, over Gossamer's strategies. Run by job.py."""
+"""Lightning's features around a training step, over Gossamer's strategies. Run by job.py."""
 
 import contextlib
 import itertools
@@ -54,7 +54,7 @@ class ByHand(Net):
 
 def two_optimizers(module: nn.Module, algorithm: str) -> list[torch.optim.Optimizer]:
     params = list(module.parameters())
-    if algorithm == "qadam":  # which takes one
+    if algorithm == "qadam":  # qadam takes one optimizer
         return [optimizer_for(algorithm, params)]
     return [torch.optim.SGD(params[:2], 0.1), torch.optim.SGD(params[2:], 0.2, momentum=0.9)]
 
@@ -165,7 +165,7 @@ def check_one_trainer_and_strategy_fit_again_and_evaluate() -> None:
     assert not torch.equal(weights(module), before)
     (tested,) = run.test(module, loader(2), verbose=False)
     assert all_equal(torch.tensor([tested["val"]]))
-    assert all_equal(weights(module))  # evaluation copies rank 0's
+    assert all_equal(weights(module))  # evaluation copies rank 0's weights
     assert [list(part.shape) for part in run.predict(module, loader(2))] == [[6, 5], [3 + gs.rank(), 5]]
     stock = trainer(DDPStrategy())  # in a group of another backend than its default
     stock.fit(module, loader(2))

@@ -17,7 +17,7 @@ from gossamer.observe.prometheus import Exporter  # noqa: E402
 
 
 def samples_of(text: str) -> dict[tuple[str, str, str], float]:
-    """By metric, model and the label that only some metrics have."""
+    """Values by metric, model and the label that only some metrics have."""
     found = {}
     for family in parser.text_string_to_metric_families(text):
         for sample in family.samples:

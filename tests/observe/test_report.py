@@ -1,5 +1,5 @@
-# What Gossamer tells of a model's steps: the figures of a report add up, and what a rank waits for is told while it
-# waits. Ranks are threads; timelines, which are of a process, are in test_timeline.py.
+# Figures about a model's steps: those of a report add up, and a waiting rank shows what it waits for. Ranks are
+# threads. Timelines, which belong to a process, are in test_timeline.py.
 
 import json
 import threading
@@ -107,7 +107,7 @@ def test_without_counting_nothing_is_counted_and_bits_are_the_same() -> None:
             _C.set_counting(True)
 
     for (counted, steps), (bare, none) in zip(gradients(True), gradients(False), strict=True):
-        assert (steps, none) == (2, 0)  # nobody knows when the first began
+        assert (steps, none) == (2, 0)  # the begin of the first step is unknown
         assert all(torch.equal(one, other) for one, other in zip(counted, bare, strict=True))
 
 

@@ -1,5 +1,5 @@
-# The stall watch with processes: who waits too long says for whom, who is waited for says where it is, and a wait that
-# is to end ends on every rank. Ranks as threads, and single parts: test_stall_parts.py.
+# The stall watch with processes: a rank that waits too long says for which ranks, those ranks say where they are, and a
+# wait that is to end ends on every rank. Ranks as threads, and single parts: test_stall_parts.py.
 
 import json
 
@@ -121,7 +121,7 @@ print(json.dumps(told))
 
 
 def run(script, folder):
-    """What each of three ranks has printed, as JSON."""
+    """Runs the script on three ranks; returns what each has printed, as JSON."""
     file = folder / "worker.py"
     file.write_text(script)
     store = serve_store()

@@ -1,5 +1,5 @@
 # The stall watch without processes: several models and ranks as threads, a store that does not answer or is gone, ranks
-# that have died, how it reads what an engine does, what it costs while nobody waits. With processes: test_stall.py.
+# that have died, how it reads an engine's state, its cost while nobody waits. With processes: test_stall.py.
 
 import logging
 import os
@@ -106,7 +106,7 @@ def test_ranks_that_come_are_told_from_those_that_have_not_whatever_else_they_do
         note(4, step=3),
         note(5),
     ]
-    for _ in range(2):  # the second one reads what all have written
+    for _ in range(2):  # the second call reads what all have written
         for each, text in zip(ranks, says, strict=True):
             each.exchange(lambda asks, text=text: {**text, "asks": asks}, asking=each is ranks[0])
     assert ranks[0].missing(wait, 5) == [3, 4, 5]
@@ -132,7 +132,7 @@ def test_a_rank_that_has_died_is_told_from_one_that_is_silent() -> None:
 
 
 class Stuck:
-    """What a Watch asks of an engine: one that waits for bucket 1 since time 0."""
+    """Stands for an engine that has waited for bucket 1 since time 0."""
 
     step = 7
 
@@ -147,7 +147,7 @@ class Stuck:
 
 
 class Clock:
-    """The time that a Watch sees, and no threads that look at it."""
+    """A clock for a Watch, which then starts no threads."""
 
     now = 0.0
 

@@ -1,4 +1,4 @@
-# The words of the stall watch, and how it looks at another thread. Processes that stand still: test_stall.py.
+# The texts of the stall watch, and how it reads another thread's stack. Stalled processes: test_stall.py.
 
 import subprocess
 import sys

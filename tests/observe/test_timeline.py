@@ -1,5 +1,5 @@
-# The timeline: one valid trace of all ranks on one clock, whoever is missing; and the spans that a profiler sees. Jobs
-# are processes, since a timeline is of a process.
+# The timeline: one valid trace of all ranks on one clock, even if ranks are missing; and the spans that a profiler
+# sees. Jobs are processes, because a timeline belongs to a process.
 
 import json
 from collections import defaultdict
@@ -124,7 +124,7 @@ def test_clocks_of_ranks_agree_where_they_meet(traces) -> None:
         assert len(pair) == 3
         assert max(begin for begin, _ in pair) <= min(end for _, end in pair), pair
     about = json.loads((traces / "first.json").read_text())["otherData"]["ranks"]["1"]
-    # Two processes of one host have one clock, so the truth is known: what was measured must allow for 0.
+    # Two processes of one host have one clock, so the true offset is 0: the measured interval must contain 0.
     assert abs(about["measured_offset_us"]) <= about["measured_uncertainty_us"]
     assert about["clock_uncertainty_us"] == 0
 

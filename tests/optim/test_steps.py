@@ -1,7 +1,7 @@
-# gs.optim: each step leaves the bits of torch's own optimizer of that name, whatever the sizes, dtypes, options and
-# layouts. Two things about torch on the CPU have to be left out of that: without AVX2 or AVX-512 it rounds products
-# before it adds them, and its square root (MKL's) is not always the nearest number, unlike that of fused=True.
-# Surroundings of a step: test_surroundings.py.
+# gs.optim: each step leaves the bits of torch's own optimizer of that name, for all sizes, dtypes, options and
+# layouts. Two facts about torch on the CPU are excluded: without AVX2 or AVX-512 it rounds products before it adds
+# them, and its square root (MKL's) is not always the nearest number, unlike that of fused=True. The surroundings of a
+# step: test_surroundings.py.
 
 import copy
 
@@ -33,7 +33,7 @@ def exact_square_root(monkeypatch) -> None:
 
 
 def as_torch(test):
-    """Of tests that compare bits with torch's."""
+    """A decorator for tests that compare bits with torch's."""
     return pytest.mark.usefixtures("exact_square_root")(multiplies_and_adds_at_once(test))
 
 
@@ -113,7 +113,7 @@ def test_every_size_has_torchs_bits(name, dtype) -> None:
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @EACH
 def test_every_step_leaves_the_bits_of_torchs_fused_one(name, options, dtype) -> None:
-    """Where no elements are left over from its vectors: those it rounds otherwise."""
+    """If the sizes fill torch's vectors: it rounds the remaining elements differently."""
     for numel in (16, 32, 48, 1024, 100_000):
         generator = torch.Generator().manual_seed(numel)
         start = torch.randn(numel, generator=generator, dtype=dtype)
@@ -129,7 +129,7 @@ def test_every_step_leaves_the_bits_of_torchs_fused_one(name, options, dtype) ->
                 assert torch.equal(ours.state[mine][key], value), key
 
 
-# docs/optim.md states what was seen: 6 and 2.
+# docs/optim.md states the observed values: 6 and 2.
 @multiplies_and_adds_at_once
 @pytest.mark.parametrize(("form", "bound"), [("foreach", 8), ("fused", 3)])
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
@@ -146,9 +146,7 @@ def test_from_equal_states_a_step_is_within_ulps_of_torchs(name, dtype, form, bo
             mine.grad = other.grad = torch.randn(10_007, generator=generator, dtype=dtype)
             ours.step()
             theirs.step()
-            largest = torch.maximum(
-                before.abs(), other.detach().abs()
-            )  # what is left after cancelling has few bits
+            largest = torch.maximum(before.abs(), other.detach().abs())  # few bits are left after cancelling
             unit = 2.0 ** largest.log2().floor() * torch.finfo(dtype).eps
             assert ((mine - other).abs() <= bound * unit).all()
             with torch.no_grad():
@@ -161,7 +159,7 @@ def test_from_equal_states_a_step_is_within_ulps_of_torchs(name, dtype, form, bo
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 @EACH
 def test_16_bit_parameters_are_stepped_in_float32_and_rounded(name, options, dtype) -> None:
-    """As torch would a float32 copy, made anew for each step; the states are float32."""
+    """They equal torch's steps of a float32 copy that is made anew for each step; the states are float32."""
     params, ours = build(getattr(gs.optim, name), options, (dtype,))
     copies, theirs = build(getattr(torch.optim, name), options)
     for index in range(8):

@@ -1,5 +1,5 @@
-# gs.optim among what surrounds an optimizer: saved states in both directions, schedulers, closures, hooks, gradients
-# that are missing, wrapped models, and what is refused. The bits of a step: test_steps.py.
+# gs.optim and the surroundings of an optimizer: saved states in both directions, schedulers, closures, hooks, missing
+# gradients, wrapped models, refusals. The bits of a step: test_steps.py.
 
 import copy
 import io
@@ -19,7 +19,7 @@ DEFAULTS = {SGD: {"lr": 0.1, "momentum": 0.9}, ADAM: {"weight_decay": 0.1}, ADAM
 
 
 def saved(optimizer) -> dict:
-    """The state_dict on its way through a file."""
+    """The state_dict after a way through a file."""
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
@@ -44,7 +44,7 @@ def test_states_go_to_torch_and_back(name) -> None:
 @NAMES
 @pytest.mark.parametrize("form", ["foreach", "fused"])
 def test_states_of_torchs_other_forms_are_loaded(name, form) -> None:
-    """Which of its own ways torch took says nothing about the next step."""
+    """torch's choice among its forms does not affect the next step."""
     theirs = build(getattr(torch.optim, name), DEFAULTS[name] | {form: True})
     for index in range(3):
         step([theirs], index, holes=False)  # torch's fused SGD takes no gradients that come later

@@ -1,5 +1,5 @@
-# The benchmarks run, and print what a reader of their JSON lines expects. No figure that depends on time is
-# judged here, and no memory.
+# The benchmarks run, and print the JSON lines that their readers expect. No figure that depends on time or memory is
+# judged.
 
 import json
 

@@ -28,7 +28,7 @@ def configure(folder: Path, sanitizers: str) -> None:
 
 
 def run_tests(folder: Path, *programs: str) -> None:
-    """Each in one process: by ctest every test would start one of its own, which takes a sanitizer a second."""
+    """Runs each program in one process. ctest would start one for each test, which takes a sanitizer a second each."""
     for program in programs:
         tested = run(folder / program, "--gtest_brief=1")
         assert "[  PASSED  ]" in tested, tested

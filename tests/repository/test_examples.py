@@ -1,4 +1,4 @@
-# Every file of examples/ runs as its own first lines say, with two workers.
+# Every file of examples/ runs with two workers, by the command in its first lines.
 
 import re
 from pathlib import Path

@@ -33,8 +33,8 @@ LAYERS = (
     {"demo"},
     {"__main__"},
 )
-# Commands of a face: `python -m` runs them, and nothing imports them. The last is imported on the first use of the
-# name horovod.run alone.
+# Commands of a face: `python -m` runs them, and nothing imports them. The last one is imported at the first use of the
+# name horovod.run.
 COMMANDS = ("bagua.distributed.run", "bagua.distributed.launch", "horovod.runner")
 LAYER_OF = {component: level for level, layer in enumerate(LAYERS) for component in layer}
 # Files of these packages are alternatives of one kind: they share base.py and know nothing of each other.
@@ -42,10 +42,10 @@ ALTERNATIVES = {"comm", "codec", "algorithms"}
 VARIANTS = {
     ("algorithms.bytegrad", "algorithms.gradient_allreduce"),  # that algorithm with another default
     ("algorithms.zero_one_adam", "algorithms.qadam"),  # that algorithm with another schedule
-    ("comm.hierarchical", "comm.c10d"),  # made of two of those
-    ("comm.symmetric", "comm.c10d"),  # made around one of those
-    ("comm.named", "comm.c10d"),  # opens several of those
-    ("comm.named", "comm.hierarchical"),  # and, over several hosts, one of these
+    ("comm.hierarchical", "comm.c10d"),  # made of two such communicators
+    ("comm.symmetric", "comm.c10d"),  # made around one such communicator
+    ("comm.named", "comm.c10d"),  # opens several such communicators
+    ("comm.named", "comm.hierarchical"),  # and one of these over several hosts
 }
 
 TORCH_FREE = ("adasum", "base", "codec", "flat", "negotiate", "observe", "optim", "shm")
@@ -110,7 +110,7 @@ def test_alternatives_of_one_kind_do_not_import_each_other(path) -> None:
     own = module_name(path)
     package, _, file = own.partition(".")
     if package not in ALTERNATIVES or not file:
-        return  # __init__.py gathers them
+        return  # __init__.py may import them
     for imported in imports(path):
         if not imported.startswith(package):
             continue
@@ -119,7 +119,7 @@ def test_alternatives_of_one_kind_do_not_import_each_other(path) -> None:
         )
 
 
-WRITES_VARIABLES = PACKAGE / "horovod" / "common" / "util" / "__init__.py"  # for a script that asks for it
+WRITES_VARIABLES = PACKAGE / "horovod" / "common" / "util" / "__init__.py"  # only if a script asks for it
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
@@ -142,7 +142,7 @@ def test_only_two_files_use_private_names_of_torch(path) -> None:
     if path in PRIVATE_TORCH:
         return
     tree = ast.parse(path.read_text())
-    torch_names = {"torch"}  # what stands for torch, or a module of it, in this file
+    torch_names = {"torch"}  # names of torch, or of its modules, in this file
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             names = [f"{node.module}.{alias.name}" for alias in node.names]

@@ -1,4 +1,4 @@
-"""The codecs and dtypes that the tests of all codecs go through, on CPU and GPU. Not a test file."""
+"""The codecs and dtypes for tests of all codecs, on CPU and GPU. Not a test file."""
 
 import torch
 

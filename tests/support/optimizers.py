@@ -1,4 +1,4 @@
-"""Parameters of many shapes with an optimizer, for the tests of fuse_optimizer, and what is equal about two of them."""
+"""Parameters of many shapes with an optimizer, for the tests of fuse_optimizer, and a comparison of two of them."""
 
 import torch
 from torch import nn, optim
@@ -19,7 +19,7 @@ def build(kind, options, dtypes=(F32,)) -> tuple[list[nn.Parameter], optim.Optim
 
 
 def give_gradients(params, step, *, holes=True) -> None:
-    """New gradient tensors; with holes, every ninth parameter has none, other ones each step."""
+    """Sets new gradient tensors. With holes, every ninth parameter has none; which ones changes each step."""
     generator = torch.Generator().manual_seed(step)
     for index, param in enumerate(params):
         gradient = torch.randn(param.shape, generator=generator, dtype=F64).to(param.device, param.dtype)
@@ -43,5 +43,5 @@ def assert_same(one, other) -> None:
 
 
 def runs_of(optimizer) -> list[int]:
-    """Numbers of parameters that the last fuse_step() took as one."""
+    """The numbers of parameters that the last fuse_step() joined."""
     return [len(run.params) for runs in optimizer._gossamer_fusion.runs for run in runs]

@@ -23,7 +23,7 @@ from tests import ROOT
 
 TIMEOUT_S = 30
 
-# Of the groups that run_ranks makes; the fixture `backend` of tests/conftest.py sets it for a test.
+# The backend of run_ranks' groups; the fixture `backend` of tests/conftest.py sets it for a test.
 BACKENDS = ("gloo", "gossamer")
 _chosen = "gloo"
 
@@ -39,7 +39,7 @@ def run_ranks(
     timeout_s: float = TIMEOUT_S,
 ) -> list:
     store = dist.HashStore()
-    kept: list[Any] = []  # until all ranks are done: one that ends early is not one that is lost
+    kept: list[Any] = []  # until all ranks are done: an early end would look like a loss
 
     def rank_body(rank: int) -> Any:
         comms = []
@@ -57,7 +57,7 @@ def run_ranks(
     try:
         return run_threads(size, rank_body, errors=errors, timeout_s=timeout_s + 20)
     finally:
-        # Of the whole process: torch's DDP puts back in each forward what it found, which threads mix up.
+        # A setting of the whole process: torch's DDP restores it in each forward, which goes wrong with threads.
         nn.parallel.DistributedDataParallel._active_ddp_module = None
 
 
@@ -102,7 +102,7 @@ def run_threads(
 
 
 def keep_alive(backends: list[Any]) -> None:
-    """Until the test ends, when no thread of theirs is at work: one that let go of the last would join itself."""
+    """Keeps them until the test ends: one of their own threads must not drop the last reference."""
     _backends.extend(backends)
 
 

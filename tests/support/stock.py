@@ -25,7 +25,7 @@ def run_beside(size, body, **options):
 def gloo_group(store, rank, size):
     """A process group that torch's global list does not know, so that ranks can be threads.
 
-    It lives as long as its test: what hooks leave behind on its own thread may hold the last reference to it.
+    It lives as long as its test: objects that hooks leave on its own thread may hold the last reference to it.
     """
     store = dist.PrefixStore("stock", store)
     group = dist.ProcessGroup(store, rank, size)
@@ -37,7 +37,7 @@ def gloo_group(store, rank, size):
 
 
 class Net(nn.Module):
-    """Batch normalisation; weights that are tied, frozen, in another memory format, in float64, of the root module."""
+    """Batch normalisation; tied, frozen, float64 and channels-last weights; a weight of the root module."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ranks with different numbers of batches, and one process that computes what they should. Not a test file."""
+"""Ranks with different numbers of batches, and one process that computes the expected result. Not a test file."""
 
 import copy
 
@@ -36,7 +36,7 @@ def step(model, optimizer, *each):
 
 
 def alone(epochs, *, divide=True, build=mlp, micro=1, make=torch.optim.SGD, lr=0.1):
-    """One process that computes what the ranks should: the loss of a step is the mean over ranks, or those active."""
+    """One process computes what the ranks should: a step's loss is the mean over all or active ranks."""
     model = seeded(build)
     optimizer = make(model.parameters(), lr=lr)
     for epoch, counts in enumerate(epochs):

@@ -1,4 +1,4 @@
-# `gossamer bench`: its figures are about what they say, it runs inside a job and alone, and it refuses what it cannot
+# `gossamer bench`: its figures are about what they say; it runs inside a job and alone; it refuses what it cannot
 # measure. No figure that depends on time is judged here. `gossamer bench network` has tests of its own.
 
 import json

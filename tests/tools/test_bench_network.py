@@ -1,6 +1,6 @@
 """`gossamer bench network`: a tiny run, its bytes against the kernel's, its refusals; and how the study judges.
 
-What needs hosts is skipped where there can be none; the lab itself is tested in test_netlab.py.
+Tests that need hosts are skipped where there can be none; test_netlab.py tests the lab itself.
 """
 
 import json
@@ -19,7 +19,7 @@ needs_hosts = pytest.mark.skipif(bool(unavailable), reason=unavailable or "avail
 
 
 def run_command(algorithms: str, *flags: str) -> tuple[list[dict], str]:
-    """The lines of a tiny run of the command between two hosts, and what it shows."""
+    """The lines of a tiny run of the command between two hosts, and its output."""
     command = [sys.executable, "-m", "gossamer.launch.cli", "bench", "network", "--hosts", "2"]
     command += ["--rate", "200mbit", "--model", "cnn", "--steps", "2", "--algorithms", algorithms, *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
@@ -30,7 +30,7 @@ def run_command(algorithms: str, *flags: str) -> tuple[list[dict], str]:
 
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory):
-    """The lines of a run with three variants, the folder that it wrote, and what it showed."""
+    """The lines of a run with three variants, the folder that it wrote, and its output."""
     folder = tmp_path_factory.mktemp("network")
     lines, shown = run_command("ddp,bytegrad,local_sgd", "--output", str(folder))
     return lines, folder, shown

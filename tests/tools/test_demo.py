@@ -24,7 +24,7 @@ PARAMETERS = sum(parameter.numel() for parameter in GPT().parameters())
 
 
 def figures(**changes: Any) -> dict[str, Any]:
-    """Runs that agree, except that run names in ``changes`` get other figures."""
+    """Figures of runs that agree, except for the runs named in ``changes``."""
     good = {"validation_loss": 2.0, "equal_bits": True, "losses": [2.5, 2.1]}
     return {name: good | changes.get(name, {}) for name in cli.TOLERANCE}
 

@@ -1,4 +1,4 @@
-# The checks of `gossamer doctor`, each alone, on facts made up here, and what a broken one does to the others. The
+# The checks of `gossamer doctor`, each alone, on made-up facts, and the effect of a broken check on the others. The
 # command is in test_doctor_processes.py.
 
 import copy
@@ -32,7 +32,7 @@ GPU = {"available": True, "built_for": "12.8", "driver": "570.1", "devices": ["H
 
 
 def rank(name: str = "a", **changes) -> dict:
-    """The facts of a rank on the host of that name, which is as it should be but for the changes."""
+    """The facts of a rank on the host `name`; everything is right except the changes."""
     return copy.deepcopy(GOOD) | {"host": {"name": name, "id": name}} | changes
 
 
@@ -56,7 +56,7 @@ def test_hosts_that_are_as_they_should_be_get_no_warning() -> None:
     assert {row.check for row in rows} == set(checks.CHECKS) - {"clocks", "pair", "same host"}  # not measured
 
 
-FAULTS = {  # what a rank on the second host has, the check, the status, a part of the finding, a part of the advice
+FAULTS = {  # the facts of a rank on the second host, the check, the status, a part of the finding, a part of the advice
     "torch": (
         {"versions": GOOD["versions"] | {"torch": "2.12.0"}},
         software.versions, ERROR, "2.12.0 on rank 1", "same torch",

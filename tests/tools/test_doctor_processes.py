@@ -49,7 +49,7 @@ def test_inside_a_job_rank_0_tells_of_all(start) -> None:
 
 
 def examine(hosts: netlab.Hosts, *arguments: str, device: str) -> tuple[int, list[dict]]:
-    """`gossamer doctor` with one rank on each host, where Gloo takes that device: rank 0's exit code and rows."""
+    """Runs `gossamer doctor` with one rank on each host, Gloo on `device`. Returns rank 0's exit code and rows."""
     variables = {"PYTHONPATH": str(ROOT / "python"), "GLOO_SOCKET_IFNAME": device}
     ranks = netlab.run_on_hosts(
         [sys.executable, "-c", CODE, *arguments], hosts, environment=variables, timeout_s=150

@@ -1,5 +1,5 @@
-"""The lab of slow networks: links keep to their rate both ways, bytes are those that the kernel counts, and whatever
-ends it leaves nothing behind. Needs root and iproute2, but for the refusals.
+"""The lab of slow networks: links keep to their rate in both directions, byte counts are the kernel's, and however it
+ends it leaves nothing behind. Needs root and iproute2, except for the refusals.
 """
 
 import os
@@ -41,7 +41,7 @@ for sender in (0, 1):
         link.sendall(b"x")
     print(time.monotonic() - begun)
 """
-# Three times until a signal comes; the shell leaves a process in a session of its own.
+# Three processes that run until a signal comes; the shell leaves one in a session of its own.
 BEGUN = """
 from gossamer.netlab import Hosts, run_on_hosts
 for _ in range(3):
@@ -72,7 +72,7 @@ def test_a_link_keeps_to_its_rate_in_both_directions() -> None:
 
 @needs_hosts
 def test_a_host_receives_no_faster_than_its_link_whoever_sends() -> None:
-    """Each of two senders alone keeps to the rate; both together to one receiver would be twice it."""
+    """Each of two senders keeps to the rate; both together would send twice the rate to one receiver."""
     code = FLOOD[: FLOOD.index("for sender")].replace(
         "server.accept()[0] if server", "(server.accept()[0], server.accept()[0]) if server"
     )
@@ -158,7 +158,7 @@ def test_a_signal_removes_the_hosts_and_all_that_ran_on_them(start) -> None:
 
 
 def runs(pid: str) -> bool:
-    """A zombie, which only its parent can remove, does not."""
+    """Whether the process runs. A zombie, which only its parent can remove, does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:

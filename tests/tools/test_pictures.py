@@ -1,4 +1,4 @@
-# The committed pictures of the documentation are what their scripts draw, and say what the lab's lines say.
+# The committed pictures of the documentation equal what their scripts draw, and show the figures of the lab's lines.
 
 import json
 import re

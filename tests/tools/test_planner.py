@@ -75,7 +75,7 @@ def test_one_rank_sends_nothing() -> None:
 def test_backward_hides_what_is_sent_during_it() -> None:
     problem = gpt(compute_s=10.0, bucket_bytes=1 << 18)
     found = predict(problem, lab(), "gradient_allreduce")
-    # All but the last bucket, whose gradients are there only at the end.
+    # All but the last bucket, whose gradients come only at the end.
     last = buckets_of(problem, gs.GradientAllReduce(), 4)[-1]
     link_s = 1.5 * last.nbytes / (100 * MBIT * lab().payload)
     assert found.communication_s > 1.0

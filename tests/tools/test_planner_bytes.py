@@ -1,4 +1,4 @@
-# Bytes and buckets of the planner's predictions are those of real trainings, counted by real communicators; ranks are
+# Bytes and buckets in the planner's predictions are those of real trainings, counted by real communicators. Ranks are
 # threads.
 
 import copy
@@ -52,7 +52,7 @@ def network_of_layers() -> nn.Module:
 
 
 def counted(make, ranks: int, group=lambda comm: comm) -> tuple[float, list[int]]:
-    """Bytes of a rank and step, the mean over ranks and whole periods; elements of the buckets."""
+    """Bytes for each rank and step, as a mean over ranks and whole periods; and the elements of the buckets."""
     start = network_of_layers()
 
     def body(comm):
@@ -141,7 +141,7 @@ def test_bytes_of_a_round_of_async_are_those_of_a_real_one(network, hosts) -> No
         background = algorithm._background.comm
         model(torch.randn(4, 96)).square().mean().backward()
         optimizer.step()
-        model.close()  # waits for the round that the forward has begun; others count the ranks that have ended
+        model.close()  # waits for the round that the forward has begun; the others count the ranks that have ended
         return background.bytes_sent
 
     sent = run_ranks(network.ranks, body)[0]

@@ -76,7 +76,7 @@ def browser() -> Iterator[Any]:
         "window-size=1280,900",
     ):
         options.add_argument(f"--{flag}")
-    # Whatever is not of this machine fails to load, and so is an error on the console.
+    # Anything from another machine fails to load, which is an error on the console.
     options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
