@@ -26,28 +26,16 @@ from gossamer.bagua.torch_api.process_group import (
     is_initialized,
     new_group,
 )
-from gossamer.bagua.torch_api.rooted import (
-    broadcast,
-    broadcast_coalesced,
-    broadcast_object,
-    gather,
-    gather_inplace,
-    recv,
-    reduce,
-    reduce_inplace,
-    scatter,
-    scatter_inplace,
-    send,
-)
 from gossamer.bagua.torch_api.transfer import (
     ReduceOp,
     check_alike,
     check_counts,
     check_pair,
     check_ranges,
+    check_rank,
     check_tensor,
+    collective,
     flat,
-    members,
     reduction,
     sending,
     split_into,
@@ -95,49 +83,44 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+@collective
 def allreduce(send_tensor: Tensor, recv_tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) -> None:
     """Writes the reduction of all ranks' send_tensors to recv_tensor, on every rank."""
-    if (comm := members("allreduce", comm)) is None:
-        return
     check_pair("allreduce", send_tensor, recv_tensor, send_tensor.numel())
     reduction("allreduce", op, send_tensor.dtype)
     recv_tensor.detach().copy_(send_tensor.detach().reshape(recv_tensor.shape))
     allreduce_inplace(recv_tensor, op, comm)
 
 
+@collective
 def allreduce_inplace(tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) -> None:
     """Overwrites the tensor with the reduction of all ranks' tensors."""
-    if (comm := members("allreduce_inplace", comm)) is None:
-        return
     check_tensor("allreduce_inplace", tensor)
     operation = reduction("allreduce_inplace", op, tensor.dtype)
     with written(tensor) as out, sending("allreduce_inplace", comm, tensor):
         dist.all_reduce(out, operation, group=comm.group)
 
 
+@collective
 def allreduce_coalesced_inplace(tensors: Sequence[Tensor], op: int = ReduceOp.SUM, comm: Any = None) -> None:
     """Does allreduce_inplace for several tensors of one dtype and device, in one operation."""
-    if (comm := members("allreduce_coalesced_inplace", comm)) is None:
-        return
     check_alike("allreduce_coalesced_inplace", tensors)
     joined = torch.cat([flat(tensor) for tensor in tensors])
     allreduce_inplace(joined, op, comm)
     split_into(joined, tensors)
 
 
+@collective
 def allgather(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> None:
     """Writes the send_tensors of rank 0, 1, ... to recv_tensor in a row; it has nranks times as many elements."""
-    if (comm := members("allgather", comm)) is None:
-        return
     check_pair("allgather", send_tensor, recv_tensor, comm.nranks() * send_tensor.numel())
     with written(recv_tensor) as out, sending("allgather", comm, send_tensor):
         _all_gather(out, flat(send_tensor), group=comm.group)
 
 
+@collective
 def allgather_inplace(tensor: Tensor, comm: Any = None) -> None:
     """Fills all nranks parts of the tensor. Before, rank r has filled part r."""
-    if (comm := members("allgather_inplace", comm)) is None:
-        return
     check_tensor("allgather_inplace", tensor, parts=comm.nranks())
     with written(tensor) as out, sending("allgather_inplace", comm, tensor):
         _all_gather(
@@ -145,12 +128,11 @@ def allgather_inplace(tensor: Tensor, comm: Any = None) -> None:
         )
 
 
+@collective
 def reduce_scatter(
     send_tensor: Tensor, recv_tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None
 ) -> None:
     """Writes part r of the reduction of all send_tensors to recv_tensor. A send_tensor has nranks parts."""
-    if (comm := members("reduce_scatter", comm)) is None:
-        return
     check_tensor("reduce_scatter", send_tensor, parts=comm.nranks())
     check_pair("reduce_scatter", send_tensor, recv_tensor, send_tensor.numel() // comm.nranks())
     operation = reduction("reduce_scatter", op, send_tensor.dtype)
@@ -158,10 +140,9 @@ def reduce_scatter(
         _reduce_scatter(out, flat(send_tensor), op=operation, group=comm.group)
 
 
+@collective
 def reduce_scatter_inplace(tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) -> None:
     """Overwrites part r of the tensor with part r of the reduction. The other parts do not change."""
-    if (comm := members("reduce_scatter_inplace", comm)) is None:
-        return
     check_tensor("reduce_scatter_inplace", tensor, parts=comm.nranks())
     with written(tensor) as out:
         part = out.numel() // comm.nranks()
@@ -171,23 +152,23 @@ def reduce_scatter_inplace(tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = N
         own.copy_(result)
 
 
+@collective
 def alltoall(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> None:
     """Sends part j of send_tensor to rank j, and fills part i of recv_tensor from rank i. Both have nranks parts."""
-    if (comm := members("alltoall", comm)) is None:
-        return
     check_tensor("alltoall", send_tensor, parts=comm.nranks())
     check_pair("alltoall", send_tensor, recv_tensor, send_tensor.numel())
     with written(recv_tensor) as out, sending("alltoall", comm, send_tensor):
         dist.all_to_all_single(out, flat(send_tensor), group=comm.group)
 
 
+@collective
 def alltoall_inplace(tensor: Tensor, comm: Any = None) -> None:
     """Does alltoall() with the result in the tensor itself."""
-    if (comm := members("alltoall_inplace", comm)) is not None:
-        check_tensor("alltoall_inplace", tensor)
-        alltoall(tensor.detach().clone(), tensor, comm)
+    check_tensor("alltoall_inplace", tensor)
+    alltoall(tensor.detach().clone(), tensor, comm)
 
 
+@collective
 def alltoall_v(
     send_tensor: Tensor,
     send_counts: Sequence[int],
@@ -202,8 +183,6 @@ def alltoall_v(
     A count of 0 sends nothing. Elements of recv_tensor outside its parts do not change. A displacement behind those of
     all ranks, which tells the end, is not used.
     """
-    if (comm := members("alltoall_v", comm)) is None:
-        return
     size = comm.nranks()
     check_pair("alltoall_v", send_tensor, recv_tensor, recv_tensor.numel())
     check_counts("alltoall_v", "send", send_counts, send_displs, size=size)
@@ -222,6 +201,7 @@ def alltoall_v(
             out[first:last] = received[end - (last - first) : end]
 
 
+@collective
 def alltoall_v_inplace(
     tensor: Tensor, counts: Sequence[int], displs: Sequence[int], comm: Any = None
 ) -> None:
@@ -229,11 +209,136 @@ def alltoall_v_inplace(
     alltoall_v(tensor, counts, displs, tensor, counts, displs, comm)
 
 
+@collective
 def barrier(comm: Any = None) -> None:
     """Returns when all ranks of the communicator have called it."""
-    if (comm := members("barrier", comm)) is not None:
-        with sending("barrier", comm):
-            comm.barrier()
+    with sending("barrier", comm):
+        comm.barrier()
+
+
+@collective
+def send(tensor: Tensor, dst: int, comm: Any = None) -> None:
+    """Sends the tensor to `dst`, which must receive it. Returns when the tensor may be overwritten."""
+    check_tensor("send", tensor)
+    check_rank("send", "dst", dst, comm)
+    with sending("send", comm, tensor):
+        dist.send(flat(tensor), group=comm.group, group_dst=dst)
+
+
+@collective
+def recv(tensor: Tensor, src: int, comm: Any = None) -> None:
+    """Fills the tensor with what `src` sends, which must have as many elements and the same dtype."""
+    check_tensor("recv", tensor)
+    check_rank("recv", "src", src, comm)
+    with written(tensor) as out, sending("recv", comm, tensor):
+        dist.recv(out, group=comm.group, group_src=src)
+
+
+@collective
+def broadcast(tensor: Tensor, src: int = 0, comm: Any = None) -> None:
+    """Overwrites the tensor with that of rank `src`."""
+    check_tensor("broadcast", tensor)
+    check_rank("broadcast", "src", src, comm)
+    with written(tensor) as out, sending("broadcast", comm, tensor):
+        dist.broadcast(out, group=comm.group, group_src=src)
+
+
+@collective
+def broadcast_coalesced(tensors: Sequence[Tensor], src: int = 0, comm: Any = None) -> None:
+    """Overwrites each tensor with that of rank `src`, in one broadcast. One dtype, one device."""
+    check_alike("broadcast_coalesced", tensors)
+    joined = torch.cat([flat(tensor) for tensor in tensors])
+    broadcast(joined, src, comm)
+    split_into(joined, tensors)
+
+
+@collective
+def broadcast_object(obj: Any, src: int = 0, comm: Any = None) -> Any:
+    """Returns the object of rank `src`, which is pickled: take it only from workers that you trust."""
+    check_rank("broadcast_object", "src", src, comm)
+    carrier = [obj]
+    with sending("broadcast_object", comm):
+        dist.broadcast_object_list(carrier, group=comm.group, group_src=src)
+    return carrier[0]
+
+
+@collective
+def reduce(
+    send_tensor: Tensor, recv_tensor: Tensor, dst: int, op: int = ReduceOp.SUM, comm: Any = None
+) -> None:
+    """Writes the reduction of all send_tensors to recv_tensor on rank `dst`. The others' does not change."""
+    check_pair("reduce", send_tensor, recv_tensor, send_tensor.numel())
+    check_rank("reduce", "dst", dst, comm)
+    operation = reduction("reduce", op, send_tensor.dtype)
+    scratch = flat(send_tensor).clone()  # backends use the memory of the ranks that get nothing, too
+    with sending("reduce", comm, send_tensor):
+        dist.reduce(scratch, op=operation, group=comm.group, group_dst=dst)
+    if comm.rank() == dst:
+        recv_tensor.detach().copy_(scratch.view(recv_tensor.shape))
+
+
+@collective
+def reduce_inplace(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, comm: Any = None) -> None:
+    """Does reduce() into the tensor itself on rank `dst`. The other ranks' tensors do not change."""
+    reduce(tensor, tensor, dst, op, comm)
+
+
+@collective
+def gather(send_tensor: Tensor, recv_tensor: Tensor, dst: int, comm: Any = None) -> None:
+    """Writes all send_tensors in a row to recv_tensor on rank `dst`. The other ranks' recv_tensor is not used."""
+    check_rank("gather", "dst", dst, comm)
+    check_tensor("gather", send_tensor)
+    if comm.rank() != dst:
+        with sending("gather", comm, send_tensor):
+            dist.gather(flat(send_tensor), group=comm.group, group_dst=dst)
+        return
+    check_pair("gather", send_tensor, recv_tensor, comm.nranks() * send_tensor.numel())
+    with written(recv_tensor) as out, sending("gather", comm, send_tensor):
+        parts = list(out.view(comm.nranks(), -1) if out.numel() else [out] * comm.nranks())
+        dist.gather(flat(send_tensor), parts, group=comm.group, group_dst=dst)
+
+
+@collective
+def gather_inplace(tensor: Tensor, count: int, dst: int, comm: Any = None) -> None:
+    """Does gather() into the tensor of `dst`: nranks * count elements, of which part `dst` is its own.
+
+    The tensor has `count` elements on the other ranks.
+    """
+    check_rank("gather_inplace", "dst", dst, comm)
+    rank = comm.rank()
+    check_tensor("gather_inplace", tensor, numel=count * (comm.nranks() if rank == dst else 1))
+    own = flat(tensor)[rank * count : (rank + 1) * count].clone() if rank == dst else tensor
+    gather(own, tensor, dst, comm)
+
+
+@collective
+def scatter(send_tensor: Tensor, recv_tensor: Tensor, src: int, comm: Any = None) -> None:
+    """Writes part r of rank `src`'s send_tensor, which has nranks parts, to recv_tensor on rank r.
+
+    The other ranks' send_tensor is not used.
+    """
+    check_rank("scatter", "src", src, comm)
+    check_tensor("scatter", recv_tensor)
+    parts = None
+    if comm.rank() == src:
+        check_tensor("scatter", send_tensor, numel=comm.nranks() * recv_tensor.numel())
+        check_pair("scatter", send_tensor, recv_tensor, recv_tensor.numel())
+        rows = flat(send_tensor)
+        parts = list(rows.view(comm.nranks(), -1) if rows.numel() else [rows] * comm.nranks())
+    with written(recv_tensor) as out, sending("scatter", comm, recv_tensor):
+        dist.scatter(out, parts, group=comm.group, group_src=src)
+
+
+@collective
+def scatter_inplace(tensor: Tensor, count: int, src: int, comm: Any = None) -> None:
+    """Does scatter() from the tensor of `src`: nranks * count elements, which do not change.
+
+    The tensor has `count` elements on the other ranks, and takes their part.
+    """
+    check_rank("scatter_inplace", "src", src, comm)
+    source = comm.rank() == src
+    check_tensor("scatter_inplace", tensor, numel=count * (comm.nranks() if source else 1))
+    scatter(tensor, tensor.new_empty(count) if source else tensor, src, comm)
 
 
 def _ranges(counts: Sequence[int], displs: Sequence[int]) -> list[tuple[int, int]]:

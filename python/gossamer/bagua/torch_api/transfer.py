@@ -1,13 +1,14 @@
-"""Helpers of the collectives in communication.py and rooted.py: who takes part, checks of tensors, and flat views.
+"""Helpers of the collectives in communication.py: who takes part, checks of tensors, and flat views.
 
 Everything is checked before anything is sent, so a refused call leaves the group usable.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from gossamer.bagua.torch_api.process_group import BaguaCommunicator, CommMember, default_group
 from gossamer.errors import CommError, ConfigError
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class ReduceOp(IntEnum):
@@ -50,6 +53,23 @@ def members(what: str, comm: Any) -> BaguaCommunicator | None:
         )
     comm.require_usable(what)
     return comm
+
+
+def collective(call: Call) -> Call:
+    """Makes a collective of a function whose last argument is `comm`: it gets the communicator that is meant.
+
+    On a rank that is not in the communicator the collective returns None at once.
+    """
+    place = call.__code__.co_argcount - 1
+
+    @functools.wraps(call)
+    def collective_call(*arguments: Any, **named: Any) -> Any:
+        comm = named.pop("comm", arguments[place] if len(arguments) > place else None)
+        if (comm := members(call.__name__, comm)) is None:
+            return None
+        return call(*arguments[:place], **named, comm=comm)
+
+    return cast(Call, collective_call)
 
 
 def reduction(what: str, op: int, dtype: torch.dtype) -> Any:
