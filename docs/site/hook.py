@@ -23,12 +23,8 @@ ALWAYS = ("README.md", "CHANGELOG.md")  # on the site, whether a page of docs/ l
 LINK = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`|(?<=\]\()([^)\s]+)(?=\))", re.MULTILINE | re.DOTALL)
 NAMES = re.compile(r"^<!-- names: ([\w.]+) -->$", re.MULTILINE)
 SHOWN = re.compile(r"^::: ([\w.]+)$|^<!-- names: ([\w.]+) -->$", re.MULTILINE)
-# These have an __all__ for the package's own modules; users have no business with them.
-PRIVATE = ("gossamer.observe.stall", "gossamer.torch_private")
-SAME_NAMES = {  # a module -> the module of the API that shows the same names
-    "gossamer.horovod.runner": "gossamer.horovod",
-    "gossamer.horovod.torch.functions": "gossamer.horovod.torch",
-}
+# This has an __all__ for the package's own modules; users have no business with it.
+PRIVATE = ("gossamer.torch_private",)
 
 log = get_plugin_logger("gossamer")
 
@@ -135,20 +131,20 @@ def shown_modules() -> set[str]:
 
 
 def problems(shown: set[str]) -> list[str]:
-    """What the public names lack: a docstring, or a page of the API for their module."""
-    found = []
+    """What the public names lack: a page of the API for their module, or a docstring.
+
+    The modules and packages directly in gossamer that have an __all__ are public. Deeper, the pages say what is.
+    """
+    found = [
+        f"{module.path}: has an __all__ and is on no page; name it in docs/api/"
+        for module in modules(PACKAGE)
+        if module.exports is not None and module.parent is PACKAGE and module.path not in {*shown, *PRIVATE}
+    ]
     for module in modules(PACKAGE):
-        if module.exports is not None and module.path not in {*shown, *PRIVATE, *SAME_NAMES}:
-            found.append(f"{module.path}: has an __all__ and is on no page; name it in docs/api/")
         if module.path in shown:
-            found += [
-                f"{module.path}.{name}: public, and has no docstring"
-                for name in public(module)
-                if not documented(module, name)
-            ]
-    for module_path, other in SAME_NAMES.items():
-        lacking = set(public(PACKAGE[inside(module_path)])) - set(public(PACKAGE[inside(other)]))
-        found += [f"{module_path}.{name}: on no page, for {other} lacks it" for name in sorted(lacking)]
+            names = [name for name in public(module) if not documented(module, name)]
+            names += [f"{name}.{method}" for name in public(module) for method in bare_methods(module, name)]
+            found += [f"{module.path}.{name}: public, and has no docstring" for name in names]
     return found
 
 
@@ -168,6 +164,30 @@ def documented(module: Any, name: str) -> bool:
         return module[name].docstring is not None
     except (KeyError, griffe.AliasResolutionError):
         return False
+
+
+def bare_methods(module: Any, name: str) -> list[str]:
+    """The public methods of a class that have no docstring, neither here nor in a base class.
+
+    A class with a base outside the package, such as torch's, may override methods that are described there.
+    """
+    if not documented(module, name) or not module[name].is_class:
+        return []
+    classes = [module[name].final_target if module[name].is_alias else module[name], *module[name].mro()]
+    if any(not known(cls) for cls in classes):
+        return []
+    described = {method for cls in classes for method, member in cls.members.items() if member.docstring}
+    return [
+        method
+        for method, member in classes[0].members.items()
+        if not member.is_alias and member.is_function and method not in described and method[0] != "_"
+    ]
+
+
+def known(cls: griffe.Class) -> bool:
+    """Whether the package has every base of a class. ABC has no methods that a user calls."""
+    asked = [base for base in cls.bases if str(base) != "ABC"]
+    return len(asked) == len([base for base in cls.resolved_bases if base.is_class])
 
 
 def inside(path: str) -> str:

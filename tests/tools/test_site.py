@@ -150,11 +150,15 @@ def test_a_broken_link_or_anchor_or_an_undocumented_name_fails_the_build(tmp_pat
         page.write("\n[a](nowhere.md) [b](codecs.md#no-such-heading) [c](../csrc/nowhere.h)\n")
     with (tmp_path / "python" / "gossamer" / "netlab" / "__init__.py").open("a") as module:
         module.write('\n\ndef bare() -> None:\n    pass\n\n\n__all__ += ["bare"]\n')
+    hosts = tmp_path / "python" / "gossamer" / "netlab" / "hosts.py"
+    method = "    def bare(self) -> None:\n        pass\n\n    def address("
+    hosts.write_text(hosts.read_text().replace("    def address(", method))
     (tmp_path / "docs" / "api" / "topology.md").write_text("# Topologies\n")
     built = build(tmp_path, tmp_path / "built")
     assert built.returncode != 0
     for told in (
         "gossamer.netlab.bare: public, and has no docstring",
+        "gossamer.netlab.Hosts.bare: public, and has no docstring",
         "gossamer.topology: has an __all__ and is on no page",
         "'nowhere.md'",
         "'codecs.md#no-such-heading'",

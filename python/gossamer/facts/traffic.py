@@ -32,6 +32,7 @@ class Cost:
         return Cost(self.seconds + other.seconds, self.sent + other.sent, self.across + other.across)
 
     def times(self, count: float) -> "Cost":
+        """The cost of that many such messages."""
         return Cost(self.seconds * count, self.sent * count, self.across * count)
 
 

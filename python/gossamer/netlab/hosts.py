@@ -79,9 +79,11 @@ class Hosts:
         self._handlers: dict[int, Any] = {}
 
     def namespace(self, host: int) -> str:
+        """The name of a host's network namespace, as `ip netns` shows it."""
         return f"{self.name}-{host}"
 
     def address(self, host: int) -> str:
+        """The IPv4 address of a host on the network between the hosts."""
         return f"10.213.0.{host + 1}"
 
     def prefix(self, host: int, *, container: bool = False) -> list[str]:

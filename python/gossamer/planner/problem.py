@@ -75,6 +75,7 @@ class Problem:
         return self.compute_s * (1 - self.forward)
 
     def with_compute(self, compute_s: float) -> "Problem":
+        """The same problem where a step computes for that many seconds."""
         return replace(self, compute_s=compute_s)
 
 
