@@ -75,10 +75,8 @@ struct One {
 
 }  // namespace gossamer::GOSSAMER_ISA
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#include "optim/lane_avx512.h"
-#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
-#include "optim/lane_avx2.h"
+#if defined(GOSSAMER_MM) && (defined(__AVX512F__) || defined(__FMA__))
+#include "optim/lane_vector.h"
 #else
 namespace gossamer::GOSSAMER_ISA {
 template <class Number>
