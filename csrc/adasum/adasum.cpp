@@ -8,16 +8,9 @@
 
 namespace gossamer::adasum {
 
-extern const Kernels scalar_kernels;
-extern const Kernels* const avx2_kernels;
-extern const Kernels* const avx512_kernels;
+GOSSAMER_CHOOSE_KERNELS()
 
 namespace {
-
-KernelTables<Kernels>& tables() {
-  static KernelTables<Kernels> all(&scalar_kernels, avx2_kernels, avx512_kernels);
-  return all;
-}
 
 // body(v, first, numel) for every vector with elements in [begin, end); `first` counts from `begin`.
 template <class Body>
@@ -70,11 +63,5 @@ void combine(Dtype dtype, const Vectors& vectors, int64_t begin, int64_t end, vo
                   factors[v]);
   });
 }
-
-const Kernels& kernels() { return tables().selected(); }
-
-const Kernels* kernels_by_name(const char* name) { return tables().find(name); }
-
-bool select_kernels(const char* name) { return tables().select(name); }
 
 }  // namespace gossamer::adasum

@@ -1,5 +1,5 @@
-// The loops of Adasum. Included once by each cpu_*.cpp, which names the namespace (GOSSAMER_ISA), kVectorBytes and
-// VectorLane. Free of std:: code: what is compiled here carries that file's flags.
+// The loops of Adasum. Included once by each cpu_*.cpp, after base/instruction_set.h. Free of std:: code: everything here is
+// compiled with that file's flags.
 //
 // Element i of a part is added to sum i % 16 of each kind; the sixteen sums are then added in pairs. So every instruction
 // set adds in the same order. The last elements are padded with zeros to sixteen, which changes no sum.
@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "adasum/adasum.h"
-#include "base/lanes.h"
 
+#if !defined(GOSSAMER_LACKS_FLAGS)
 namespace gossamer::GOSSAMER_ISA {
 namespace {
 
@@ -190,3 +190,8 @@ void combine(Dtype dtype, void* a, const void* b, int64_t numel, const Factors& 
 
 }  // namespace
 }  // namespace gossamer::GOSSAMER_ISA
+#endif
+
+namespace gossamer::adasum {
+GOSSAMER_KERNEL_TABLE(GOSSAMER_ISA::sums, GOSSAMER_ISA::combine);
+}  // namespace gossamer::adasum

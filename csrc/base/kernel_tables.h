@@ -52,3 +52,17 @@ class KernelTables {
 };
 
 }  // namespace gossamer
+
+// Defines kernels(), kernels_by_name() and select_kernels() of a folder: the choice among the tables of its cpu_*.cpp. Stands
+// in the folder's namespace, in one file.
+#define GOSSAMER_CHOOSE_KERNELS()                                                   \
+  extern const Kernels* const scalar_kernels;                                       \
+  extern const Kernels* const avx2_kernels;                                         \
+  extern const Kernels* const avx512_kernels;                                       \
+  static KernelTables<Kernels>& tables() {                                          \
+    static KernelTables<Kernels> all(scalar_kernels, avx2_kernels, avx512_kernels); \
+    return all;                                                                     \
+  }                                                                                 \
+  const Kernels& kernels() { return tables().selected(); }                          \
+  const Kernels* kernels_by_name(const char* name) { return tables().find(name); }  \
+  bool select_kernels(const char* name) { return tables().select(name); }

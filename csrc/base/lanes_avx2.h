@@ -5,7 +5,7 @@
 #include <immintrin.h>
 
 #define GOSSAMER_MM(op) _mm256_##op
-#define GOSSAMER_MM_SI(op) _mm256_##op##_si256
+#define GOSSAMER_MM_SI(op) _mm256_##op##256
 
 namespace gossamer::GOSSAMER_ISA {
 

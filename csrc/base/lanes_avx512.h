@@ -5,7 +5,7 @@
 #include <immintrin.h>
 
 #define GOSSAMER_MM(op) _mm512_##op
-#define GOSSAMER_MM_SI(op) _mm512_##op##_si512
+#define GOSSAMER_MM_SI(op) _mm512_##op##512
 
 namespace gossamer::GOSSAMER_ISA {
 
@@ -71,8 +71,7 @@ struct Avx512 {
     const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const auto index = static_cast<int32_t>(static_cast<uint32_t>(i / 2) + first);
     const __m512i start = scramble(_mm512_add_epi32(places, _mm512_set1_epi32(index)));
-    const __m512i words =
-        scramble(_mm512_xor_si512(start, _mm512_set1_epi32(static_cast<int32_t>(second))));
+    const __m512i words = scramble(_mm512_xor_si512(start, _mm512_set1_epi32(static_cast<int32_t>(second))));
     return {fraction(_mm512_and_si512(words, _mm512_set1_epi32(0xffff))),
             fraction(_mm512_srli_epi32(words, 16))};
   }

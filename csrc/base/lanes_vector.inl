@@ -66,7 +66,7 @@ static HD Bits16 to_half(Floats x) { return GOSSAMER_MM(cvtps_ph)(quiet(x), _MM_
 static HD void store(Half* p, Floats x) { store_bits16(p, to_half(x)); }
 static HD Ints to_bfloat(Floats x) {
   const Ints bits = as_ints(quiet(x));
-  const Ints odd = GOSSAMER_MM_SI(and)(GOSSAMER_MM(srli_epi32)(bits, 16), GOSSAMER_MM(set1_epi32)(1));
+  const Ints odd = GOSSAMER_MM_SI(and_si)(GOSSAMER_MM(srli_epi32)(bits, 16), GOSSAMER_MM(set1_epi32)(1));
   const Ints half = GOSSAMER_MM(add_epi32)(bits, GOSSAMER_MM(set1_epi32)(0x7fff));
   return GOSSAMER_MM(srli_epi32)(GOSSAMER_MM(add_epi32)(half, odd), 16);
 }
@@ -88,20 +88,20 @@ static HD Floats with_sign(Floats x, Floats sign) {
   return GOSSAMER_MM(or_ps)(magnitude_of(x), GOSSAMER_MM(and_ps)(sign, GOSSAMER_MM(set1_ps)(-0.0f)));
 }
 static HD Ints scramble(Ints x) {
-  x = GOSSAMER_MM(mullo_epi32)(GOSSAMER_MM_SI(xor)(x, GOSSAMER_MM(srli_epi32)(x, 16)),
+  x = GOSSAMER_MM(mullo_epi32)(GOSSAMER_MM_SI(xor_si)(x, GOSSAMER_MM(srli_epi32)(x, 16)),
                                GOSSAMER_MM(set1_epi32)(kScramble1));
-  x = GOSSAMER_MM(mullo_epi32)(GOSSAMER_MM_SI(xor)(x, GOSSAMER_MM(srli_epi32)(x, 15)),
+  x = GOSSAMER_MM(mullo_epi32)(GOSSAMER_MM_SI(xor_si)(x, GOSSAMER_MM(srli_epi32)(x, 15)),
                                GOSSAMER_MM(set1_epi32)(static_cast<int32_t>(kScramble2)));
-  return GOSSAMER_MM_SI(xor)(x, GOSSAMER_MM(srli_epi32)(x, 16));
+  return GOSSAMER_MM_SI(xor_si)(x, GOSSAMER_MM(srli_epi32)(x, 16));
 }
 static HD Floats fraction(Ints x) {
   const Floats whole = GOSSAMER_MM(mul_ps)(GOSSAMER_MM(cvtepi32_ps)(x), GOSSAMER_MM(set1_ps)(1.0f / 65536));
   return GOSSAMER_MM(add_ps)(whole, GOSSAMER_MM(set1_ps)(0.5f / 65536));
 }
 static HD Ints magnitude(Floats x) {
-  return GOSSAMER_MM_SI(and)(as_ints(x), GOSSAMER_MM(set1_epi32)(0x7fffffff));
+  return GOSSAMER_MM_SI(and_si)(as_ints(x), GOSSAMER_MM(set1_epi32)(0x7fffffff));
 }
 static HD Ints ordered(Floats x) {
   const Ints bits = as_ints(x);
-  return GOSSAMER_MM_SI(xor)(bits, GOSSAMER_MM(srli_epi32)(GOSSAMER_MM(srai_epi32)(bits, 31), 1));
+  return GOSSAMER_MM_SI(xor_si)(bits, GOSSAMER_MM(srli_epi32)(GOSSAMER_MM(srai_epi32)(bits, 31), 1));
 }

@@ -8,14 +8,6 @@
 #include "codec/codec_list.h"
 #include "codec/noise.h"
 
-namespace gossamer::codec {
-
-extern const Kernels scalar_kernels;
-extern const Kernels* const avx2_kernels;
-extern const Kernels* const avx512_kernels;
-
-}  // namespace gossamer::codec
-
 namespace gossamer::layout {
 
 int64_t row_bytes(const codec::Spec& spec, int64_t row_numel) {
@@ -41,14 +33,8 @@ bool has_row_statistics(const codec::Spec& spec) {
 }  // namespace gossamer::layout
 
 namespace gossamer::codec {
-namespace {
 
-KernelTables<Kernels>& tables() {
-  static KernelTables<Kernels> all(&scalar_kernels, avx2_kernels, avx512_kernels);
-  return all;
-}
-
-}  // namespace
+GOSSAMER_CHOOSE_KERNELS()
 
 int64_t row_bytes(const Spec& spec, int64_t row_numel) {
   GOSSAMER_CHECK(row_numel >= 0, ErrorKind::codec, "row_bytes: row_numel must not be negative, got ",
@@ -63,10 +49,5 @@ uint64_t make_key(uint64_t seed, uint64_t nonce, uint64_t phase, uint64_t rank) 
 }
 
 bool has_row_statistics(const Spec& spec) { return layout::has_row_statistics(spec); }
-const Kernels& kernels() { return tables().selected(); }
-
-const Kernels* kernels_by_name(const char* name) { return tables().find(name); }
-
-bool select_kernels(const char* name) { return tables().select(name); }
 
 }  // namespace gossamer::codec

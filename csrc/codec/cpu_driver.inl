@@ -1,6 +1,5 @@
-// The loops that run a codec's arithmetic over memory, on the CPU. No arithmetic of its own beyond sums.
-// Included once by each cpu_*.cpp, which names the namespace (GOSSAMER_ISA) and the lane type (VectorLane).
-// Free of std:: code: what is compiled here carries that file's instruction-set flags.
+// The loops that run a codec's arithmetic over memory, on the CPU. No arithmetic of its own beyond sums. Included once by
+// each cpu_*.cpp, after base/instruction_set.h. Free of std:: code: everything here is compiled with that file's flags.
 
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +8,7 @@
 #include "codec/codec_list.h"
 #include "codec/noise.h"
 
+#if !defined(GOSSAMER_LACKS_FLAGS)
 namespace gossamer::GOSSAMER_ISA {
 namespace {
 
@@ -394,3 +394,10 @@ void reduce_encode_with_error(const Spec& spec, const WireRows& wire, int64_t ro
 
 }  // namespace
 }  // namespace gossamer::GOSSAMER_ISA
+#endif
+
+namespace gossamer::codec {
+GOSSAMER_KERNEL_TABLE(GOSSAMER_ISA::encode, GOSSAMER_ISA::decode, GOSSAMER_ISA::decode_add,
+                      GOSSAMER_ISA::reduce_encode, GOSSAMER_ISA::encode_with_error,
+                      GOSSAMER_ISA::reduce_encode_with_error);
+}  // namespace gossamer::codec

@@ -1,12 +1,13 @@
-// The loop that runs a rule over a segment. Included once by each cpu_*.cpp, which names the namespace (GOSSAMER_ISA).
-// Free of std:: code: everything compiled here carries that file's flags. There is only the vector loop: elements that do
-// not fill a lane are padded on the stack.
+// The loop that runs a rule over a segment. Included once by each cpu_*.cpp, after base/instruction_set.h. Free of std::
+// code: everything here is compiled with that file's flags. There is only the vector loop: elements that do not fill a lane
+// are padded on the stack.
 
 #include <cstring>
 #include <type_traits>
 
 #include "optim/rules.h"
 
+#if !defined(GOSSAMER_LACKS_FLAGS)
 namespace gossamer::GOSSAMER_ISA {
 namespace {
 
@@ -76,3 +77,8 @@ void sgd(Dtype dtype, const Sgd& sgd, const Segment& segment) {
 
 }  // namespace
 }  // namespace gossamer::GOSSAMER_ISA
+#endif
+
+namespace gossamer::optim {
+GOSSAMER_KERNEL_TABLE(GOSSAMER_ISA::adam, GOSSAMER_ISA::sgd);
+}  // namespace gossamer::optim

@@ -8,16 +8,9 @@
 
 namespace gossamer::optim {
 
-extern const Kernels scalar_kernels;
-extern const Kernels* const avx2_kernels;
-extern const Kernels* const avx512_kernels;
+GOSSAMER_CHOOSE_KERNELS()
 
 namespace {
-
-KernelTables<Kernels>& tables() {
-  static KernelTables<Kernels> all(&scalar_kernels, avx2_kernels, avx512_kernels);
-  return all;
-}
 
 template <class Memory>
 Memory* advanced(Memory* memory, int64_t bytes) {
@@ -51,11 +44,5 @@ void sgd(Dtype dtype, const Sgd& sgd, const Segment* segments, int64_t count, in
   const Kernels& table = kernels();
   each_part(dtype, segments, count, begin, end, [&](const Segment& part) { table.sgd(dtype, sgd, part); });
 }
-
-const Kernels& kernels() { return tables().selected(); }
-
-const Kernels* kernels_by_name(const char* name) { return tables().find(name); }
-
-bool select_kernels(const char* name) { return tables().select(name); }
 
 }  // namespace gossamer::optim

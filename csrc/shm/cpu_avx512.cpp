@@ -1,32 +1,5 @@
-// reduce.h compiled for AVX-512. Flags: -O3 -ffp-contract=off -mavx512f -mavx512bw -mavx512dq -mavx512vl;
-// without them the file is empty but for a null entry. Chosen by reduce.cpp where the CPU has all four.
-#define GOSSAMER_ISA avx512
-#include "shm/reduce_kernels.h"
-
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own intrinsics (PR 105593)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-
-#include "base/lanes.h"
-
-namespace gossamer::avx512 {
-using VectorLane = Avx512;
-static constexpr int64_t kVectorBytes = 64;
-static constexpr bool kIsBase = false;
-}  // namespace gossamer::avx512
+// reduce.h for CPUs with AVX-512 (F, BW, DQ, VL); see base/instruction_set.h.
+#define GOSSAMER_AVX512
+#include "base/instruction_set.h"
 
 #include "shm/reduce_kernels.inl"
-
-namespace gossamer::shm {
-static const Kernels table = {"avx512", avx512::find};
-extern const Kernels* const avx512_kernels;
-const Kernels* const avx512_kernels = &table;
-}  // namespace gossamer::shm
-#else
-namespace gossamer::shm {
-extern const Kernels* const avx512_kernels;
-const Kernels* const avx512_kernels = nullptr;
-}  // namespace gossamer::shm
-#endif

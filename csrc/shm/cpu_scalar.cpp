@@ -1,18 +1,4 @@
-// reduce.h compiled for the base instruction set, in vectors of 16 bytes (SSE2, NEON).
-// Flags: -O3 -ffp-contract=off. Chosen by reduce.cpp where nothing wider runs, and for the kernels that the
-// other tables leave out.
-#define GOSSAMER_ISA scalar
-#include "base/lanes.h"
-
-namespace gossamer::scalar {
-using VectorLane = Scalar;
-static constexpr int64_t kVectorBytes = 16;
-static constexpr bool kIsBase = true;
-}  // namespace gossamer::scalar
+// reduce.h for any CPU: what the other instruction sets must equal, and the kernels that their tables leave out.
+#include "base/instruction_set.h"
 
 #include "shm/reduce_kernels.inl"
-
-namespace gossamer::shm {
-extern const Kernels scalar_kernels;
-const Kernels scalar_kernels = {"scalar", scalar::find};
-}  // namespace gossamer::shm

@@ -8,9 +8,7 @@
 
 namespace gossamer::shm {
 
-extern const Kernels scalar_kernels;
-extern const Kernels* const avx2_kernels;
-extern const Kernels* const avx512_kernels;
+GOSSAMER_CHOOSE_KERNELS()
 
 namespace {
 
@@ -61,11 +59,6 @@ bool is_bitwise(Op op) { return op == Op::band || op == Op::bor || op == Op::bxo
 const Facts& facts(Type type) {
   GOSSAMER_CHECK(is_known(type), ErrorKind::config, "reduce: unknown element type ", static_cast<int>(type));
   return kFacts[static_cast<int>(type)];
-}
-
-KernelTables<Kernels>& tables() {
-  static KernelTables<Kernels> all(&scalar_kernels, avx2_kernels, avx512_kernels);
-  return all;
 }
 
 void check(const Fold& r, int source_count, int out_count, int64_t numel) {
@@ -129,19 +122,13 @@ bool supports(Type type, Op op) {
   return false;
 }
 
-const Kernels& kernels() { return tables().selected(); }
-
-const Kernels* kernels_by_name(const char* name) { return tables().find(name); }
-
-bool select_kernels(const char* name) { return tables().select(name); }
-
 void reduce(const Fold& reduction, const void* const* sources, int source_count, void* const* outs,
             int out_count, int64_t numel) {
   check(reduction, source_count, out_count, numel);
   if (numel == 0) return;
   const Fold r = simplified(reduction, numel);
   Kernel kernel = kernels().find(r.from, r.to, r.op);
-  if (kernel == nullptr) kernel = scalar_kernels.find(r.from, r.to, r.op);
+  if (kernel == nullptr) kernel = scalar_kernels->find(r.from, r.to, r.op);
   kernel({sources, source_count, outs, out_count, numel, r.op, r.divisor, r.factors});
 }
 

@@ -1,16 +1,17 @@
-// The loop that folds buffers, for every pair of element types and every operation. Included once by each
-// cpu_*.cpp, which names the namespace (GOSSAMER_ISA), kVectorBytes, VectorLane and kIsBase. Checks nothing:
-// reduce.cpp has done that. Free of std:: code: what is compiled here carries that file's flags.
+// The loop that folds buffers, for every pair of element types and every operation. Included once by each cpu_*.cpp, after
+// base/instruction_set.h. It checks nothing: reduce.cpp has done that. Free of std:: code: everything here is compiled with
+// that file's flags.
 //
-// A strip of every source is read, in rank order, before that strip is written anywhere: so an out may be a
-// source. There is no scalar loop: what does not fill a strip is padded on the stack, so that an element's
-// result depends on nothing but the element.
+// A strip of every source is read, in rank order, before that strip is written anywhere: so an out may be a source. There
+// is no scalar loop: elements that do not fill a strip are padded on the stack, so that an element's result depends on
+// nothing but the element.
 
 #include <cstring>
 
 #include "shm/reduce_kernels.h"
 #include "shm/strip.h"
 
+#if !defined(GOSSAMER_LACKS_FLAGS)
 namespace gossamer::GOSSAMER_ISA {
 namespace {
 
@@ -197,7 +198,7 @@ Kernel among(Op op) {
 template <Type type>
 Kernel of_integer(Op op) {
   // These gain little from a wider instruction set: they divide, or convert from double, one number at a time.
-  if constexpr (kIsBase)
+  if constexpr (VectorLane::width == 1)
     if (const Kernel found = among<type, type, Op::avg, Op::premul_sum>(op)) return found;
   using T = typename Element<type>::Number;
   if constexpr (type == Type::u8)
@@ -260,3 +261,8 @@ Kernel find(Type from, Type to, Op op) {
 
 }  // namespace
 }  // namespace gossamer::GOSSAMER_ISA
+#endif
+
+namespace gossamer::shm {
+GOSSAMER_KERNEL_TABLE(GOSSAMER_ISA::find);
+}  // namespace gossamer::shm

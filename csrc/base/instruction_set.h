@@ -1,0 +1,53 @@
+// First in each cpu_*.cpp of adasum/, codec/, optim/ and shm/. Such a file is compiled for one instruction set; it says which
+// (GOSSAMER_AVX2, GOSSAMER_AVX512, or neither) and then includes its folder's driver. Here are the namespace of that code
+// (GOSSAMER_ISA), its lane and vector, and the table that the driver ends with. setup.py and cmake/ give each file its
+// flags; without them GOSSAMER_LACKS_FLAGS is set and the table is null, so every build may compile the file.
+#pragma once
+
+#include <cstdint>
+
+#if defined(GOSSAMER_AVX512)
+#define GOSSAMER_ISA avx512
+#if !(defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__))
+#define GOSSAMER_LACKS_FLAGS
+#elif defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own intrinsics (PR 105593)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#elif defined(GOSSAMER_AVX2)
+#define GOSSAMER_ISA avx2
+#if !(defined(__AVX2__) && defined(__F16C__) && defined(__FMA__))
+#define GOSSAMER_LACKS_FLAGS
+#endif
+#else
+#define GOSSAMER_ISA scalar
+#endif
+
+#include "base/lanes.h"
+
+namespace gossamer::GOSSAMER_ISA {
+#if defined(GOSSAMER_MM)
+using VectorLane = WidestLane;
+constexpr int64_t kVectorBytes = sizeof(WidestLane::Floats);
+#else
+using VectorLane = Scalar;
+constexpr int64_t kVectorBytes = 16;  // what every 64-bit CPU has (SSE2, NEON)
+#endif
+}  // namespace gossamer::GOSSAMER_ISA
+
+#define GOSSAMER_JOINED_(a, b) a##b
+#define GOSSAMER_JOINED(a, b) GOSSAMER_JOINED_(a, b)
+#define GOSSAMER_TEXT_(a) #a
+#define GOSSAMER_TEXT(a) GOSSAMER_TEXT_(a)
+
+// Defines <isa>_kernels in the namespace of the folder: the table, of type Kernels, of these functions (base/kernel_tables.h).
+#if defined(GOSSAMER_LACKS_FLAGS)
+#define GOSSAMER_KERNEL_TABLE(...)                                     \
+  extern const Kernels* const GOSSAMER_JOINED(GOSSAMER_ISA, _kernels); \
+  const Kernels* const GOSSAMER_JOINED(GOSSAMER_ISA, _kernels) = nullptr
+#else
+#define GOSSAMER_KERNEL_TABLE(...)                                         \
+  static const Kernels table = {GOSSAMER_TEXT(GOSSAMER_ISA), __VA_ARGS__}; \
+  extern const Kernels* const GOSSAMER_JOINED(GOSSAMER_ISA, _kernels);     \
+  const Kernels* const GOSSAMER_JOINED(GOSSAMER_ISA, _kernels) = &table
+#endif
