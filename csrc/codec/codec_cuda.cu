@@ -1,7 +1,7 @@
 // cuda.h: chooses the kernel and the grid for each call and launches it; the kernels are in cuda_kernels.cuh.
 // Never synchronises. Flags: --fmad=false (contraction would change bytes), no --use_fast_math.
 #define GOSSAMER_ISA device
-#include "base/check.h"
+#include "base/cuda_launch.cuh"
 #include "codec/cuda.h"
 #include "codec/cuda_kernels.cuh"
 
@@ -62,12 +62,6 @@ void with_rows(const char* where, const WireRows& wire, int64_t rows, Body body)
   body(apart);
 }
 
-void check_launch(const char* where) {
-  const cudaError_t status = cudaGetLastError();
-  GOSSAMER_CHECK(status == cudaSuccess, ErrorKind::codec, where, ": the kernel must launch, got ",
-                 cudaGetErrorString(status));
-}
-
 template <class Source>
 void encode_long_rows(const Source& source, const Layout& layout, int64_t rows, uint8_t* wire,
                       cudaStream_t stream) {
@@ -121,7 +115,7 @@ void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uin
     else
       run(static_cast<const Accumulate<T>*>(x));
   });
-  check_launch("encode");
+  check_launch("encode", ErrorKind::codec);
 }
 
 void decode(const Spec& spec, const WireRows& wire, const Rows& rows, void* out, cudaStream_t stream) {
@@ -136,7 +130,7 @@ void decode(const Spec& spec, const WireRows& wire, const Rows& rows, void* out,
           layout, chunk, chunks, items, from, rows.numel, static_cast<typename Codec::Tensor*>(out));
     });
   });
-  check_launch("decode");
+  check_launch("decode", ErrorKind::codec);
 }
 
 void decode_add(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
@@ -151,7 +145,7 @@ void decode_add(const Spec& spec, const WireRows& wire, int64_t rows, int64_t ro
           layout, chunk, chunks, from, rows, valid, static_cast<SumOf<Codec>*>(acc));
     });
   });
-  check_launch("decode_add");
+  check_launch("decode_add", ErrorKind::codec);
 }
 
 // `scratch` is not used: the sum is computed twice, the second time from cache.
@@ -167,7 +161,7 @@ void reduce_encode(const Spec& spec, const WireRows& wire, int64_t rows, int64_t
       encode_rows(source, layout, 1, spec.key, kReducedRow, out, stream);
     });
   });
-  check_launch("reduce_encode");
+  check_launch("reduce_encode", ErrorKind::codec);
 }
 
 }  // namespace gossamer::codec::cuda

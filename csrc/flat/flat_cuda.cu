@@ -1,7 +1,7 @@
 // flat/cuda.h: the segments of a bucket travel as one kernel argument, and every thread block takes a chunk
 // of one segment. Never synchronises, allocates nothing. Flags: --fmad=false.
 #define GOSSAMER_ISA device
-#include "base/check.h"
+#include "base/cuda_launch.cuh"
 #include "flat/cuda.h"
 #include "flat/move.h"
 
@@ -36,11 +36,7 @@ struct alignas(16) Vector {
 template <class T, int kSize>
 __global__ void move_segments(const __grid_constant__ Table<kSize> table, Scaled<T> scaled, bool plain) {
   const int chunk = static_cast<int>(blockIdx.x);
-  int segment = 0;  // the last one that starts at or before this chunk
-  for (int high = table.count; high - segment > 1;) {
-    const int middle = (segment + high) / 2;
-    (table.first_chunk[middle] <= chunk ? segment : high) = middle;
-  }
+  const int segment = device::segment_of(table.first_chunk, table.count, chunk);
   const int64_t begin = (chunk - table.first_chunk[segment]) * kChunk;
   const int64_t left = table.numel[segment] - begin;
   const int64_t count = left < kChunk ? left : kChunk;
@@ -92,9 +88,7 @@ class Mover {
     const auto chunks = static_cast<unsigned>(table_.first_chunk[table_.count]);
     move_segments<T, kSize><<<chunks, kThreads, 0, stream_>>>(table_, scaled_, plain_);
     table_.count = 0;
-    const cudaError_t status = cudaGetLastError();
-    GOSSAMER_CHECK(status == cudaSuccess, ErrorKind::config, "flat: the kernel must launch, got ",
-                   cudaGetErrorString(status));
+    device::check_launch("flat", ErrorKind::config);
   }
 
  private:

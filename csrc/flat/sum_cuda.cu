@@ -2,7 +2,7 @@
 // usually the memory of other ranks, so each element crosses to this GPU once and back once. Never synchronises with
 // the host, allocates nothing. Flags: --fmad=false.
 #define GOSSAMER_ISA device
-#include "base/check.h"
+#include "base/cuda_launch.cuh"
 #include "flat/cuda.h"
 #include "flat/move.h"
 
@@ -57,9 +57,7 @@ void launch(const Table& table, int64_t pieces, double scale, cudaStream_t strea
   const auto grid = static_cast<unsigned>(blocks < kMaxGrid ? blocks : kMaxGrid);
   sum_pieces<T, kWide>
       <<<grid, kThreads, 0, stream>>>(table, pieces, static_cast<typename Summed<T>::Sum>(scale));
-  const cudaError_t status = cudaGetLastError();
-  GOSSAMER_CHECK(status == cudaSuccess, ErrorKind::config, "sum_rows: the kernel must launch, got ",
-                 cudaGetErrorString(status));
+  device::check_launch("sum_rows", ErrorKind::config);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // one segment, four elements a thread at a time. Never synchronises, allocates nothing. Flags: --fmad=false, so
 // that products are fused only where rules.h says so.
 #define GOSSAMER_ISA device
-#include "base/check.h"
+#include "base/cuda_launch.cuh"
 #include "optim/cuda.h"
 #include "optim/rules.h"
 
@@ -83,11 +83,7 @@ template <class T, class Rule>
 __global__ void __launch_bounds__(kThreads) update_segments(Table table, Rule rule) {
   using N = typename Rule::N;
   const int chunk = static_cast<int>(blockIdx.x);
-  int segment = 0;  // the last one that starts at or before this chunk
-  for (int high = table.count; high - segment > 1;) {
-    const int middle = (segment + high) / 2;
-    (table.first_chunk[middle] <= chunk ? segment : high) = middle;
-  }
+  const int segment = segment_of(table.first_chunk, table.count, chunk);
   const int64_t begin = (chunk - table.first_chunk[segment]) * kChunk;
   const int64_t left = table.numel[segment] - begin;
   const int64_t count = left < kChunk ? left : kChunk;
@@ -113,9 +109,7 @@ void launch(Table& table, const Rule& rule, cudaStream_t stream) {
   const auto chunks = static_cast<unsigned>(table.first_chunk[table.count]);
   update_segments<T><<<chunks, kThreads, 0, stream>>>(table, rule);
   table.count = 0;
-  const cudaError_t status = cudaGetLastError();
-  GOSSAMER_CHECK(status == cudaSuccess, ErrorKind::config, "optim: the kernel must launch, got ",
-                 cudaGetErrorString(status));
+  check_launch("optim", ErrorKind::config);
 }
 
 // Collects segments and launches them a table at a time.
