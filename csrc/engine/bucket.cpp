@@ -146,7 +146,7 @@ const std::vector<at::Tensor>& Bucket::views(const std::string& name) const {
   const auto& views = field(name).views;
   if (views.empty())
     throw PythonError(ErrorKind::config,
-                      "Bucket: the parameters of " + describe() + " lie in pieces, without views");
+                      "Bucket: the parameters of " + describe() + " lie in pieces and have no views");
   return views;
 }
 

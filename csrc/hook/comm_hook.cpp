@@ -46,7 +46,7 @@ int64_t CommHook::number_of(const at::Tensor& param, int64_t index) const {
   if (found != numbers_.end()) return found->second;
   std::ostringstream text;
   text << "bucket " << index << " holds a parameter " << param.sizes()
-       << " that is not of the model that State was given; make a State for each model";
+       << " that does not belong to the model of this State; make one State for each model";
   refuse(text.str());
 }
 

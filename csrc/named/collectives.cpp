@@ -59,9 +59,10 @@ NamedCollectives::~NamedCollectives() = default;
 void NamedCollectives::shutdown() { negotiator_->shutdown(); }
 
 std::string NamedCollectives::complaint(const Call& call, const at::Tensor& tensor) const {
-  if (call.in_place && !may_be_in_place(call.kind)) return "the result has a shape of its own, not in place";
+  if (call.in_place && !may_be_in_place(call.kind))
+    return "it cannot work in place, because its result has another shape";
   if (call.in_place && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-    return "the tensor is written to, and must not hold an element twice as expand() makes it";
+    return "the tensor is written to, so it must not hold an element twice, as one from expand() does";
   }
   if (call.op == negotiate::Aggregate::adasum && call.kind == Collective::reducescatter) {
     return "Adasum needs the whole tensor; take Sum or Average";

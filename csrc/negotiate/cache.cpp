@@ -12,7 +12,7 @@ int32_t Cache::find(const Request& request) const {
 const std::shared_ptr<const Response>& Cache::at(int32_t slot) const {
   const bool cached = slot >= 0 && slot < static_cast<int32_t>(entries_.size()) && entries_[slot].response;
   GOSSAMER_CHECK(cached, ErrorKind::comm, "negotiate: rank 0 runs the cached operation ", slot,
-                 ", which this rank has not; do all ranks run the same version?");
+                 ", which this rank does not have; do all ranks run the same version?");
   return entries_[slot].response;
 }
 

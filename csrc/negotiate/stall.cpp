@@ -22,9 +22,9 @@ std::string StallInspector::look(const Table& table, Clock::time_point now) {
   for (Stalled& stalled : table.older_than(shortest, now)) {
     if (options_.shutdown_s > 0 && stalled.seconds >= options_.shutdown_s) {
       std::ostringstream reason;
-      reason << "negotiate: " << name(stalled.kind) << " '" << stalled.name << "' waits for "
-             << name_ranks(stalled.missing) << " since " << static_cast<int64_t>(stalled.seconds * 1000)
-             << " ms, " << name_ranks(stalled.submitted) << (stalled.submitted.size() == 1 ? " has" : " have")
+      reason << "negotiate: " << name(stalled.kind) << " '" << stalled.name << "' has waited "
+             << static_cast<int64_t>(stalled.seconds * 1000) << " ms for " << name_ranks(stalled.missing)
+             << "; " << name_ranks(stalled.submitted) << (stalled.submitted.size() == 1 ? " has" : " have")
              << " submitted it" << (stalled.call_site.empty() ? "" : " (" + stalled.call_site + ")")
              << "; every rank must submit it within " << options_.shutdown_s << " s";
       return reason.str();

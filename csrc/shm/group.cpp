@@ -123,7 +123,7 @@ void Group::set_presence(int local, Presence presence) {
 
 void Group::begin(const Call& call, Deadline deadline) {
   if (broken_.empty() && aborted()) broken_ = trouble(rank_);
-  GOSSAMER_CHECK(broken_.empty(), ErrorKind::comm, "the group is of no use any more: ", broken_);
+  GOSSAMER_CHECK(broken_.empty(), ErrorKind::comm, "the group cannot be used any more: ", broken_);
   call_ = call;
   allowed_ = deadline - Clock::now();
   deadline_ = deadline;

@@ -28,8 +28,8 @@ Mapping Mapping::create(size_t bytes) {
   mapping.fd_ = Fd(memfd_create("gossamer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const bool sized = mapping.fd_ && ftruncate(mapping.fd_.get(), static_cast<off_t>(bytes)) == 0 &&
                      fcntl(mapping.fd_.get(), F_ADD_SEALS, kSeals) == 0;
-  GOSSAMER_CHECK(sized, ErrorKind::comm, "shared memory: ", bytes,
-                 " bytes could not be had from memfd_create: ", std::strerror(errno));
+  GOSSAMER_CHECK(sized, ErrorKind::comm, "shared memory: memfd_create of ", bytes,
+                 " bytes failed: ", std::strerror(errno));
   mapping.map();
   return mapping;
 }

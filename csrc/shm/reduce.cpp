@@ -64,8 +64,8 @@ const Facts& facts(Type type) {
 void check(const Fold& r, int source_count, int out_count, int64_t numel) {
   const bool fits = r.from == r.to || facts(r.from).sums == r.to || facts(r.to).sums == r.from;
   GOSSAMER_CHECK(fits, ErrorKind::config,
-                 "reduce: from and to must be one type or it and what it is summed in, ", "got ",
-                 name(r.from), " and ", name(r.to));
+                 "reduce: from and to must be equal, or a type and the type of its sums, got ", name(r.from),
+                 " and ", name(r.to));
   GOSSAMER_CHECK(supports(r.from, r.op), ErrorKind::config, "reduce: ", name(r.op), " (operation ",
                  static_cast<int>(r.op), ") is not defined for ", name(r.from));
   GOSSAMER_CHECK(source_count >= 1 && out_count >= 0 && numel >= 0, ErrorKind::config,

@@ -24,7 +24,8 @@ constexpr size_t kMaxFds = 250;  // the kernel passes at most 253 in one message
 
 Fd open_socket() {
   Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  GOSSAMER_CHECK(fd, ErrorKind::comm, "shared memory: no unix socket to be had: ", std::strerror(errno));
+  GOSSAMER_CHECK(fd, ErrorKind::comm,
+                 "shared memory: could not create a unix socket: ", std::strerror(errno));
   return fd;
 }
 
@@ -53,7 +54,7 @@ bool poll_until(int fd, short events, Deadline deadline) {
 std::string random_name() {
   unsigned char bytes[16];
   GOSSAMER_CHECK(getrandom(bytes, sizeof(bytes), 0) == sizeof(bytes), ErrorKind::comm,
-                 "shared memory: no random bytes to be had: ", std::strerror(errno));
+                 "shared memory: could not get random bytes: ", std::strerror(errno));
   std::string text;
   for (const unsigned char byte : bytes) {
     text += "0123456789abcdef"[byte >> 4];
@@ -126,7 +127,7 @@ uid_t Socket::peer_user() const {
   ucred peer{};
   socklen_t size = sizeof(peer);
   GOSSAMER_CHECK(getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0, ErrorKind::comm,
-                 "shared memory: who is at the other end is not known: ", std::strerror(errno));
+                 "shared memory: could not get a peer's user: ", std::strerror(errno));
   return peer.uid;
 }
 
@@ -145,7 +146,7 @@ Listener::Listener() : name_("gossamer-" + random_name()), fd_(open_socket()) {
   const socklen_t size = address_of(name_, address);
   const bool ready =
       ::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 && ::listen(fd_.get(), 4096) == 0;
-  GOSSAMER_CHECK(ready, ErrorKind::comm, "shared memory: cannot listen: ", std::strerror(errno));
+  GOSSAMER_CHECK(ready, ErrorKind::comm, "shared memory: could not listen: ", std::strerror(errno));
 }
 
 Socket Listener::accept(Deadline deadline) const {

@@ -22,7 +22,7 @@ void add_to(int epoll, int fd, uint32_t events, uint64_t id) {
   event.events = events | EPOLLONESHOT;
   event.data.u64 = id;
   GOSSAMER_CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, ErrorKind::comm,
-                 "shared memory: a peer cannot be watched: ", std::strerror(errno));
+                 "shared memory: could not watch a peer: ", std::strerror(errno));
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ Watch& Watch::of_this_process() {
 }
 
 Watch::Watch() : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
-  GOSSAMER_CHECK(epoll_, ErrorKind::comm, "shared memory: no epoll to be had: ", std::strerror(errno));
+  GOSSAMER_CHECK(epoll_, ErrorKind::comm, "shared memory: could not create an epoll: ", std::strerror(errno));
   std::thread([this] { run(); }).detach();
 }
 

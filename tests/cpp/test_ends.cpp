@@ -53,7 +53,7 @@ TEST(Ends, TimeoutsNameTheSilentRankAndBreakTheGroup) {
         }
         thrown.fetch_add(1);
         const std::string again = comm_error_of(group);
-        expect_in("of no use any more", again);
+        expect_in("cannot be used any more", again);
         expect_silent(rank_name(silent), "0.25 s", again);
       });
     }

@@ -78,7 +78,7 @@ def test_state_of_one_model_is_refused_in_another():
         second.register_comm_hook(first.state, hooks.int8)
         square(second(shard(batches(1)[0], comm))).backward()
 
-    assert "is not of the model that State was given; make a State for each model" in refusal(2, body)
+    assert "does not belong to the model of this State; make one State for each model" in refusal(2, body)
 
 
 def test_state_serves_one_hook():

@@ -105,7 +105,7 @@ class State:
             if param.data_ptr() == address:
                 return param
         raise ConfigError(
-            "hooks: a compiled backward holds a parameter that is not of the model that State was given"
+            "hooks: a compiled backward holds a parameter that does not belong to the model of this State"
         )
 
     def start(self, hook: str) -> Any:
