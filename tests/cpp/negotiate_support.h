@@ -39,7 +39,7 @@ class Network {
     int rank_;
   };
 
-  // From now on nothing comes from or gets to this rank; its peers notice as they would the end of a process.
+  // Cuts this rank off: nothing reaches it or leaves it. Its peers notice it as they would notice the end of a process.
   void kill(int rank) {
     const std::lock_guard<std::mutex> lock(mutex_);
     boxes_[rank].dead = true;
@@ -90,7 +90,7 @@ class Network {
   std::deque<Box> boxes_;
 };
 
-// Where all ranks come to with every batch, and must have the same one.
+// All ranks meet here with every batch, and must bring the same one.
 class Meeting {
  public:
   explicit Meeting(int size) : size_(size) {}

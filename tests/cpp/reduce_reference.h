@@ -244,7 +244,7 @@ inline Bytes random_elements(Type type, int64_t numel, uint64_t seed) {
   return bytes;
 }
 
-// NaN equals NaN where numbers keep what sort of NaN they are: which of two a sum keeps is the CPU's choice.
+// A NaN equals any NaN in types whose NaNs have a payload: which of two NaNs a sum keeps is the CPU's choice.
 inline void expect_equal(Type type, const void* got, const void* want, int64_t numel,
                          const std::string& what) {
   if (std::memcmp(got, want, numel * shm::element_size(type)) == 0) return;

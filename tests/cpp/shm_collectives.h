@@ -1,6 +1,6 @@
-// What the tests of the collectives of shm/ share: groups that spin or sleep at will, guarded memory, inputs that every
-// rank can make of every rank, and for each collective one run of it, compared bit for bit with what this rank makes
-// by itself of all inputs. Groups as threads or processes come from shm_support.h.
+// What the tests of shm/'s collectives share: groups that spin or sleep as asked, guarded memory, inputs that every rank can
+// compute for every rank, and one run of each collective, compared bit for bit with what this rank computes alone from all
+// inputs. Groups as threads or processes come from shm_support.h.
 #pragma once
 
 #include <cstring>
@@ -34,7 +34,7 @@ inline std::vector<Setting> settings() {
   return {{1, true}, {1, false}, {2, true}, {2, false}, {3, true}, {3, false}, {4, true}, {4, false}};
 }
 
-// Makes `body` see a group that spins or sleeps, however many cores there are. Every rank writes the same number.
+// Gives `body` a group that spins or sleeps, whatever the number of cores. Every rank writes the same number of cores.
 inline Body with_spinning(bool spins, shm::Store& store, const Body& body) {
   return [&store, spins, body](Group& first) {
     auto meeting = shm::meet(store, first.rank(), first.size(), in_seconds(20));
@@ -57,7 +57,7 @@ inline void run_processes(Setting setting, const Body& body) {
 
 // ---- memory
 
-// Bytes with a guard before and behind them; of an odd number of floats at an odd address.
+// Bytes with a guard before and behind them; an odd number of floats begins at an odd address.
 class Buffer {
  public:
   explicit Buffer(int64_t bytes)
@@ -92,8 +92,8 @@ inline void** pointers(std::vector<Buffer>& buffers, std::vector<void*>& into) {
 
 // ---- inputs and results
 
-// Of every eight bytes: which bits stay random, and which are set, so that floats are finite, near 1 in size, and their
-// sums depend on the order.
+// For every eight bytes: which bits stay random, and which are set. So floats are finite and near 1 in size, and their sums
+// depend on the order.
 struct Pattern {
   uint64_t random = ~uint64_t{0}, set = 0;
 };
@@ -131,7 +131,7 @@ inline Bytes elements(Type type, int64_t count, uint64_t seed) {
   return data;
 }
 
-// Of rank `from` for rank `to`, in the call that goes by `seed`.
+// The input of rank `from` for rank `to` in call number `seed`.
 inline Bytes part(Type type, int64_t count, unsigned seed, int from, int to = 0) {
   return elements(type, count, (uint64_t{seed} * 64 + static_cast<unsigned>(from)) * 64 + to + 1);
 }
@@ -145,7 +145,7 @@ inline shm::Summing summing(const Group& group, Type from, Op op, Type to) {
   return {{from, to, op, group.size()}, factor_of(group.rank())};
 }
 
-// In rank order, in this process.
+// The fold of all inputs in rank order, computed in this process.
 inline Bytes folded(const std::vector<Bytes>& inputs, int64_t count, shm::Fold reduction) {
   std::vector<const void*> sources;
   std::vector<double> factors;
@@ -166,12 +166,12 @@ inline std::string describe(const Group& group, const std::string& what, int64_t
          (group.may_spin() ? ", spinning" : ", sleeping");
 }
 
-// Around what goes through in one round, and several of those.
+// Sizes around one round, and around several.
 inline std::vector<int64_t> sizes_around(int64_t round) {
   return {0, 1, 17, round - 1, round, round + 1, 2 * round, 3 * round + 7};
 }
 
-// Elements of a rank's place in a round: of a segment that has one for each rank, or for each but its owner.
+// The elements of a rank's place in a round: in a segment with a place for each rank, or for each but its owner.
 inline int64_t place_of(const Group& group, int64_t element_bytes) {
   return shm::round_down(group.round_bytes() / group.size(), shm::kLine) / element_bytes;
 }
@@ -180,7 +180,7 @@ inline int64_t place_of_others(const Group& group, int64_t element_bytes, int64_
   return shm::round_down((group.round_bytes() - table_bytes) / places, shm::kLine) / element_bytes;
 }
 
-// ---- one run of each, on all ranks with the same arguments
+// ---- one run of each collective; all ranks pass the same arguments
 
 inline void check_all_reduce(Group& group, Type type, Op op, int64_t count, unsigned seed) {
   std::vector<Bytes> inputs;

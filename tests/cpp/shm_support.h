@@ -1,5 +1,5 @@
-// Groups for the tests of shm/: n ranks on this host as threads, or as forked processes where the end of one
-// matters. A body gets its Group and throws, or fails an expectation, if something is wrong.
+// Groups for the tests of shm/: n ranks on this host as threads, or as forked processes where a test ends one. A body gets
+// its Group; if something is wrong it throws or fails an expectation.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,14 +28,14 @@
 #include "shm/mailbox.h"
 
 #if defined(__SANITIZE_THREAD__)
-// run_processes() forks a process that may have threads, of which the children use none.
+// run_processes() forks a process that may have threads; the children use none of them.
 extern "C" __attribute__((weak, used)) const char* __tsan_default_options() { return "die_after_fork=0"; }
 #endif
 
 namespace gossamer::test {
 
 using Body = std::function<void(shm::Group&)>;
-constexpr unsigned kTestSeconds = 50;  // a forked rank that hangs is killed after these
+constexpr unsigned kTestSeconds = 50;  // a forked rank that hangs is killed after this time
 
 inline shm::Deadline in_seconds(double seconds) {
   return shm::Clock::now() +
@@ -66,7 +66,7 @@ class ThreadStore : public shm::Store {
   std::map<std::string, std::string> values_;
 };
 
-// In a mapping that forked processes share: entries that are written once and never change.
+// A store in a mapping that forked processes share: entries are written once and never change.
 class ProcessStore : public shm::Store {
  public:
   ProcessStore()
@@ -116,7 +116,7 @@ class ProcessStore : public shm::Store {
   Shared* shared_;
 };
 
-// What is wrong with rank's run of body; empty if nothing is.
+// What went wrong when this rank ran `body`; empty if nothing did.
 inline std::string run_rank(shm::Store& store, int rank, int n, const Body& body) {
   try {
     shm::Group group(shm::meet(store, rank, n, in_seconds(20)));
@@ -163,7 +163,7 @@ inline void run_processes(int n, const Body& body, const std::vector<int>& victi
   }
 }
 
-// Of a call that must throw an Error of this kind.
+// The message of a call that must throw an Error of this kind.
 template <class Call>
 std::string message_of(ErrorKind kind, const Call& call) {
   try {
@@ -180,7 +180,7 @@ std::string message_of(ErrorKind kind, const Call& call) {
 
 using Bytes = std::vector<uint8_t>;
 
-constexpr double kLong = 30;  // s, for what must not time out
+constexpr double kLong = 30;  // s, for operations that must not time out
 
 inline Bytes content(int64_t bytes, unsigned seed) {
   Bytes data(bytes);
@@ -189,7 +189,7 @@ inline Bytes content(int64_t bytes, unsigned seed) {
   return data;
 }
 
-// What Done was told. An error goes on as its text: libstdc++ counts the owners of an exception out of
+// What Done got. The error is carried as its text, because libstdc++ counts the owners of an exception out of
 // ThreadSanitizer's sight.
 struct Outcome {
   int source;
@@ -244,7 +244,7 @@ inline void expect_in(const std::string& part, const std::string& text) {
   EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
 }
 
-// Both have come to this point, by messages of their own.
+// Returns once both ranks have come to this point; sends messages of its own.
 inline void sync(shm::Mailbox& mail, int peer) {
   constexpr uint64_t kTag = 1u << 30;
   auto out = send(mail, peer, kTag, {});

@@ -1,5 +1,5 @@
 // adasum/adasum.h: sums and combination in every dtype and instruction set against loops written from the definition; then
-// what the factors promise, and what vectors in one buffer have to do with each other: nothing.
+// what the factors promise, and that vectors in one buffer do not affect each other.
 #include "adasum/adasum.h"
 
 #include "codec_support.h"
@@ -31,7 +31,7 @@ double long_sum(const std::vector<double>& x, const std::vector<double>& y) {
   return static_cast<double>(sum);
 }
 
-// Near `expected`, where the terms are as large as `scale` in sum; a NaN or an infinity exactly.
+// Close to `expected` for terms whose absolute values add up to `scale`; a NaN or an infinity must be equal.
 void expect_near(double sum, double expected, double scale, const std::string& where) {
   if (std::isfinite(expected))
     EXPECT_LE(std::fabs(sum - expected), 1e-14 * scale) << where;
@@ -64,7 +64,7 @@ TEST(Adasum, SumsAreThoseOfTheDefinitionInEveryInstructionSetAlike) {
       }
 }
 
-// Rounded once to float64 in each operation, then to float32, then to a type of 16 bits. One NaN for all.
+// Rounded to float64 after each operation, at the end to float32, then to a type of 16 bits. All NaNs are equal.
 Bytes combined(Dtype dtype, const Bytes& a, const Bytes& b, const Factors& factors) {
   auto x = as_values(dtype, a);
   const auto y = as_values(dtype, b);

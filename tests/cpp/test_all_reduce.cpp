@@ -1,5 +1,5 @@
-// all_reduce: every rank holds the fold in rank order, bit for bit, by whichever of its ways a call goes: folded whole,
-// in chunks through the segments, or in place in symmetric memory.
+// all_reduce: every rank holds the fold in rank order, bit for bit, whichever way a call takes: folded whole, in chunks
+// through the segments, or in place in symmetric memory.
 #include <gtest/gtest.h>
 
 #include "shm/symmetric.h"
@@ -56,7 +56,7 @@ TEST(AllReduce, ProcessesHoldTheFoldToo) {
 
 // ---- symmetric memory
 
-// A part of it on every rank, behind which nothing else may change.
+// Symmetric memory on every rank; nothing outside the tensor may change.
 class Symmetric {
  public:
   Symmetric(Group& group, int64_t bytes, int64_t id)
@@ -66,7 +66,7 @@ class Symmetric {
     windows_.add(shared_);
   }
 
-  // The rank's input at `offset`; then all_reduce with the window of it, as the backend does it.
+  // Writes the rank's input at `offset` and runs all_reduce with its window, as the backend does.
   void check(Type type, Op op, int64_t count, int64_t offset, unsigned seed) {
     std::vector<Bytes> inputs;
     for (int peer = 0; peer < group_.size(); ++peer) inputs.push_back(part(type, count, seed, peer));

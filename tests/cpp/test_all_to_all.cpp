@@ -7,7 +7,7 @@
 namespace gossamer::test {
 namespace {
 
-// What one rank sends another in one round, behind the table of sizes.
+// The bytes that one rank sends another in one round, after the table of sizes.
 int64_t place_behind_table(const Group& group) {
   const int64_t table = shm::ceil_div(2 * group.size() * 8, shm::kLine) * shm::kLine;
   return place_of_others(group, 1, table);

@@ -25,7 +25,7 @@ TEST(Broadcast, ProcessesBroadcastToo) {
     run_processes(setting, check_broadcast_sizes);
 }
 
-// The root waits for nobody's reading but of the round before the last: it must not overtake slow ranks.
+// The root waits only for the readers of the round before the last: it must not overtake slow ranks.
 TEST(Broadcast, TheRootDoesNotOvertakeSlowReaders) {
   for (const auto setting : {Setting{2, true}, Setting{3, false}}) {
     run_threads(setting, [](Group& group) {

@@ -1,5 +1,5 @@
-// What becomes of those who wait when a rank is silent, leaves, is killed, or gives up: an Error(comm) that names it,
-// in time; and the group is of no use any more.
+// What happens to waiting ranks when a rank is silent, leaves, is killed, or gives up: they get an Error(comm) that names
+// it, in time, and the group cannot be used any more.
 #include <gtest/gtest.h>
 
 #include "shm_collectives.h"
@@ -23,7 +23,7 @@ std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
 
 // ---- silence
 
-// Of the ranks that wait together, one is the first to run out of time; the others say the same, or what it has said.
+// One of the waiting ranks is the first to run out of time; the others say the same, or repeat what it said.
 void expect_silent(const std::string& ranks, const std::string& time, const std::string& text) {
   const bool own = text.find("Timed out after " + time + "; silent: " + ranks) != std::string::npos;
   const bool told = text.find(ranks + " did not come within " + time) != std::string::npos;
@@ -37,7 +37,7 @@ TEST(Ends, TimeoutsNameTheSilentRankAndBreakTheGroup) {
       run_threads(setting, [&](Group& group) {
         if (group.rank() == silent) {
           wait_for([&] { return thrown.load() == group.size() - 1; });
-          // The others' round may end with this rank's coming; the next cannot.
+          // This rank's coming may end the others' round, but not the next one.
           expect_in(rank_name(silent) + " did not come within 0.25 s", message_of(ErrorKind::comm, [&] {
                       for (int i = 0; i < 2; ++i) shm::barrier(group, in_seconds(kLong));
                     }));
@@ -169,7 +169,7 @@ TEST(Ends, ARankThatGaveUpAloneDoesNotHangTheOthers) {
 
 // ---- killed processes
 
-// Says to the other processes when something was done.
+// Tells the other processes when something was done.
 class SharedTime {
  public:
   SharedTime() : memory_(shm::Mapping::create(64)) {}
@@ -227,7 +227,7 @@ TEST(Ends, ARankKilledInTheMiddleOfItsOperationsIsNoticed) {
   }
 }
 
-// The first rank of a host is the one who watches the others, so once it is gone they must look for themselves.
+// The first rank of a host watches the others, so once it is gone they must watch each other.
 void outlive_two(Group& group, bool first_is_killed, SharedTime& death) {
   shm::barrier(group, in_seconds(kLong));
   const auto gone = [&](int rank) { return [&group, rank] { return !group.trouble(rank).empty(); }; };
@@ -272,7 +272,7 @@ TEST(Ends, WhoeverWaitsInARoundThatRankZeroWasKilledInNoticesTheNextKill) {
         die(death);
       });
     }
-    if (group.rank() == 2) {  // whom the others wait for
+    if (group.rank() == 2) {  // the others wait for it
       wait_for([&] { return !group.trouble(0).empty(); });
       usleep(100000);
       die(death);
@@ -295,7 +295,7 @@ TEST(Ends, ARankKilledAfterItCameIsNoticedWhileAThirdIsAwaited) {
       });
     }
     if (group.rank() == 2) usleep(2500000);
-    // Rank 2 may still end the round that the others gave up; the next it cannot.
+    // Rank 2 may still end the round that the others gave up, but not the next one.
     expect_in("rank 1 has ended without a word", message_of(ErrorKind::comm, [&] {
                 for (int i = 0; i < 2; ++i) shm::barrier(group, in_seconds(kLong));
               }));

@@ -1,5 +1,5 @@
-// Error feedback in the kernels: what they do a few elements at a time equals the passes over all of them, one after
-// the other, on every instruction set.
+// Error feedback in the kernels: working on a few elements at a time gives the same as passes over all elements, on every
+// instruction set.
 #include "codec_support.h"
 
 namespace gossamer::test {

@@ -104,7 +104,7 @@ TEST(Flat, TensorsMayStartAtAnyByte) {
     }
 }
 
-// The codec that sends the tensor's own bytes has the same contract.
+// The identity codec, which sends the tensor's own bytes, has the same contract.
 TEST(Flat, SummedRowsHaveTheBitsOfTheIdentityCodec) {
   for (Dtype dtype : kDtypes)
     for (Temper temper : kTempers)

@@ -7,7 +7,7 @@ namespace {
 
 Spec int8(int64_t block, Dtype dtype = Dtype::f32) { return {Kind::int8, dtype, block}; }
 
-// What a block's header holds of its largest magnitude, a normal one.
+// The block header's value for a largest magnitude that is a normal number.
 double peak_of(float absmax) { return std::min(nearest_bfloat(absmax), 0x1.fep127); }
 
 TEST(Int8, ErrorIsAtMostHalfAStepOfTheBlock) {
@@ -43,7 +43,7 @@ TEST(Int8, RelativeErrorIsTheSameForTinyOrdinaryAndHugeGradients) {
 }
 
 TEST(Int8, DenormalsSurviveWithinHalfAStepOfTheirPeakWhichIsRoundedUp) {
-  const double unit = std::ldexp(1.0, -133);  // of a denormal bfloat16
+  const double unit = std::ldexp(1.0, -133);  // the spacing of denormal bfloat16 numbers
   for (const Kernels* kernels : all_kernels())
     for (uint32_t top : {1u, 63u, 64u, 1000u, 100000u, 0x7fffffu}) {
       std::vector<float> x(256);
@@ -111,7 +111,7 @@ TEST(Int8, RowsArePeaksThenCodesEachPaddedToSixteenBytes) {
   EXPECT_EQ(codec::row_bytes(int8(32), 4099), 272 + 4112);
 }
 
-// Among all magnitudes those whose rounding to bfloat16 takes most off them.
+// The magnitudes whose rounding to bfloat16 reduces them most.
 TEST(Int8, NoCodeLiesBeyond127AndTheLargestMagnitudeHasIt) {
   for (const Kernels* kernels : all_kernels())
     for (float base :

@@ -18,7 +18,7 @@ void for_each_spec(Body body, std::initializer_list<uint64_t> keys = {0}) {
         }
 }
 
-// Equal but for the payload of a NaN.
+// Equal, except that any NaN equals any other.
 void expect_same_values(Dtype dtype, const Bytes& x, const Bytes& y, const std::string& where) {
   ASSERT_EQ(x.size(), y.size());
   for (int64_t i = 0; i < static_cast<int64_t>(x.size()) / element_size(dtype); ++i) {

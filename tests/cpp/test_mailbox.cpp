@@ -1,5 +1,5 @@
-// The mailbox: every message arrives once, whole, in its tag's order and at the receive it belongs to; whatever
-// fails says so on both sides, and the next message goes through.
+// The mailbox: every message arrives once, whole, in its tag's order and at its own receive. A failure is reported on both
+// sides, and the next message goes through.
 #include "shm/mailbox.h"
 
 #include <random>
@@ -14,7 +14,7 @@ using shm::Mailbox;
 
 constexpr int64_t kBig = (int64_t{3} << 20) + 7;
 
-// Here both sides use one mapping, so that ThreadSanitizer sees what the counters order.
+// Both sides use one mapping here, so that ThreadSanitizer sees the order that the counters give.
 TEST(Mailbox, ARingHandsFramesOverWhole) {
   constexpr unsigned kFrames = 20000;
   std::vector<uint64_t> memory(shm::mail_bytes(2) / 8 + 8);
@@ -55,7 +55,7 @@ TEST(Mailbox, MessagesOfOneTagArriveInOrderWhateverTheirSize) {
 }
 
 TEST(Mailbox, UnreceivedMessagesDoNotBlockOtherTags) {
-  constexpr int kCount = 200;  // of each size, far more than a ring or the whole messages' allowance
+  constexpr int kCount = 200;  // of each size, far more than a ring holds or may be sent whole
   run_threads(2, [&](Group& group) {
     Mailbox mail(group);
     std::vector<Flight> flights;
@@ -102,7 +102,7 @@ TEST(Mailbox, FirstToArriveIsFirstForAnySource) {
   run_threads(2, [](Group& group) {
     Mailbox mail(group);
     auto first = send(mail, 1 - group.rank(), 5, Bytes(8));
-    sync(mail, 1 - group.rank());  // the peer's is here: this went behind it through the same ring
+    sync(mail, 1 - group.rank());  // the peer's message is here: this one came after it through the same ring
     auto second = send(mail, group.rank(), 5, Bytes(8));
     EXPECT_EQ(receive(mail, -1, 5, 8).get(), 1 - group.rank());
     EXPECT_EQ(receive(mail, -1, 5, 8).get(), group.rank());
@@ -160,7 +160,7 @@ std::vector<Planned> plan(int ranks, int count, unsigned seed) {
   return messages;
 }
 
-// Every rank does its part of the plan from two threads, in an order of its own that keeps that of each tag.
+// Every rank does its part of the plan from two threads, in an order of its own that keeps the order of each tag.
 void follow(Group& group, const std::vector<Planned>& messages, unsigned seed) {
   Mailbox mail(group);
   std::vector<Flight> sends, receives(messages.size());
@@ -256,7 +256,7 @@ TEST(Mailbox, TimeoutsNameTheOperationAndTheNextOneGoesThrough) {
   }
 }
 
-// A peer without a mailbox reads nothing, so what was sent to it is stuck in a full ring.
+// A peer without a mailbox reads nothing, so messages for it wait in a full ring.
 TEST(Mailbox, APeerMayMakeItsMailboxLate) {
   run_threads(2, [](Group& group) {
     const auto round = [&] {

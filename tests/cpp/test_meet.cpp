@@ -1,5 +1,5 @@
-// The meeting: who shares a host is proven, never assumed; whoever does not come is named in time; and whoever is not
-// what it says is refused.
+// The meeting: which ranks share a host is proven, never assumed; a rank that does not come is named in time; and a process
+// that is not what it claims is refused.
 #include "shm/meet.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ namespace {
 using shm::Fd;
 using shm::Mapping;
 
-// Keeps what was set, and shows each rank the sockets of only those that it can reach. Hosts are so made of one.
+// Shows each rank only the sockets of ranks that it can reach: so one host looks like several.
 class PartialStore : public ThreadStore {
  public:
   using Reach = std::function<bool(int from, int to)>;
@@ -49,7 +49,7 @@ class StoreOfRank : public shm::Store {
   int rank_;
 };
 
-// All ranks meet as threads; what each of them throws.
+// All ranks meet as threads; returns what each of them throws.
 std::vector<std::string> run_hosts(int n, const PartialStore::Reach& reach, const Body& body) {
   PartialStore store(reach);
   std::vector<std::string> errors(n);
@@ -183,9 +183,9 @@ TEST(Meet, GroupsLeaveNoDescriptorsAndNoMappingsBehind) {
   EXPECT_EQ(open_descriptors_and_mappings(), before);
 }
 
-// ---- whoever does not come
+// ---- ranks that do not come
 
-// Of a meeting that must fail.
+// The message of a meeting that must fail.
 std::string meeting_error(shm::Store& store, int rank, int size, double seconds = 0.3) {
   const auto start = shm::Clock::now();
   const std::string text =
@@ -215,7 +215,7 @@ TEST(Meet, ARankThatWasSeenAndDoesNotAnswerIsNamed) {
   other.join();
 }
 
-// In the place of rank 0, of whose socket rank 1 knows.
+// Takes the place of rank 0; rank 1 knows its socket.
 struct FalseLeader {
   ThreadStore store;
   shm::Listener listener;
@@ -283,7 +283,7 @@ TEST(Meet, StrangersThatFindTheSocketAreTurnedAway) {
   std::thread stranger([&] {
     const auto socket = shm::connect(store.get("socket/0", in_seconds(kLong)));
     ASSERT_TRUE(socket.has_value());
-    Bytes hello(4 + 1024);  // of a rank that there is not
+    Bytes hello(4 + 1024);  // of a rank that does not exist
     hello[0] = 99;
     socket->send(hello.data(), hello.size(), {}, in_seconds(kLong), "rank 0");
     store.set("stranger", "has come");
@@ -303,7 +303,7 @@ TEST(Meet, StrangersThatFindTheSocketAreTurnedAway) {
   EXPECT_EQ(errors, std::vector<std::string>(2));
 }
 
-// Counts what is there.
+// Checks that each key is set once, and that only existing keys are removed.
 class Recorder : public ThreadStore {
  public:
   void set(const std::string& key, const std::string& value) override {
@@ -352,7 +352,7 @@ TEST(Meet, TheStoreHoldsANewSocketNameAndTheLeaderOfEachRankUntilForgotten) {
   EXPECT_EQ(names.size(), 4u);
 }
 
-// Credentials are a thread's own where set by the system call itself.
+// The system call itself, unlike libc's function, changes the user of this thread alone.
 TEST(Meet, RanksOfAnotherUserAreRefused) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to be another user";
   ThreadStore store;

@@ -1,5 +1,4 @@
-// MinMaxUInt8 against the formula of Bagua's codec, written out here once more, and the one departure from
-// it.
+// MinMaxUInt8 against the formula of Bagua's codec, written out here again, and the one departure from it.
 #include "codec_support.h"
 
 namespace gossamer::test {
@@ -7,7 +6,7 @@ namespace {
 
 Spec minmax(Dtype dtype = Dtype::f32) { return {Kind::minmax_u8, dtype, 1}; }
 
-// min, max, codes and decoded values of one finite, non-empty row, in float32 as the formula has it.
+// min, max, codes and decoded values of one finite, non-empty row, in float32 as in the formula.
 struct Reference {
   float min, max;
   std::vector<uint8_t> codes;

@@ -1,4 +1,4 @@
-// What ranks that submit the same operations get: one order, the sizes of all, cached agreements, fused batches.
+// What ranks get that submit the same operations: one order, the sizes of all ranks, cached agreements, fused batches.
 #include "negotiate_support.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(Negotiate, every_rank_executes_shuffled_submissions_in_one_order_and_the_sa
     SCOPED_TRACE("seed " + std::to_string(seed) + ", ranks " + std::to_string(size));
     constexpr int kOperations = 120, kRounds = 12;
     Fleet fleet(size, [&](int rank, Options& options) {
-      options.cache_capacity = 100;  // fewer than names: some give way in every round
+      options.cache_capacity = 100;  // fewer than names, so some are dropped in every round
       options.fusing.bytes = rank == 0 ? 4096 : 16 * rank;
     });
     std::vector<std::thread> threads;

@@ -1,4 +1,4 @@
-// What ranks get that disagree, wait for ever, lose a peer or shut down: an error with the reason, on every rank.
+// What ranks get if they disagree, wait for ever, lose a peer or shut down: an error with the reason, on every rank.
 #include "negotiate_support.h"
 
 #include <gtest/gtest.h>

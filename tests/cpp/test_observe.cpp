@@ -1,4 +1,4 @@
-// The recorder: counters that add up whatever overlaps, what is under way, and a trace that threads add to at once and that
+// The recorder: counters that add up when operations overlap, the activity, and a trace that several threads write and that
 // keeps the last events.
 #include "observe/recorder.h"
 

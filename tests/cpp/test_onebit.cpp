@@ -43,7 +43,7 @@ TEST(OneBit, CodesAreSignsAndScalesAreMeansByTheDefinition) {
 }
 
 TEST(OneBit, TheMeansBitsTellTheOrderOfSummation) {
-  // Wide ranges make float64 sums depend on the order: this is what pins it down.
+  // Wide ranges make float64 sums depend on the order, so this test fixes the order.
   int differs = 0;
   for (unsigned seed = 0; seed < 200; ++seed) {
     auto x = make_values(4096, Temper::ordinary, seed);

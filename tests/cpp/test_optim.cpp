@@ -1,5 +1,5 @@
-// The optimizer updates on the CPU: against their definition in float64, every instruction set against the
-// scalar kernels bit for bit, in parts, at any alignment, and 16-bit parameters against float32 ones.
+// The optimizer updates on the CPU: against their definition in float64; every instruction set against the scalar kernels,
+// bit for bit; in parts; at any alignment; and 16-bit parameters against float32 ones.
 #include "codec_support.h"
 #include "optim/optim.h"
 
@@ -19,7 +19,7 @@ std::vector<const optim::Kernels*> all_tables() {
   return found;
 }
 
-// A parameter with everything that an update reads and writes.
+// A parameter and all memory that an update reads and writes.
 struct Memory {
   Dtype dtype;
   Bytes param, grad, states[2];
@@ -37,7 +37,7 @@ struct Memory {
   Segment segment() { return {param.data(), grad.data(), {states[0].data(), states[1].data()}, numel()}; }
 };
 
-// NaN is NaN, whatever its bits: which of two NaNs an operation keeps depends on the order of its operands.
+// Any NaN equals any other: which of two NaNs an operation keeps depends on the order of its operands.
 void expect_same(Dtype dtype, const Bytes& x, const Bytes& y, const std::string& where) {
   const auto a = as_values(dtype, x), b = as_values(dtype, y);
   ASSERT_EQ(a.size(), b.size());
@@ -52,7 +52,7 @@ void expect_same(const Memory& x, const Memory& y, const std::string& where) {
     expect_same(accumulate_dtype(x.dtype), x.states[k], y.states[k], where + " state");
 }
 
-// Either optimizer, so that a test can go through both.
+// Either optimizer, so that a test can run both.
 struct Update {
   std::string name;
   bool is_adam;

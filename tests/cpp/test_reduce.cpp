@@ -1,5 +1,5 @@
-// shm/reduce.h: every type, operation and instruction set against reduce_reference.h; then what the
-// collectives rely on: aliased outs, any split, sums that go on elsewhere.
+// shm/reduce.h: every type, operation and instruction set against reduce_reference.h; then what the collectives need:
+// aliased outs, any split, sums that continue elsewhere.
 #include "shm/reduce.h"
 
 #include <gtest/gtest.h>

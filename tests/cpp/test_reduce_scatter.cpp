@@ -1,5 +1,5 @@
-// reduce_scatter: every rank holds the fold of what the ranks have for it, in rank order and bit for bit, also where
-// the parts differ in size.
+// reduce_scatter: every rank holds the fold of the ranks' inputs for it, in rank order and bit for bit, also where the parts
+// differ in size.
 #include <gtest/gtest.h>
 
 #include "shm_collectives.h"
@@ -19,7 +19,7 @@ TEST(ReduceScatter, EqualPartsOfAnySizeAreFolded) {
   }
 }
 
-// One rank's part may go through in the first round and another's need several; one may be empty.
+// One rank's part may need one round and another's several; one may be empty.
 void check_uneven(Group& group, Type type, Op op) {
   const auto sizes = sizes_around(place_of_others(group, shm::element_size(type)));
   std::mt19937 random(41);

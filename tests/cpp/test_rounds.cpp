@@ -1,5 +1,5 @@
-// Many operations in a row, in random order and of random sizes, with ranks that dawdle: the two segments of a rank are
-// never written while somebody still reads them.
+// Many operations in a row, in random order and of random sizes, with slow ranks: no rank writes into one of its two
+// segments while another still reads it.
 #include <gtest/gtest.h>
 
 #include "shm_collectives.h"

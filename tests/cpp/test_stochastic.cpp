@@ -1,5 +1,5 @@
-// Stochastic rounding of int8 and int4: codes by the definition, written out here once more, from numbers that
-// depend on key, row and place alone; means without bias; and that the numbers are fit for it.
+// Stochastic rounding of int8 and int4: codes by the definition, written out here again, from numbers that depend only on
+// key, row and place; unbiased means; and the quality of the numbers.
 #include "codec_support.h"
 
 namespace gossamer::test {
@@ -29,7 +29,7 @@ double fraction(uint64_t key, int64_t row, int64_t i) {
   return ((i % 32 < 16 ? word & 0xffff : word >> 16) + 0.5) / 65536;
 }
 
-// The codes' values, in units of the block's scale, of row `row`.
+// The values of row `row`'s codes, in units of the block's scale.
 std::vector<double> reference_int8(const std::vector<float>& x, int64_t block, int64_t row) {
   std::vector<double> levels;
   for (size_t i = 0; i < x.size(); ++i) {
@@ -109,8 +109,8 @@ TEST(Stochastic, ReduceEncodeDrawsTheNumbersOfRowMinusOne) {
   }
 }
 
-// The mean of many keys' results is x, to within 5 standard deviations: the gap of two levels is known, so is the
-// variance of one result.
+// The mean over many keys is x, within 5 standard deviations. The gap between two levels is known, and with it the variance
+// of one result.
 TEST(Stochastic, TheMeanOverKeysIsTheValueItself) {
   constexpr int kTrials = 4000;
   for (Kind kind : {Kind::int8, Kind::int4})
@@ -170,7 +170,7 @@ TEST(Stochastic, NonFiniteBlocksBecomeNaNAndZeroBlocksStayZero) {
     }
 }
 
-// Correlation and shape of the numbers, read off the codes: v = 0.5 rounds up if the fraction is above a half.
+// Correlation and distribution of the numbers, seen in the codes: v = 0.5 rounds up if the fraction is above a half.
 TEST(Stochastic, NumbersOfNeighboursRowsAndKeysAreUncorrelated) {
   const int64_t numel = 1 << 16;
   const auto signs = [&](uint64_t key, int64_t row) {

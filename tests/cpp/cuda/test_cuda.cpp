@@ -48,7 +48,7 @@ void expect_same_values(Dtype dtype, const Bytes& x, const Bytes& y, const std::
   }
 }
 
-// Encode, decode, decode_add and reduce_encode of one matrix, here and there.
+// Runs encode, decode, decode_add and reduce_encode of one matrix on the host and on the device.
 void expect_device_equals_host(const Spec& spec, Dtype source, const Rows& rows, Temper temper) {
   const Kernels& host = *codec::kernels_by_name("scalar");
   const std::string where = describe(host, spec, rows, temper);
@@ -188,7 +188,7 @@ TEST_F(Cuda, SummedRowsHaveTheBitsOfTheCpuAtAnyAlignment) {
         }
 }
 
-// More segments than one table holds, cut from four long memories, so that most of them start at no vector's place.
+// More segments than one table holds, cut from four long buffers, so that most do not start where a vector may.
 TEST_F(Cuda, OptimizersLeaveTheBitsOfTheCpu) {
   std::vector<int64_t> sizes = {0, 4095, 4096, 4097, 20001};
   for (int i = 0; i < 200; ++i) sizes.push_back(i % 7 * 3 + 1);
