@@ -6,7 +6,6 @@
 
 #include <array>
 #include <optional>
-#include <sstream>
 
 #include "errors.h"
 
@@ -80,12 +79,8 @@ bool register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels)
 
 const DeviceKernels& device_kernels(c10::DeviceType type) {
   const auto& table = tables()[static_cast<size_t>(type)];
-  if (!table) {
-    std::ostringstream message;
-    message << "device_kernels: this build of gossamer has no kernels for device type " << type
-            << "; build it against a torch with that device";
-    throw PythonError(ErrorKind::config, message.str());
-  }
+  check_argument(table.has_value(), "device_kernels: this build of gossamer has no kernels for device type ",
+                 type, "; build it against a torch with that device");
   return *table;
 }
 

@@ -3,6 +3,7 @@
 // gossamer::Error.
 #pragma once
 
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -19,6 +20,20 @@ class PythonError : public torch::PyTorchError {
   PyObject* python_type() override;  // GIL held
   ErrorKind kind;
 };
+
+// Throws PythonError; the text is the parts.
+template <class... Parts>
+[[noreturn]] void raise_python(ErrorKind kind, const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw PythonError(kind, text.str());
+}
+
+// Throws PythonError(config) unless ok. Checks the arguments that a user gives to an operation.
+template <class... Parts>
+void check_argument(bool ok, const Parts&... parts) {
+  if (!ok) raise_python(ErrorKind::config, parts...);
+}
 
 // Python's AssertionError, for misuse that programs expect to raise it.
 class AssertionError : public torch::PyTorchError {

@@ -4,8 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <sstream>
-
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
 #include "errors.h"
@@ -22,20 +20,17 @@ codec::Spec spec_of(int64_t kind, int64_t block, at::ScalarType type, int64_t ke
 
 void check(bool ok, const char* where, const char* must, const at::Tensor& got) {
   if (ok) return;
-  std::ostringstream message;
-  message << where << ": " << must << ", got " << got.scalar_type() << " " << got.sizes() << " on "
-          << got.device();
-  throw PythonError(ErrorKind::codec, message.str());
+  raise_python(ErrorKind::codec, where, ": ", must, ", got ", got.scalar_type(), " ", got.sizes(), " on ",
+               got.device());
 }
 
 void check_wire(const char* where, const at::Tensor& wire, const codec::Spec& spec, int64_t row_numel) {
   const bool fits = wire.dim() == 2 && wire.is_contiguous() && wire.scalar_type() == at::kByte &&
                     wire.size(1) == codec::row_bytes(spec, row_numel);
   if (fits) return;
-  std::ostringstream message;
-  message << where << ": wire must be contiguous uint8 [rows, " << codec::row_bytes(spec, row_numel)
-          << "] for rows of " << row_numel << " elements, got " << wire.scalar_type() << " " << wire.sizes();
-  throw PythonError(ErrorKind::codec, message.str());
+  raise_python(ErrorKind::codec, where, ": wire must be contiguous uint8 [rows, ",
+               codec::row_bytes(spec, row_numel), "] for rows of ", row_numel, " elements, got ",
+               wire.scalar_type(), " ", wire.sizes());
 }
 
 int64_t wire_bytes(int64_t kind, int64_t block, at::ScalarType type, int64_t row_numel) {

@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
-#include "check_argument.h"
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
 #include "errors.h"

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <functional>
 
-#include "check_argument.h"
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
 #include "errors.h"

@@ -83,10 +83,8 @@ GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank
       options_(c10::make_intrusive<Options>("gossamer", timeout)),
       owner_(current_process()) {
   living_->backend = this;
-  if (size < 1 || rank < 0 || rank >= size) {
-    throw PythonError(ErrorKind::config, "gossamer backend: rank must be in [0, size), got rank " +
-                                             std::to_string(rank) + " of " + std::to_string(size));
-  }
+  check_argument(rank >= 0 && rank < size, "gossamer backend: rank must be in [0, size), got rank ", rank,
+                 " of ", size);
   MeetingStore meeting_store(*store_);
   const auto deadline = deadline_of(timeout);
   auto meeting = shm::meet(meeting_store, rank, size, deadline);
@@ -184,10 +182,8 @@ void GossamerBackend::shutdown() {
 
 void GossamerBackend::require_usable() const {
   if (owner_ == current_process()) return;
-  throw PythonError(ErrorKind::comm, "gossamer backend: rank " + std::to_string(getRank()) +
-                                         "'s group was made in process " + std::to_string(owner_) +
-                                         " and cannot be used in its forked child " +
-                                         std::to_string(getpid()) + "; make the group after the fork");
+  raise_python(ErrorKind::comm, "gossamer backend: rank ", getRank(), "'s group was made in process ", owner_,
+               " and cannot be used in its forked child ", getpid(), "; make the group after the fork");
 }
 
 shm::Deadline GossamerBackend::deadline_of(std::chrono::milliseconds timeout) const {
@@ -243,10 +239,7 @@ at::Tensor GossamerBackend::allocate(int64_t bytes) {
 }
 
 std::shared_ptr<shm::Shared> GossamerBackend::share(const std::shared_ptr<shm::Block>& block) {
-  if (hosts_) {
-    throw PythonError(ErrorKind::config, "symmetric memory: all ranks must be on one host, got " +
-                                             std::to_string(hosts().size()) + " hosts");
-  }
+  check_argument(!hosts_, "symmetric memory: all ranks must be on one host, got ", hosts().size(), " hosts");
   const WithoutGil without_gil;  // torch's rendezvous() calls with the GIL held
   std::shared_ptr<shm::Shared> shared;
   const Plan plan{c10d::OpType::UNKNOWN, "gossamer:symmetric_memory", c10d::kUnsetTimeout, false};
@@ -283,11 +276,9 @@ c10::intrusive_ptr<c10d::Backend> GossamerBackend::gloo() {
 c10::intrusive_ptr<GossamerBackend> find_backend(const std::string& group_name) {
   const auto group = c10d::resolve_process_group(group_name);
   auto* backend = dynamic_cast<GossamerBackend*>(group->getBackend(c10::DeviceType::CPU).get());
-  if (!backend) {
-    throw PythonError(ErrorKind::config, "symmetric memory: the group '" + group_name +
-                                             "' must use the backend 'gossamer' for CPU tensors, got '" +
-                                             group->getBackend(c10::DeviceType::CPU)->getBackendName() + "'");
-  }
+  check_argument(backend != nullptr, "symmetric memory: the group '", group_name,
+                 "' must use the backend 'gossamer' for CPU tensors, got '",
+                 group->getBackend(c10::DeviceType::CPU)->getBackendName(), "'");
   return c10::intrusive_ptr<GossamerBackend>::reclaim_copy(backend);
 }
 

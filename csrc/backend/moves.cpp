@@ -14,15 +14,15 @@ std::vector<int64_t> split_sizes(const char* where, const at::Tensor& tensor,
   require_cpu(where, tensor);
   const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 1;
   if (splits.empty()) {
-    require(rows % size == 0, where, ": without split sizes, dimension 0 must be a multiple of ", size,
-            ", got ", rows);
+    check_argument(rows % size == 0, where, ": without split sizes, dimension 0 must be a multiple of ", size,
+                   ", got ", rows);
     return std::vector<int64_t>(static_cast<size_t>(size), tensor.numel() / size);
   }
   const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
-  require(static_cast<int>(splits.size()) == size && sum == rows &&
-              *std::min_element(splits.begin(), splits.end()) >= 0,
-          where, ": ", size, " split sizes must sum to dimension 0, which is ", rows, ", got ", splits.size(),
-          " that sum to ", sum);
+  check_argument(static_cast<int>(splits.size()) == size && sum == rows &&
+                     *std::min_element(splits.begin(), splits.end()) >= 0,
+                 where, ": ", size, " split sizes must sum to dimension 0, which is ", rows, ", got ",
+                 splits.size(), " that sum to ", sum);
   std::vector<int64_t> sizes;
   for (const int64_t split : splits) sizes.push_back(rows == 0 ? 0 : split * (tensor.numel() / rows));
   return sizes;
@@ -72,7 +72,7 @@ GossamerBackend::Reply GossamerBackend::allgather(Lists& outputs, Tensors& input
   std::vector<Flat> outs;
   Flat in = checked(plan, [&] {
     const auto& input = only("all_gather", inputs);
-    require(outputs.size() == 1, "all_gather: one list of outputs, got ", outputs.size());
+    check_argument(outputs.size() == 1, "all_gather: one list of outputs, got ", outputs.size());
     require_parts("all_gather", outputs[0], input, getSize());
     require_disjoint("all_gather", outputs[0]);
     outs = flatten(outputs[0]);
@@ -105,8 +105,8 @@ GossamerBackend::Reply GossamerBackend::gather_wholes(const Plan& plan, const Te
   std::vector<Flat> ins;
   auto outs = checked(plan, [&] {
     require_disjoint("all_gather", outputs);
-    require(outputs.size() == inputs.size(), "all_gather: as many outputs as inputs, got ", outputs.size(),
-            " and ", inputs.size());
+    check_argument(outputs.size() == inputs.size(), "all_gather: as many outputs as inputs, got ",
+                   outputs.size(), " and ", inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) require_whole("all_gather", outputs[i], inputs[i], getSize());
     ins = flatten(inputs);
     return flatten(outputs);
@@ -125,11 +125,11 @@ GossamerBackend::Reply GossamerBackend::allgather_coalesced(Lists& outputs, Tens
   // outputs[rank][tensor] becomes outs[tensor][rank].
   std::vector<std::vector<Flat>> outs(inputs.size());
   auto ins = checked(plan, [&] {
-    require(static_cast<int>(outputs.size()) == getSize(), "all_gather_coalesced: one list a rank, ",
-            getSize(), " in all, got ", outputs.size());
+    check_argument(static_cast<int>(outputs.size()) == getSize(), "all_gather_coalesced: one list a rank, ",
+                   getSize(), " in all, got ", outputs.size());
     for (const auto& list : outputs) {
-      require(list.size() == inputs.size(), "all_gather_coalesced: each list must hold ", inputs.size(),
-              " tensors, got ", list.size());
+      check_argument(list.size() == inputs.size(), "all_gather_coalesced: each list must hold ",
+                     inputs.size(), " tensors, got ", list.size());
     }
     for (size_t i = 0; i < inputs.size(); ++i) {
       Tensors parts;
@@ -157,8 +157,8 @@ GossamerBackend::Reply GossamerBackend::gather(Lists& outputs, Tensors& inputs,
     const auto& input = only("gather", inputs);
     require_root("gather", options.rootRank, getSize());
     const size_t lists = getRank() == root ? 1 : 0;
-    require(outputs.size() == lists, "gather: lists of outputs on rank ", getRank(), " with root ", root,
-            " must be ", lists, ", got ", outputs.size());
+    check_argument(outputs.size() == lists, "gather: lists of outputs on rank ", getRank(), " with root ",
+                   root, " must be ", lists, ", got ", outputs.size());
     if (lists) {
       require_parts("gather", outputs[0], input, getSize());
       require_disjoint("gather", outputs[0]);
@@ -184,8 +184,8 @@ GossamerBackend::Reply GossamerBackend::scatter(Tensors& outputs, Lists& inputs,
     require_disjoint("scatter", output);
     require_root("scatter", options.rootRank, getSize());
     const size_t lists = getRank() == root ? 1 : 0;
-    require(inputs.size() == lists, "scatter: lists of inputs on rank ", getRank(), " with root ", root,
-            " must be ", lists, ", got ", inputs.size());
+    check_argument(inputs.size() == lists, "scatter: lists of inputs on rank ", getRank(), " with root ",
+                   root, " must be ", lists, ", got ", inputs.size());
     if (lists) {
       require_parts("scatter", inputs[0], output, getSize());
       ins = flatten(inputs[0]);
@@ -218,9 +218,9 @@ GossamerBackend::Reply GossamerBackend::alltoall_base(at::Tensor& output, at::Te
     require_disjoint("all_to_all", output);
     in_sizes = split_sizes("all_to_all", input, input_splits, getSize());
     out_sizes = split_sizes("all_to_all", output, output_splits, getSize());
-    require(input.scalar_type() == output.scalar_type(),
-            "all_to_all: input and output must have one dtype, got ", input.scalar_type(), " and ",
-            output.scalar_type());
+    check_argument(input.scalar_type() == output.scalar_type(),
+                   "all_to_all: input and output must have one dtype, got ", input.scalar_type(), " and ",
+                   output.scalar_type());
     return flatten({input, output});
   });
   const Tensors outputs{output};
@@ -238,8 +238,8 @@ GossamerBackend::Reply GossamerBackend::alltoall(Tensors& outputs, Tensors& inpu
   std::vector<Flat> ins;
   auto outs = checked(plan, [&] {
     for (const auto* list : {&outputs, &inputs}) {
-      require(static_cast<int>(list->size()) == getSize(), "all_to_all: one tensor a rank, ", getSize(),
-              " in all, got ", list->size());
+      check_argument(static_cast<int>(list->size()) == getSize(), "all_to_all: one tensor a rank, ",
+                     getSize(), " in all, got ", list->size());
       for (const auto& tensor : *list) require_cpu("all_to_all", tensor);
     }
     require_disjoint("all_to_all", outputs);

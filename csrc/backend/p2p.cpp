@@ -38,10 +38,8 @@ GossamerBackend::Reply GossamerBackend::post(Tensors& tensors, int peer, int tag
   const char* title = sends ? "gossamer:send" : "gossamer:recv";
   if (tensors.size() != 1 || !tensors[0].is_cpu() || tensors[0].layout() != at::kStrided || tag < 0 ||
       (!any && (peer < 0 || peer >= getSize()))) {
-    throw PythonError(ErrorKind::config, std::string(title) + ": one dense CPU tensor, a rank in [0, " +
-                                             std::to_string(getSize()) + ") and a tag >= 0, got " +
-                                             std::to_string(tensors.size()) + " tensors, rank " +
-                                             std::to_string(peer) + ", tag " + std::to_string(tag));
+    raise_python(ErrorKind::config, title, ": one dense CPU tensor, a rank in [0, ", getSize(),
+                 ") and a tag >= 0, got ", tensors.size(), " tensors, rank ", peer, ", tag ", tag);
   }
   auto work = c10::make_intrusive<GossamerWork>(getRank(), type, title, tensors, Lists{tensors},
                                                 sequence_.load(), nullptr);

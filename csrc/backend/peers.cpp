@@ -45,11 +45,9 @@ PeerGroup::PeerGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int size, 
       timeout_ms_(timeout_ms) {
   const auto allocator = symm::get_backend(device);
   const std::string wanted = device.is_cpu() ? "gossamer" : "CUDA";
-  if (allocator != wanted) {
-    throw PythonError(ErrorKind::config, "symmetric memory: torch must use its allocator '" + wanted +
-                                             "' on " + device.str() + ", got '" + allocator.value_or("none") +
-                                             "'; unset TORCH_SYMMMEM, and call no set_backend()");
-  }
+  check_argument(allocator == wanted, "symmetric memory: torch must use its allocator '", wanted, "' on ",
+                 device, ", got '", allocator.value_or("none"),
+                 "'; unset TORCH_SYMMMEM, and call no set_backend()");
   // The number is this process's alone: what the ranks have in common is the store.
   static std::atomic<int64_t> count{0};
   name_ = "gossamer/peers" + std::to_string(count++);
@@ -69,10 +67,7 @@ at::Tensor PeerGroup::reserve(int64_t bytes) const {
 
 PeerBlock PeerGroup::join(const at::Tensor& memory) const {
   auto handle = symm::rendezvous(memory, name_);
-  if (!handle) {
-    throw PythonError(ErrorKind::config,
-                      "symmetric memory: torch does not know the memory that it allocated");
-  }
+  check_argument(handle.defined(), "symmetric memory: torch does not know the memory that it allocated");
   return {memory, std::move(handle), timeout_ms_};
 }
 

@@ -107,7 +107,7 @@ GossamerBackend::Reply GossamerBackend::reduce_scatter(Tensors& outputs, Lists& 
   Flat out = checked(plan, [&] {
     const auto& output = only("reduce_scatter", outputs);
     require_disjoint("reduce_scatter", output);
-    require(inputs.size() == 1, "reduce_scatter: one list of inputs, got ", inputs.size());
+    check_argument(inputs.size() == 1, "reduce_scatter: one list of inputs, got ", inputs.size());
     require_parts("reduce_scatter", inputs[0], output, getSize());
     summing = to_shm(options.reduceOp, output.scalar_type(), getSize(), "reduce_scatter");
     ins = flatten(inputs[0]);
@@ -139,8 +139,8 @@ GossamerBackend::Reply GossamerBackend::reduce_wholes(const Plan& plan, const Te
   std::vector<Flat> ins;
   auto outs = checked(plan, [&] {
     require_disjoint("reduce_scatter", outputs);
-    require(outputs.size() == inputs.size(), "reduce_scatter: as many outputs as inputs, got ",
-            outputs.size(), " and ", inputs.size());
+    check_argument(outputs.size() == inputs.size(), "reduce_scatter: as many outputs as inputs, got ",
+                   outputs.size(), " and ", inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       require_whole("reduce_scatter", inputs[i], outputs[i], getSize());
       summings.push_back(to_shm(op, outputs[i].scalar_type(), getSize(), "reduce_scatter"));

@@ -78,12 +78,8 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
     const int64_t index = int64_t{channel} * get_world_size() + from;
     const bool inside = at_rank >= 0 && at_rank < get_world_size() && from >= 0 && from < get_world_size() &&
                         channel >= 0 && (index + 1) * 4 <= static_cast<int64_t>(symm::get_signal_pad_size());
-    if (!inside) {
-      throw PythonError(ErrorKind::config,
-                        "symmetric memory: a signal pad of " + std::to_string(symm::get_signal_pad_size()) +
-                            " bytes has no channel " + std::to_string(channel) + " from rank " +
-                            std::to_string(from) + " to rank " + std::to_string(at_rank));
-    }
+    check_argument(inside, "symmetric memory: a signal pad of ", symm::get_signal_pad_size(),
+                   " bytes has no channel ", channel, " from rank ", from, " to rank ", at_rank);
     return static_cast<std::atomic<uint32_t>*>(pads_[at_rank])[index];
   }
 
@@ -95,11 +91,9 @@ class CpuSymmetricMemory : public symm::SymmetricMemory {
     for (int tries = 0; !attempt(); ++tries) {
       const std::string trouble = tries % 64 == 0 ? backend_->trouble(peer) : std::string();
       if (!trouble.empty() || shm::Clock::now() > deadline) {
-        throw PythonError(
-            ErrorKind::comm,
-            std::string("symmetric memory: ") + what + " with rank " +
-                std::to_string(backend_->name_of(peer)) + ", channel " + std::to_string(channel) + ": " +
-                (trouble.empty() ? "Timed out after " + std::to_string(timeout_ms) + " ms" : trouble));
+        raise_python(ErrorKind::comm, "symmetric memory: ", what, " with rank ", backend_->name_of(peer),
+                     ", channel ", channel, ": ",
+                     trouble.empty() ? "Timed out after " + std::to_string(timeout_ms) + " ms" : trouble);
       }
       tries < 100 ? std::this_thread::yield() : std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -146,10 +140,7 @@ class CpuAllocator : public symm::SymmetricMemoryAllocator {
     const Entry entry = found->second;
     lock.unlock();
     const auto& name = group_name ? group_name : entry.group_name;
-    if (!name) {
-      throw PythonError(ErrorKind::config,
-                        "symmetric memory: rendezvous needs the name of a group, got none");
-    }
+    check_argument(name.has_value(), "symmetric memory: rendezvous needs the name of a group, got none");
     const auto backend = find_backend(*name);
     const auto known = entry.handles.find(backend.get());
     if (known != entry.handles.end()) return known->second;
@@ -178,10 +169,8 @@ class CpuAllocator : public symm::SymmetricMemoryAllocator {
 
   Entry& entry_of(void* data) {
     const auto found = entries_.find(data);
-    if (found == entries_.end()) {
-      throw PythonError(ErrorKind::config,
-                        "symmetric memory: the tensor was not allocated as symmetric memory");
-    }
+    check_argument(found != entries_.end(),
+                   "symmetric memory: the tensor was not allocated as symmetric memory");
     return found->second;
   }
 

@@ -3,8 +3,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <sstream>
-
 #include "errors.h"
 
 namespace gossamer {
@@ -23,8 +21,7 @@ shm::Op to_shm_op(c10d::ReduceOp::RedOpType op, const char* where) {
     case c10d::ReduceOp::PREMUL_SUM: return shm::Op::premul_sum;
     default: break;
   }
-  throw PythonError(ErrorKind::config, std::string(where) + ": unknown reduce operation " +
-                                           std::to_string(static_cast<int>(op)));
+  raise_python(ErrorKind::config, where, ": unknown reduce operation ", static_cast<int>(op));
 }
 
 double factor_of(const c10d::ReduceOp& op) {
@@ -61,9 +58,7 @@ shm::Type to_shm(at::ScalarType type, const char* where) {
     case at::kComplexDouble: return shm::Type::c128;
     default: break;
   }
-  std::ostringstream message;
-  message << where << ": tensors of " << type << " cannot be reduced";
-  throw PythonError(ErrorKind::config, message.str());
+  raise_python(ErrorKind::config, where, ": tensors of ", type, " cannot be reduced");
 }
 
 shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, const char* where) {
@@ -71,12 +66,8 @@ shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, con
   auto& reduction = summing.reduction;
   reduction.from = reduction.to = to_shm(type, where);
   reduction.op = to_shm_op(op.op_, where);
-  if (!shm::supports(reduction.from, reduction.op)) {
-    std::ostringstream message;
-    message << where << ": " << shm::name(reduction.op) << " is not defined for " << shm::name(reduction.from)
-            << " tensors";
-    throw PythonError(ErrorKind::config, message.str());
-  }
+  check_argument(shm::supports(reduction.from, reduction.op), where, ": ", shm::name(reduction.op),
+                 " is not defined for ", shm::name(reduction.from), " tensors");
   if (reduction.op == shm::Op::avg) reduction.divisor = size;
   if (reduction.op == shm::Op::premul_sum) summing.factor = factor_of(op);
   return summing;

@@ -27,8 +27,8 @@ bool GossamerWork::wait(std::chrono::milliseconds timeout) {
     lock.lock();
     cv_.wait(lock, [this] { return completed_; });
   } else if (!completed_ && !cv_.wait_for(lock, timeout, [this] { return completed_; })) {
-    throw PythonError(ErrorKind::comm, c10d::opTypeToString(opType_) + ": not complete after " +
-                                           std::to_string(timeout.count()) + " ms of waiting; the operation goes on");
+    raise_python(ErrorKind::comm, c10d::opTypeToString(opType_), ": not complete after ", timeout.count(),
+                 " ms of waiting; the operation goes on");
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;

@@ -4,7 +4,6 @@
 #include <ATen/DeviceGuard.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "collectives/pieces.h"
 #include "device_kernels.h"
@@ -19,23 +18,17 @@ namespace {
 at::Tensor as_bytes(const at::Tensor& x) { return x.view({x.numel()}).view(at::kByte); }
 
 void check_parts(const char* where, const at::Tensor& whole, const at::Tensor& part, int size) {
-  if (whole.numel() != part.numel() * size || whole.scalar_type() != part.scalar_type()) {
-    std::ostringstream message;
-    message << where << ": the large tensor must hold " << size
-            << " times the small one's elements in the same "
-            << "dtype, got " << whole.numel() << " " << whole.scalar_type() << " and " << part.numel() << " "
-            << part.scalar_type();
-    throw PythonError(ErrorKind::config, message.str());
-  }
+  check_argument(whole.numel() == part.numel() * size && whole.scalar_type() == part.scalar_type(), where,
+                 ": the large tensor must hold ", size,
+                 " times the small one's elements in the same dtype, got ", whole.numel(), " ",
+                 whole.scalar_type(), " and ", part.numel(), " ", part.scalar_type());
 }
 
 }  // namespace
 
 Dtype to_dtype(at::ScalarType type, const char* where) {
   if (const auto dtype = float_dtype(type)) return *dtype;
-  std::ostringstream message;
-  message << where << ": dtype must be float32, float64, float16 or bfloat16, got " << type;
-  throw PythonError(ErrorKind::codec, message.str());
+  raise_python(ErrorKind::codec, where, ": dtype must be float32, float64, float16 or bfloat16, got ", type);
 }
 
 uint64_t CodecChoice::key(uint64_t nonce, Phase phase, int rank) const {

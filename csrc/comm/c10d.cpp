@@ -6,11 +6,9 @@
 #include <ATen/ops/zeros.h>
 #include <pybind11/pybind11.h>
 
-#include <sstream>
 #include <utility>
 
 #include "backend/backend.h"
-#include "check_argument.h"
 #include "errors.h"
 #include "observe/recorder.h"
 
@@ -108,9 +106,8 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
     start(works);
   } catch (const std::exception& error) {
     // Refused before anything was sent, for example an unsupported dtype: the group still works.
-    throw PythonError(ErrorKind::comm, std::string(operation) + " of " + readable_bytes(bytes) +
-                                           " was refused on rank " + place() + ": " +
-                                           first_line(error.what()));
+    raise_python(ErrorKind::comm, operation, " of ", readable_bytes(bytes), " was refused on rank ", place(),
+                 ": ", first_line(error.what()));
   }
   flight.posted();
   count(bytes_to_peers, bytes_from_peers.value_or(bytes_to_peers));
@@ -119,12 +116,9 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
 }
 
 void C10dCommunicator::require(const at::Tensor& x, const char* operation) const {
-  if (x.device().type() != device_.type() || !x.is_contiguous()) {
-    std::ostringstream message;
-    message << operation << ": tensors must be contiguous and on " << device_ << ", got "
-            << (x.is_contiguous() ? "contiguous" : "strided") << " on " << x.device();
-    throw PythonError(ErrorKind::config, message.str());
-  }
+  check_argument(x.device().type() == device_.type() && x.is_contiguous(), operation,
+                 ": tensors must be contiguous and on ", device_, ", got ",
+                 x.is_contiguous() ? "contiguous" : "strided", " on ", x.device());
 }
 
 PendingPtr C10dCommunicator::all_reduce(at::Tensor x, ReduceOp op) {
@@ -157,12 +151,9 @@ PendingPtr C10dCommunicator::reduce_scatter(at::Tensor out, at::Tensor x, Reduce
 // learn of a failure.
 PendingPtr C10dCommunicator::reduce_and_take_own(at::Tensor out, const at::Tensor& x, ReduceOp op) {
   const int64_t bytes = static_cast<int64_t>(x.nbytes());
-  if (out.numel() * size() != x.numel() || out.dtype() != x.dtype()) {
-    std::ostringstream message;
-    message << "reduce_scatter: the input must hold " << size() << " parts of the output, got " << x.numel()
-            << " elements of " << x.dtype() << " for " << out.numel() << " of " << out.dtype();
-    throw PythonError(ErrorKind::config, message.str());
-  }
+  check_argument(out.numel() * size() == x.numel() && out.dtype() == x.dtype(),
+                 "reduce_scatter: the input must hold ", size(), " parts of the output, got ", x.numel(),
+                 " elements of ", x.dtype(), " for ", out.numel(), " of ", out.dtype());
   std::vector<at::Tensor> all{x.clone()};
   const auto own = all[0].view({size(), -1})[rank()].view_as(out);
   return start(

@@ -87,10 +87,8 @@ std::string C10dCommunicator::key(const std::string& leaf) const { return "gossa
 void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
   const std::string reason = first_line(error.what());
   if (shared_memory_) throw PythonError(ErrorKind::comm, reason);  // it names operation and ranks
-  std::ostringstream message;
-  message << operation << " of " << readable_bytes(bytes) << " failed on rank " << place() << ": " << reason
-          << who_is_to_blame(reason);
-  throw PythonError(ErrorKind::comm, message.str());
+  raise_python(ErrorKind::comm, operation, " of ", readable_bytes(bytes), " failed on rank ", place(), ": ",
+               reason, who_is_to_blame(reason));
 }
 
 std::string C10dCommunicator::who_is_to_blame(const std::string& reason) {

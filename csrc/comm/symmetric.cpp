@@ -60,16 +60,15 @@ void SymmetricCommunicator::agree(int64_t bytes, const std::string& problem) {
     if (*theirs != 0) text << "; rank " << peer << ": " << theirs;
   }
   if (text.str().empty()) return;
-  throw PythonError(ErrorKind::comm, "symmetric memory of " + readable_bytes(bytes) + " on " +
-                                         device().str() + " could not be shared" + text.str());
+  raise_python(ErrorKind::comm, "symmetric memory of ", readable_bytes(bytes), " on ", device(),
+               " could not be shared", text.str());
 }
 
 void SymmetricCommunicator::require_no_capture(int64_t bytes) const {
   const c10::OptionalDeviceGuard guard(device());
   if (!device_kernels(device().type()).is_capturing()) return;
-  throw PythonError(ErrorKind::config,
-                    "symmetric memory of " + readable_bytes(bytes) +
-                        " is needed while a CUDA graph is captured; run the same step before capturing it");
+  raise_python(ErrorKind::config, "symmetric memory of ", readable_bytes(bytes),
+               " is needed while a CUDA graph is captured; run the same step before capturing it");
 }
 
 std::pair<at::Tensor, PeerBlock> SymmetricCommunicator::new_block(int64_t bytes) {

@@ -145,8 +145,8 @@ at::Tensor Bucket::flat(const std::string& name) const { return field(name).flat
 const std::vector<at::Tensor>& Bucket::views(const std::string& name) const {
   const auto& views = field(name).views;
   if (views.empty())
-    throw PythonError(ErrorKind::config,
-                      "Bucket: the parameters of " + describe() + " lie in pieces and have no views");
+    raise_python(ErrorKind::config, "Bucket: the parameters of ", describe(),
+                 " lie in pieces and have no views");
   return views;
 }
 

@@ -193,9 +193,7 @@ void Engine::check_capture() const {
   const auto device = worker_.comm().device();
   if (device.is_cpu() || !device_kernels(device.type()).is_capturing()) return;
   const auto reason = capture_refusal();
-  if (reason.empty()) return;
-  throw PythonError(ErrorKind::config,
-                    worker_.place() + ": a CUDA graph cannot capture this step: " + reason);
+  check_argument(reason.empty(), worker_.place(), ": a CUDA graph cannot capture this step: ", reason);
 }
 
 }  // namespace gossamer

@@ -46,12 +46,11 @@ std::vector<int64_t> Hooks::survey_locked() {
     }
     if (torch::autograd::impl::try_get_grad_accumulator(params_[i]).get() != slot.node ||
         params_[i].numel() != slot.bucket->numel_of(slot.position)) {
-      std::ostringstream text;
-      text << "engine: parameter '" << names_[i] << "' was wrapped as " << slot.bucket->dtype() << " on "
-           << slot.bucket->device() << " and has been converted or moved since (it is "
-           << params_[i].scalar_type() << " on " << params_[i].device()
-           << " now); close() the wrapper, convert or move the model, and wrap it again";
-      throw PythonError(ErrorKind::config, text.str());
+      raise_python(ErrorKind::config, "engine: parameter '", names_[i], "' was wrapped as ",
+                   slot.bucket->dtype(), " on ", slot.bucket->device(),
+                   " and has been converted or moved since (it is ", params_[i].scalar_type(), " on ",
+                   params_[i].device(),
+                   " now); close() the wrapper, convert or move the model, and wrap it again");
     }
   }
   late_ = !outside.empty();

@@ -18,7 +18,10 @@ CommHook::FuturePtr new_future(const at::Device& device) {
   return c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get(), std::move(devices));
 }
 
-[[noreturn]] void refuse(const std::string& text) { throw PythonError(ErrorKind::config, "hooks: " + text); }
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  raise_python(ErrorKind::config, "hooks: ", parts...);
+}
 
 }  // namespace
 
@@ -44,10 +47,8 @@ void CommHook::set_steps(int64_t steps) {
 int64_t CommHook::number_of(const at::Tensor& param, int64_t index) const {
   const auto found = numbers_.find(param.unsafeGetTensorImpl());
   if (found != numbers_.end()) return found->second;
-  std::ostringstream text;
-  text << "bucket " << index << " holds a parameter " << param.sizes()
-       << " that does not belong to the model of this State; make one State for each model";
-  refuse(text.str());
+  refuse("bucket ", index, " holds a parameter ", param.sizes(),
+         " that does not belong to the model of this State; make one State for each model");
 }
 
 CommHook::FuturePtr CommHook::reduce_bucket(const c10d::GradBucket& bucket, c10::IValue result) {
@@ -81,11 +82,8 @@ CommHook::FuturePtr CommHook::reduce_gradient(const at::Tensor& grad, const at::
 CommHook::FuturePtr CommHook::submit(Message message, c10::IValue result) {
   const at::Device device = worker_.comm().device();
   if (closed_) refuse("this State is closed; make another and register it with the model wrapped again");
-  if (message.buffer.device().type() != device.type()) {
-    std::ostringstream text;
-    text << "gradients must be on " << device << " as the group, got " << message.buffer.device();
-    refuse(text.str());
-  }
+  if (message.buffer.device().type() != device.type())
+    refuse("gradients must be on ", device, " as the group, got ", message.buffer.device());
   to_dtype(message.buffer.scalar_type(), "hooks: gradients");  // throws here rather than on the worker
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "check_argument.h"
+#include "errors.h"
 #include "named/adasum_pair.h"
 
 namespace gossamer::named {

@@ -35,10 +35,7 @@ struct Sum {  // one call
 
 Dtype float_of(const at::Tensor& x) {
   const auto dtype = float_dtype(x.scalar_type());
-  if (!dtype) {
-    throw PythonError(ErrorKind::config, std::string("sum by hosts: dtype must be a float, got ") +
-                                             at::toString(x.scalar_type()));
-  }
+  check_argument(dtype.has_value(), "sum by hosts: dtype must be a float, got ", x.scalar_type());
   return *dtype;
 }
 

@@ -31,11 +31,9 @@ void Alone::end(bool abandoned) {
   if (failure) throw PythonError(failure->first, worker.place() + ": " + failure->second);
   worker.executor().recorder().end_step();
   if (!parts_.hooks.late()) return;
-  throw PythonError(
-      ErrorKind::config,
-      worker.place() +
-          ": a parameter has become trainable since the model was wrapped, which this algorithm "
-          "cannot add to its plan; close() the wrapper and wrap the model again");
+  raise_python(ErrorKind::config, worker.place(),
+               ": a parameter has become trainable since the model was wrapped, which this algorithm "
+               "cannot add to its plan; close() the wrapper and wrap the model again");
 }
 
 }  // namespace gossamer
