@@ -7,22 +7,18 @@
 
 namespace gossamer::GOSSAMER_ISA {
 
-template <class T>
-struct CastBf16 : Stateless {
+template <class T, class Narrow>
+struct Cast : Stateless {
   using Tensor = T;
   using Value = float;
-  using Code = Bfloat;
+  using Code = Narrow;
   static constexpr int kCodeBits = 8 * sizeof(Code);
   static constexpr bool kRaw = false;
 };
 
 template <class T>
-struct CastFp16 : Stateless {
-  using Tensor = T;
-  using Value = float;
-  using Code = Half;
-  static constexpr int kCodeBits = 8 * sizeof(Code);
-  static constexpr bool kRaw = false;
-};
+using CastBf16 = Cast<T, Bfloat>;
+template <class T>
+using CastFp16 = Cast<T, Half>;
 
 }  // namespace gossamer::GOSSAMER_ISA

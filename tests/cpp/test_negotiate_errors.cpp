@@ -322,8 +322,9 @@ TEST(NegotiateStall, it_tells_what_waits_for_whom_and_ends_all_ranks_if_asked) {
   auto beside = fleet.everywhere(request_of(Collective::allreduce, "fine"));
   for (Pending& one : beside) EXPECT_EQ(answer(one).error, "");
   auto other = fleet.submit(0, request_of(Collective::barrier, ""));
-  expect_part("allgather 'lonely' has waited ", answer(waits).error);
-  expect_part(" ms for ranks 0, 2; rank 1 has submitted it", answer(waits).error);
+  const std::string waited = answer(waits).error;
+  expect_part("allgather 'lonely' has waited ", waited);
+  expect_part(" ms for ranks 0, 2; rank 1 has submitted it", waited);
   expect_part("rank 1 has submitted it (train.py:12); every rank must submit it within 0.3 s",
               answer(other).error);
   const std::lock_guard<std::mutex> lock(mutex);
