@@ -50,8 +50,8 @@ class Owed {
     });
   }
 
-  // Sums `received`, scales, and encodes the result for all ranks. This rank owns the result, from row element `begin` on:
-  // what its encoding leaves out is added to this rank's error.
+  // Sums `received`, scales, and encodes the result for all ranks. This rank owns the result, elements [begin, begin +
+  // filled) of x; what its encoding leaves out is added to this rank's error.
   void reduce(const codec::Spec& spec, const codec::WireRows& received, const Piece& piece, int64_t begin,
               int64_t filled, double scale, const at::Tensor& sum, uint8_t* out) {
     const observe::Span span("reduce", "codec", piece.row_bytes);

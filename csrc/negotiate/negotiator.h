@@ -76,8 +76,8 @@ class Negotiator {
   // Any thread. An empty name becomes <kind>.noname.<era>.<number>. The number counts the unnamed operations of that kind
   // since this rank's last barrier or join; the era counts barriers and joins. So a rank that skipped an operation matches
   // again after the next barrier.
-  // Throws Error(config) for a name that is in flight, and for a name submitted since the last wait, so that the result does
-  // not depend on how fast the first one was. Throws Error(config) for a request that cannot work; the operation then fails
+  // Throws Error(config), and changes nothing, for a name that is in flight, and for a name submitted since the last wait: so
+  // the result does not depend on how fast the first one was. Throws Error(config) for a request that cannot work; the operation then fails
   // on the other ranks too, once they submit it, and this rank's next one of that name waits for that. Throws Error(comm)
   // once the negotiation has ended.
   void submit(Operation operation);
