@@ -25,7 +25,7 @@ from drawing import Drawing  # noqa: E402
 # Variant of the study -> its name in the pictures, its colour.
 VARIANTS = {
     "ddp": ("torch DDP", "grey"),
-    "ddp_fp16_hook": ("torch DDP, fp16 hook", "brown"),
+    "ddp_fp16_hook": ("DDP, fp16 hook", "brown"),
     "bytegrad": ("ByteGrad", "blue"),
     "int4": ("Int4", "green"),
     "local_sgd": ("LocalSGD", "purple"),
@@ -55,8 +55,8 @@ def curves(part: str, variant: str) -> list[dict[str, Any]]:
 def loss_over_time() -> Drawing:
     """Validation loss against time, each variant until it has the loss that stock DDP ends with."""
     lines = medians("loss-gpt")
-    drawing = Drawing(720, 420, "Validation loss against time on four hosts joined by links of 100 Mbit/s")
-    left, right, top, bottom = 62, 700, 62, 366
+    drawing = Drawing(570, 420, "Validation loss against time on four hosts joined by links of 100 Mbit/s")
+    left, right, top, bottom = 62, 554, 62, 366
     most_seconds, least_loss, most_loss = 260, 2.5, 3.5
 
     def place(second: float, loss: float) -> tuple[float, float]:
@@ -99,18 +99,18 @@ def from_top(points: list[tuple[float, float]], top: float) -> list[tuple[float,
 
 def table(drawing: Drawing, lines: dict[str, dict[str, Any]]) -> None:
     """The key, with the median seconds of each variant and how many times sooner than stock DDP that is."""
-    x, y = 348, 90
-    drawing.box(x - 8, y - 18, 356, 174, fill="paper")
-    drawing.text(x + 258, y, "to DDP's last loss", colour="pale", size=14, anchor="end")
-    drawing.text(x + 338, y, "sooner", colour="pale", size=14, anchor="end")
+    x, y = 230, 90
+    drawing.box(x - 8, y - 18, 334, 174, fill="paper")
+    drawing.text(x + 240, y, "to DDP's last loss", colour="pale", size=14, anchor="end")
+    drawing.text(x + 316, y, "sooner", colour="pale", size=14, anchor="end")
     for row, variant in enumerate(CURVES, 1):
         name, colour = VARIANTS[variant]
         line, below = lines[variant], y + 23 * row
         drawing.line([(x, below - 5), (x + 22, below - 5)], colour=colour, width=3)
         drawing.text(x + 32, below, name)
-        drawing.text(x + 258, below, f"{two_digits(line['value'])} s", anchor="end")
+        drawing.text(x + 240, below, f"{two_digits(line['value'])} s", anchor="end")
         if variant != "ddp":
-            drawing.text(x + 338, below, f"{two_digits(line['ratio'])}{TIMES}", anchor="end", bold=True)
+            drawing.text(x + 316, below, f"{two_digits(line['ratio'])}{TIMES}", anchor="end", bold=True)
 
 
 def two_digits(value: float) -> str:
@@ -120,10 +120,10 @@ def two_digits(value: float) -> str:
 def time_to_loss() -> Drawing:
     """A bar for each variant, as long as its median time to the loss that stock DDP ends with; a dot for each seed."""
     lines = sorted(medians("loss-gpt").values(), key=lambda line: -line["value"])
-    drawing = Drawing(720, 84 + 30 * len(lines), "Seconds until the validation loss that stock DDP ends with")
+    drawing = Drawing(570, 84 + 30 * len(lines), "Seconds until the validation loss that stock DDP ends with")
     drawing.text(20, 32, "Seconds to the loss that torch DDP ends with", size=18, bold=True)
     drawing.text(20, 54, "four hosts, 100 Mbit/s; bars: median, dots: three seeds", colour="pale", size=14)
-    left, right, most_seconds = 190, 600, 260
+    left, right, most_seconds = 164, 510, 260
     for row, line in enumerate(lines):
         name, colour = VARIANTS[line["algorithm"]]
         y = 84 + 30 * row

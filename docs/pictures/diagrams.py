@@ -14,81 +14,55 @@ PICTURES = Path(__file__).resolve().parent
 
 # ---- how a gradient travels
 
-BOX_HEIGHT, BOX_STEP = 50, 72
+BOX_HEIGHT, BOX_STEP = 50, 68
+MIDDLE = BOX_HEIGHT / 2
 
 
 def gradient() -> Drawing:
     """From the hook on a parameter to the other ranks, and back into param.grad; each box names its room in csrc/."""
-    drawing = Drawing(720, 452, "How a gradient travels: from the autograd hook to the other ranks and back")
-    top = 68
-    for left, width, title in (
-        (16, 224, "training thread"),
-        (256, 448, "worker thread; on GPUs a side stream"),
-    ):
-        drawing.box(left, 14, width, 424, stroke="rule", radius=8)
-        drawing.text(left + 14, 40, title, colour="pale", size=15)
-    ready = column(
-        drawing,
-        30,
-        196,
-        top,
-        "blue",
-        (
-            ("hook", "param.grad is written", "engine/hooks"),
-            ("bucket", "its last gradient is there", "engine/bucket"),
-            ("flight", "buckets go in one order", "engine/flight"),
-        ),
+    drawing = Drawing(570, 624, "How a gradient travels: from the autograd hook to the other ranks and back")
+    lanes = (
+        (12, 108, 26, "training thread"),
+        (132, 388, 160, "worker thread; on GPUs a side stream"),
+        (532, 80, 306, "training thread:"),
     )
-    out = column(
-        drawing,
-        270,
-        200,
-        top,
-        "green",
-        (
-            ("gather", "into flat memory", "flat/"),
-            ("collective", "what is computed", "collectives/"),
-            ("codec", "a row for each rank", "codec/"),
-            ("route", "how the rows travel", "route/"),
-            ("communicator", "an operation of the group", "comm/"),
-        ),
+    for top, height, left, title in lanes:
+        drawing.box(12, top, 546, height, stroke="rule", radius=8)
+        drawing.text(left, top + 26, title, colour="pale")
+    ready = (
+        ("hook", "param.grad is written", "engine/"),
+        ("bucket", "its gradients are there", "engine/"),
+        ("flight", "it goes in plan order", "engine/"),
     )
-    back = column(
-        drawing,
-        494,
-        196,
-        top,
-        "orange",
-        (
-            ("param.grad", "a view of flat memory", ""),
-            ("decode", "equal bits on every rank", "codec/"),
-            ("gather of rows", "the same bytes for all", "route/"),
-            ("owner", "adds up its row", "collectives/"),
-            ("the other ranks", "send this rank their rows", ""),
-        ),
-        upwards=True,
+    for index, texts in enumerate(ready):
+        box(drawing, 24 + 181 * index, 54, 160, "blue", *texts)
+    for index in range(2):
+        arrow(drawing, (184 + 181 * index, 54 + MIDDLE), (205 + 181 * index, 54 + MIDDLE))
+    out = (
+        ("gather", "into flat memory", "flat/"),
+        ("collective", "what is computed", "collectives/"),
+        ("codec", "a row for each rank", "codec/"),
+        ("route", "how the rows travel", "route/"),
+        ("communicator", "an operation of the group", "comm/"),
     )
-    ending = top + 4 * BOX_STEP
-    box(drawing, 30, ending, 196, "blue", "ending", "backward returns", "engine/ending")
-    middle = BOX_HEIGHT / 2
-    drawing.line(
-        [
-            (226, ready[-1] + middle),
-            (248, ready[-1] + middle),
-            (248, out[0] + middle),
-            (270, out[0] + middle),
-        ],
-        colour="ink",
-        width=1.6,
-        arrow=True,
+    back = (
+        ("param.grad", "a view of flat memory", ""),
+        ("decode", "equal bits on every rank", "codec/"),
+        ("gather of rows", "the same bytes for all", "route/"),
+        ("owner", "adds up its row", "collectives/"),
+        ("the other ranks", "send this rank their rows", ""),
     )
-    drawing.line([(470, out[-1] + middle), (494, back[-1] + middle)], colour="ink", width=1.6, arrow=True)
-    drawing.line(
-        [(128, ready[-1] + BOX_HEIGHT), (128, ending)], colour="pale", width=1.6, dashed=True, arrow=True
-    )
-    drawing.text(140, ending - 38, "waits for", colour="pale", size=13)
-    drawing.text(140, ending - 20, "all buckets", colour="pale", size=13)
+    bottom = column(drawing, 24, 240, 172, "green", out)
+    column(drawing, 306, 240, 172, "orange", back, upwards=True)
+    arrow(drawing, (466, 54 + BOX_HEIGHT), (466, 126), (144, 126), (144, 172))
+    arrow(drawing, (264, bottom + MIDDLE), (306, bottom + MIDDLE))
+    box(drawing, 24, 547, 240, "blue", "ending", "waits for all buckets", "engine/ending")
+    drawing.text(306, 582, "loss.backward() returns", colour="pale")
     return drawing
+
+
+def arrow(drawing: Drawing, *points: tuple[float, float]) -> None:
+    drawing.line(list(points), colour="ink", width=1.6, arrow=True)
 
 
 def column(
@@ -100,16 +74,16 @@ def column(
     boxes: tuple[tuple[str, str, str], ...],
     *,
     upwards: bool = False,
-) -> list[float]:
-    """Boxes below each other with arrows between them; the top of each."""
+) -> float:
+    """Boxes below each other with arrows between them; the top of the last one."""
     tops = [top + BOX_STEP * row for row in range(len(boxes))]
     middle = left + width / 2
     for y, texts in zip(tops, boxes, strict=True):
         box(drawing, left, y, width, colour, *texts)
     for upper, lower in pairwise(tops):
         ends = [(middle, upper + BOX_HEIGHT), (middle, lower)]
-        drawing.line(ends[::-1] if upwards else ends, colour="ink", width=1.6, arrow=True)
-    return tops
+        arrow(drawing, *(ends[::-1] if upwards else ends))
+    return tops[-1]
 
 
 def box(
@@ -127,36 +101,30 @@ def box(
 
 def step() -> Drawing:
     """What the training thread and the worker do at the same time; a dot is a gradient that backward has written."""
-    drawing = Drawing(720, 236, "One training step in time: buckets travel while backward goes on")
+    drawing = Drawing(570, 236, "One training step in time: buckets travel while backward goes on")
     for y, name in ((48, "training"), (66, "thread"), (124, "gradients"), (186, "worker"), (204, "thread")):
-        drawing.text(16, y, name, colour="pale", size=14)
+        drawing.text(14, y, name, colour="pale", size=14)
     for left, right, name, colour in (
-        (100, 186, "zero_grad", "grey"),
-        (190, 282, "forward", "grey"),
-        (286, 580, "loss.backward()", "blue"),
-        (652, 704, "step", "grey"),
+        (90, 162, "forward", "grey"),
+        (166, 436, "loss.backward()", "blue"),
+        (508, 556, "step", "grey"),
     ):
         block(drawing, left, right, 32, name, colour)
-    drawing.box(580, 32, 68, 44, stroke="blue", dashed=True)
-    drawing.text(614, 59, "waits", size=14, anchor="middle")
+    drawing.box(436, 32, 68, 44, stroke="blue", dashed=True)
+    drawing.text(470, 59, "waits", size=14, anchor="middle")
     buckets = (
-        ("bucket 0", "green", 300, 374, 468),
-        ("bucket 1", "orange", 392, 472, 562),
-        ("last", "purple", 490, 566, 648),
+        ("bucket 0", "green", 180, 250, 334),
+        ("bucket 1", "orange", 262, 338, 418),
+        ("last", "purple", 350, 422, 504),
     )
     for name, colour, first, begin, end in buckets:
-        gradients = [first + (begin - 12 - first) * index / 3 for index in range(4)]
+        gradients = [first + (begin - 10 - first) * index / 3 for index in range(4)]
         for x in gradients:
             drawing.dot(x, 119, 6, fill=colour)
-        drawing.line(
-            [(gradients[-1], 128), (gradients[-1], 150), (begin + 8, 168)],
-            colour="ink",
-            width=1.4,
-            arrow=True,
-        )
+        arrow(drawing, (gradients[-1], 128), (gradients[-1], 150), (begin + 8, 168))
         block(drawing, begin, end, 170, name, colour)
-    drawing.text(286, 100, "last layers", colour="pale", size=13)
-    drawing.text(580, 100, "first layers", colour="pale", size=13, anchor="end")
+    drawing.text(166, 100, "last layers", colour="pale", size=13)
+    drawing.text(436, 100, "first layers", colour="pale", size=13, anchor="end")
     return drawing
 
 
@@ -193,14 +161,14 @@ ROWS = (
 
 def wires() -> Drawing:
     """A row of 256 float32 elements in every codec's bytes, to scale."""
-    drawing = Drawing(720, 110 + 50 * len(ROWS), "The bytes of a row of 256 elements in each codec, to scale")
+    drawing = Drawing(570, 110 + 50 * len(ROWS), "The bytes of a row of 256 elements in each codec, to scale")
     drawing.text(20, 32, "A row of 256 float32 elements on the wire, to scale", size=18, bold=True)
     x = 20.0
     for colour, name in ((CODE, "elements or codes"), (SCALE, "scales"), (INDEX, "indices"), (ZERO, "zeros")):
         drawing.box(x, 50, 14, 14, fill=colour, radius=2)
         drawing.text(x + 20, 62, name, colour="pale", size=14)
         x += 46 + 8 * len(name)
-    left, pixels_a_byte = 170, 0.41
+    left, pixels_a_byte = 160, 0.29
     for row, (name, parts, words) in enumerate(ROWS):
         y = 92 + 50 * row
         drawing.text(left - 14, y + 16, name, size=14, anchor="end")
@@ -221,10 +189,10 @@ PARTS = ("blue", "green", "orange", "purple")
 
 def hosts() -> Drawing:
     """Two hosts of four ranks: exact sums inside, a codec between."""
-    drawing = Drawing(720, 400, "Sums by hosts: exact inside a host, through the codec between hosts")
+    drawing = Drawing(620, 400, "Sums by hosts: exact inside a host, through the codec between hosts")
     drawing.text(20, 34, "1", size=18, bold=True)
-    drawing.text(42, 34, "Inside a host, in memory: each rank adds up one part of all gradients, exactly.")
-    for host, left in enumerate((20, 460)):
+    drawing.text(42, 34, "Inside a host: each rank adds up one part of all gradients, exactly.")
+    for host, left in enumerate((16, 364)):
         drawing.box(left, 52, 240, 262, stroke="pale", radius=8)
         drawing.text(left + 14, 78, f"host {host}", bold=True)
         for rank, colour in enumerate(PARTS):
@@ -238,10 +206,10 @@ def hosts() -> Drawing:
                     drawing.box(*place, stroke="rule")
     for rank, colour in enumerate(PARTS):
         y = 110 + 54 * rank
-        drawing.line([(360, y), (266, y)], colour=colour, width=2.4, arrow=True)
-        drawing.line([(360, y), (454, y)], colour=colour, width=2.4, arrow=True)
-    drawing.text(360, 74, "slow network", anchor="middle", colour="pale", size=14)
-    drawing.text(360, 306, "codec's bytes", anchor="middle", colour="pale", size=14)
+        drawing.line([(310, y), (262, y)], colour=colour, width=2.4, arrow=True)
+        drawing.line([(310, y), (358, y)], colour=colour, width=2.4, arrow=True)
+    drawing.text(310, 74, "slow network", anchor="middle", colour="pale", size=14)
+    drawing.text(310, 306, "codec's bytes", anchor="middle", colour="pale", size=14)
     drawing.text(20, 350, "2", size=18, bold=True)
     drawing.text(42, 350, "Between hosts: each part crosses through the codec, to its rank there.")
     drawing.text(20, 380, "3", size=18, bold=True)
