@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gossamer.errors import ConfigError
-from gossamer.launch import cli, fleet, function, horovod_flags, hosts, outcome, run
+from gossamer.launch import cli, function, horovod_flags, hosts, outcome, run, ssh
 
 
 def parsed(*arguments: str, command: tuple[str, ...] = ("train.py",)):
@@ -197,7 +197,7 @@ def known_variables() -> set[str]:
 def test_start_timeout_must_be_a_number_of_seconds(monkeypatch) -> None:
     monkeypatch.setenv("HOROVOD_START_TIMEOUT", "soon")
     with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT must be at least 1 second, got 'soon'"):
-        fleet._start_timeout(parsed())
+        ssh.start_timeout()
 
 
 def test_the_first_failure_is_found_among_those_of_all_hosts(capsys) -> None:

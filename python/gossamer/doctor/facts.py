@@ -2,7 +2,6 @@
 # and talks to no other rank (meeting.py does). A probe that raises leaves its error in place of the fact.
 """The facts that the checks of ``gossamer doctor`` look at."""
 
-import fcntl
 import os
 import platform
 import resource
@@ -20,9 +19,10 @@ from gossamer import _C, __version__, _ops, config
 from gossamer.codec import Identity
 from gossamer.config import Placement
 from gossamer.errors import ConfigError
+from gossamer.launch import addresses
 
 # Of linux/sockios.h.
-SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFMTU = 0x8913, 0x8915, 0x8921
+SIOCGIFFLAGS, SIOCGIFMTU = 0x8913, 0x8921
 IFF_UP, IFF_LOOPBACK = 0x1, 0x8
 PREFIXES = (
     "GOSSAMER_",
@@ -96,39 +96,17 @@ def nccl() -> dict[str, Any]:
 def interfaces() -> list[dict[str, Any]]:
     """The network devices that are up, with their IPv4 address, None without one, and MTU."""
     found = []
-    with socket.socket(type=socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            flags = struct.unpack_from("H", _ioctl(probe, SIOCGIFFLAGS, name) or bytes(32), 16)[0]
-            if flags & IFF_UP:
-                address, mtu = _ioctl(probe, SIOCGIFADDR, name), _ioctl(probe, SIOCGIFMTU, name)
-                found.append(
-                    {
-                        "name": name,
-                        "address": socket.inet_ntoa(address[20:24]) if address else None,
-                        "mtu": struct.unpack_from("i", mtu, 16)[0] if mtu else None,
-                        "loopback": bool(flags & IFF_LOOPBACK),
-                    }
-                )
+    for _, name in socket.if_nameindex():
+        flags = struct.unpack_from("H", addresses.request(SIOCGIFFLAGS, name) or bytes(32), 16)[0]
+        if flags & IFF_UP:
+            mtu = addresses.request(SIOCGIFMTU, name)
+            device = {
+                "name": name,
+                "address": addresses.of_device(name),
+                "loopback": bool(flags & IFF_LOOPBACK),
+            }
+            found.append(device | {"mtu": struct.unpack_from("i", mtu, 16)[0] if mtu else None})
     return found
-
-
-def resolved() -> list[str]:
-    """The addresses of this host's own name, in the order in which Gloo tries them; none if it has no address."""
-    try:
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except socket.gaierror:
-        return []
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
-def towards_master() -> str | None:
-    """This host's own address on the way to MASTER_ADDR; None without one. Nothing is sent."""
-    with socket.socket(type=socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((config.master_addr(), 9))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
 
 
 def shared_memory() -> dict[str, int] | None:
@@ -179,8 +157,8 @@ PROBES: dict[str, Callable[[], Any]] = {
     "cuda": cuda,
     "nccl": nccl,
     "interfaces": interfaces,
-    "resolved": resolved,
-    "towards_master": towards_master,
+    "resolved": addresses.of_own_name,
+    "towards_master": lambda: addresses.towards(config.master_addr()),  # this host's address on the way there
     "shared_memory": shared_memory,
     "cores": cores,
     "open_files": open_files,
@@ -188,13 +166,6 @@ PROBES: dict[str, Callable[[], Any]] = {
     "refused_settings": refused_settings,
     "ssh": ssh,
 }
-
-
-def _ioctl(probe: socket.socket, request: int, device: str) -> bytes | None:
-    try:
-        return fcntl.ioctl(probe, request, struct.pack("256s", device.encode()[:15]))
-    except OSError:
-        return None
 
 
 def _driver() -> str | None:

@@ -1,6 +1,6 @@
-# The one part of `gossamer doctor` where ranks talk: facts go through the launcher's store, so that they arrive also
-# where no group can be joined; then a group is joined, and hosts measure what is between them. It judges nothing.
-# cli.py calls it in every rank.
+# The part of `gossamer doctor` in which ranks talk. They send their facts through the launcher's store, so that facts
+# arrive even if no group can be joined. Then they join a group, and hosts measure the network between them. It judges
+# nothing. cli.py calls it in every rank.
 """Facts of all ranks, and measurements between hosts."""
 
 import json
@@ -28,10 +28,10 @@ MEASURING_S = 60  # of all pairs
 
 
 def examine(settings: dict[str, Any]) -> Job | None:
-    """The facts of all ranks, failures, and what was measured; None on ranks other than 0.
+    """Returns the facts of all ranks, the failures and the measurements; None on ranks other than 0.
 
     Args:
-        settings: "timeout_s", for meeting, joining and answering each; "network": whether to measure.
+        settings: "timeout_s": seconds for each of meeting, joining and answering; "network": whether to measure.
 
     Raises:
         ConfigError: a launcher's variables that contradict each other.
@@ -54,7 +54,7 @@ def examine(settings: dict[str, Any]) -> Job | None:
     store.set(f"answer{placement.rank}", json.dumps(answer))
     if placement.rank != 0:
         return None
-    # Joining may take that long on each of two ways before a rank gives up.
+    # A rank tries two ways to join, and each may take that long.
     answers, silent = _gather(store, "answer", placement.size, 2 * timeout_s + MEASURING_S)
     failures += [f"rank {rank}: {each['error']}" for rank, each in enumerate(answers) if each.get("error")]
     failures += silent
@@ -65,7 +65,7 @@ def examine(settings: dict[str, Any]) -> Job | None:
 
 
 def _gather(store: Any, what: str, size: int, timeout_s: float) -> tuple[list[dict[str, Any]], list[str]]:
-    """What every rank put under a name, {} for those that did not in time, and a failure for each of those."""
+    """Returns what every rank has put under a name, {} for a rank that is late, and a failure for each late rank."""
     found: list[dict[str, Any]] = []
     failures, deadline = [], time.monotonic() + timeout_s
     for rank in range(size):
@@ -100,13 +100,13 @@ def _measure(
 
 
 def representatives(every: Sequence[dict[str, Any]]) -> list[int]:
-    """The first rank of every host; of the only host the first two."""
+    """Returns the first rank of every host, or the first two ranks of the only host."""
     hosts = list(hosts_of(every).values())
     return [ranks[0] for ranks in hosts] if len(hosts) > 1 else hosts[0][:2]
 
 
 def rounds(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Every pair once, such that neighbours in the order share no rank where that can be: they run at the same time."""
+    """Yields every pair once. Neighbours in the order share no rank if possible, so that they run at the same time."""
     circle: list[int | None] = [*ranks, None] if len(ranks) % 2 else [*ranks]
     for _ in range(len(circle) - 1):
         for one, other in zip(circle[: len(circle) // 2], reversed(circle), strict=False):
@@ -116,7 +116,7 @@ def rounds(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def between(a: int, b: int, *, is_first: bool) -> Pair | None:
-    """Latency, clocks and both directions' bandwidth between two ranks, which both call it; None on the second."""
+    """Measures latency, clocks and bandwidth both ways between two ranks. Both call it; the second gets None."""
     peer = b if is_first else a
     latency_s, clock_s, error_s = _pings(peer, is_first=is_first)
     there = _bandwidth(peer, sends=is_first)
@@ -125,8 +125,10 @@ def between(a: int, b: int, *, is_first: bool) -> Pair | None:
 
 
 def _pings(peer: int, *, is_first: bool) -> tuple[float, float, float]:
-    """Seconds one way, the peer's clock minus this one's, and how far that may be off, half the quickest way there and
-    back."""
+    """Returns the seconds one way, the peer's clock minus this one's, and the error bound of that difference.
+
+    The error bound is half of the quickest way there and back.
+    """
     note = torch.zeros(1, dtype=torch.float64)
     trips, clocks = [], []
     for _ in range(PINGS + 1):  # the first makes the connection
@@ -148,33 +150,28 @@ def _pings(peer: int, *, is_first: bool) -> tuple[float, float, float]:
 
 
 def _bandwidth(peer: int, *, sends: bool) -> float:
-    """Bytes per second of large messages one way, as the sender sees them confirmed; equal on both."""
+    """Returns the bytes per second of large messages one way, as the sender sees them confirmed; equal on both."""
     message, count = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8), torch.ones(1, dtype=torch.float64)
     first_s = _messages(message, 1, peer, sends=sends)
-    if sends:
-        count[0] = min(MOST_MESSAGES, max(1, int(DIRECTION_S / first_s)))
-        dist.send(count, peer)
-    else:
-        dist.recv(count, peer)
+    count[0] = min(MOST_MESSAGES, max(1, int(DIRECTION_S / first_s)))
+    _pass(count, peer, sends=sends)
     rate = torch.tensor([MESSAGE_BYTES * count.item() / _messages(message, int(count), peer, sends=sends)])
-    if sends:
-        dist.send(rate, peer)
-    else:
-        dist.recv(rate, peer)
+    _pass(rate, peer, sends=sends)
     return float(rate)
 
 
 def _messages(message: torch.Tensor, count: int, peer: int, *, sends: bool) -> float:
-    """Seconds until the peer has confirmed all."""
-    done = torch.zeros(1)
+    """Returns the seconds until the peer has confirmed all messages."""
     start_s = time.perf_counter()
     for _ in range(count):
-        if sends:
-            dist.send(message, peer)
-        else:
-            dist.recv(message, peer)
-    if sends:
-        dist.recv(done, peer)
-    else:
-        dist.send(done, peer)
+        _pass(message, peer, sends=sends)
+    _pass(torch.zeros(1), peer, sends=not sends)
     return time.perf_counter() - start_s
+
+
+def _pass(tensor: torch.Tensor, peer: int, *, sends: bool) -> None:
+    """Sends a tensor to the peer, or receives one in its place."""
+    if sends:
+        dist.send(tensor, peer)
+    else:
+        dist.recv(tensor, peer)

@@ -5,13 +5,11 @@
 
 import argparse
 import contextlib
-import fcntl
 import glob
 import json
 import os
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -19,14 +17,10 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, NoReturn
 
-import torch
-
-from gossamer import __version__
-from gossamer.launch import here
-from gossamer.launch.ssh import MARK, pack, unpack
+from gossamer.launch import addresses, here
+from gossamer.launch.ssh import MARK, pack, unpack, versions
 
 LEAVE_S = 45  # torch's agent gives workers 30 s to end
-SIOCGIFADDR = 0x8915
 
 
 def main() -> None:
@@ -46,7 +40,7 @@ def main() -> None:
             args.payload = args.training_script_args[0] = stack.enter_context(scratch())
             unpack(job["files"], args.payload)
         threading.Thread(target=watch, args=(control, folder), daemon=True).start()
-        choose_device(args.master_addr)
+        addresses.choose_device(args.master_addr)
         ended = here.run(args)
         files = pack(args.payload, "[er]*")  # errors and results
     say("ended", files=files, **ended.to_json())
@@ -94,53 +88,13 @@ def _about(interfaces: Sequence[str]) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    # "client-address port server-address port", by which the two machines see each other.
-    seen = os.environ.get("SSH_CONNECTION", "").split()
-    addresses = [address for name in interfaces if (address := _address(name))]
+    client, server = addresses.seen_by_ssh()
+    known = [name for _, name in socket.if_nameindex()]
     return {
-        "versions": {"gossamer": __version__, "torch": torch.__version__},
+        "versions": versions(),
         "port": port,
-        "client": seen[0] if len(seen) == 4 else None,
-        "server": seen[2] if len(seen) == 4 else None,
-        "address": addresses[0] if addresses else None,
-        "missing": [name for name in interfaces if name not in (known for _, known in socket.if_nameindex())],
+        "client": client,
+        "server": server,
+        "address": next((own for name in interfaces if (own := addresses.of_device(name))), None),
+        "missing": [name for name in interfaces if name not in known],
     }
-
-
-def choose_device(master: str) -> None:
-    """Gloo looks for the address of this host's name; where that is a loopback address, no other host reaches it."""
-    if "GLOO_SOCKET_IFNAME" in os.environ or _named_address_serves():
-        return
-    own = _own_address(master)
-    for _, name in socket.if_nameindex():
-        if own is not None and not own.startswith("127.") and _address(name) == own:
-            os.environ["GLOO_SOCKET_IFNAME"] = name
-            return
-
-
-def _named_address_serves() -> bool:
-    try:
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return not str(found[0][4][0]).startswith(("127.", "::1"))
-
-
-def _own_address(peer: str) -> str | None:
-    """This host's address on the way to a peer. Nothing is sent."""
-    with socket.socket(type=socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((peer, 9))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
-
-
-def _address(device: str) -> str | None:
-    """IPv4 address of a network device."""
-    with socket.socket(type=socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", device.encode()[:15]))
-        except OSError:
-            return None
-        return socket.inet_ntoa(answer[20:24])

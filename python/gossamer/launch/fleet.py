@@ -14,9 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import torch
-
-from gossamer import __version__
 from gossamer.errors import CommError, ConfigError
 from gossamer.launch import hosts as host_lists
 from gossamer.launch import ssh
@@ -26,7 +23,6 @@ from gossamer.launch.output import splitting
 
 GRACE_S = 1.0  # after a failure, other hosts may still have to report the one that caused it
 LEAVE_S = 50.0  # for a host to end its workers
-START_TIMEOUT_S = 30
 
 
 class _Stopped(BaseException):
@@ -73,7 +69,7 @@ class _Fleet:
         self.events: queue.Queue[ssh.AgentEvent] = queue.Queue()
         self.agents: list[ssh.Agent] = []
         self.streams = streams
-        self.start_timeout = _start_timeout(args)
+        self.start_timeout = ssh.start_timeout()
 
     def run(self) -> Outcome:
         names = host_lists.interfaces(self.args)
@@ -168,11 +164,7 @@ class _Fleet:
         return ready
 
     def _check(self, agent: ssh.Agent, said: dict[str, Any]) -> None:
-        own = {"gossamer": __version__, "torch": torch.__version__}
-        if said["versions"] != own:
-            raise ConfigError(
-                f"host {agent.host.name}: must have the same versions as here, {own}, got {said['versions']}"
-            )
+        ssh.check_versions(agent.host.name, said["versions"])
         if said["missing"]:
             raise ConfigError(f"host {agent.host.name}: has no network device {', '.join(said['missing'])}")
 
@@ -249,15 +241,6 @@ def _signals() -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
-
-
-def _start_timeout(args: argparse.Namespace) -> int:
-    text = os.environ.get("HOROVOD_START_TIMEOUT", str(START_TIMEOUT_S))  # where --start-timeout has put it
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(
-            f"--start-timeout and HOROVOD_START_TIMEOUT must be at least 1 second, got {text!r}"
-        )
-    return int(text)
 
 
 def _is_plain(value: object) -> bool:

@@ -16,12 +16,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TextIO
 
+import torch
+
+from gossamer import __version__
+from gossamer.errors import ConfigError
 from gossamer.launch.hosts import Host
 
 # Variables that go along to other hosts, beside those of -x.
 PREFIXES = ("HOROVOD_", "GOSSAMER_", "BAGUA_", "NCCL_", "GLOO_", "TORCH_", "OMP_", "PYTHON")
 NAMES = ("LD_LIBRARY_PATH", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "PYTHON_EXEC")
 MARK = "\x1e"  # before what the agent itself says, among the output of its workers
+START_TIMEOUT_S = 30
 ALIVE_S = 5  # a host that is silent for six times this long is lost
 # The environment must be there before Python starts, so this Python reads it and becomes another one.
 AGENT = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from gossamer.launch.agent import main; main()"
@@ -38,6 +43,31 @@ class AgentEvent(NamedTuple):
     kind: str
     host: int
     said: Any
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that all hosts of a run must have alike."""
+    return {"gossamer": __version__, "torch": torch.__version__}
+
+
+def check_versions(host: str, there: dict[str, str]) -> None:
+    """Raises ConfigError if a host has other versions than this one."""
+    if there != versions():
+        raise ConfigError(f"host {host}: must have the same versions as here, {versions()}, got {there}")
+
+
+def start_timeout() -> int:
+    """Returns the seconds in which a host must be ready; --start-timeout has put them into the environment.
+
+    Raises:
+        ConfigError: not a whole number from 1.
+    """
+    text = os.environ.get("HOROVOD_START_TIMEOUT", str(START_TIMEOUT_S))
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(
+            f"--start-timeout and HOROVOD_START_TIMEOUT must be at least 1 second, got {text!r}"
+        )
+    return int(text)
 
 
 def ssh_options(*, port: int | None, identity: str | None, timeout_s: int) -> list[str]:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from gossamer.errors import ConfigError
-from gossamer.launch import agent, here
+from gossamer.launch import addresses, here
 from gossamer.launch import hosts as host_lists
 from gossamer.launch.elastic.board import Board
 from gossamer.launch.elastic.driver import Driver, Limits
@@ -22,7 +22,7 @@ from gossamer.launch.elastic.remote import RemoteWorker
 from gossamer.launch.elastic.slots import Discovery, Slot, Slots
 from gossamer.launch.hosts import Host
 from gossamer.launch.outcome import Outcome
-from gossamer.launch.ssh import ssh_options
+from gossamer.launch.ssh import ssh_options, start_timeout
 
 FLAGS = (
     "min_np",
@@ -43,7 +43,6 @@ OTHERS = host_lists.OTHER_WAYS | {
 OTHERS.pop("nproc_per_node")
 LOCAL = "localhost"
 TIMEOUT_S = 600.0
-START_TIMEOUT_S = 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,11 +118,10 @@ def _starter(
     def begin(number: int, slot: Slot, env: Mapping[str, str]) -> Worker:
         others = [each.host for each in slots.present() if not is_local(each.host)]
         if others:
-            agent.choose_device(Host(others[0], 1).address)  # for the workers here
+            addresses.choose_device(Host(others[0], 1).address)  # for the workers here
         if is_local(slot.host):
             return LocalWorker(program, number, slot, env=env)
-        timeout_s = int(os.environ.get("HOROVOD_START_TIMEOUT", START_TIMEOUT_S))
-        options = ssh_options(port=args.remote_port, identity=args.identity_file, timeout_s=timeout_s)
+        options = ssh_options(port=args.remote_port, identity=args.identity_file, timeout_s=start_timeout())
         return RemoteWorker(program, number, slot, env=env, options=options, exported=args.exported)
 
     return begin

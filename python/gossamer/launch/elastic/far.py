@@ -10,15 +10,14 @@ import sys
 import threading
 import time
 
-import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from gossamer import __version__
 from gossamer.config import ELASTIC_VARIABLES
-from gossamer.launch import agent
+from gossamer.launch import addresses, agent
 from gossamer.launch.elastic.process import LocalWorker, Program
 from gossamer.launch.elastic.slots import Slot
 from gossamer.launch.outcome import Failure
+from gossamer.launch.ssh import versions
 
 STEP_S = 0.05
 LEAVE_S = 30.0  # for the worker to end when it is told to
@@ -28,13 +27,11 @@ def main() -> None:
     control = os.fdopen(os.dup(0), "rb")  # not inherited by the worker, who reads nothing
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     job = json.loads(control.readline() or sys.exit(1))
-    agent.say("ready", versions={"gossamer": __version__, "torch": torch.__version__})
+    agent.say("ready", versions=versions())
     host, _, port = os.environ[ELASTIC_VARIABLES[0]].rpartition(":")
-    # "client-address port server-address port": the driver as this host sees it.
-    seen = os.environ.get("SSH_CONNECTION", "").split()
-    host = seen[0] if len(seen) == 4 else host
+    host = addresses.seen_by_ssh()[0] or host  # the driver as this host sees it
     os.environ[ELASTIC_VARIABLES[0]] = f"{host}:{port}"
-    agent.choose_device(host)
+    addresses.choose_device(host)
     with contextlib.ExitStack() as stack:
         folder = agent.scratch()
         program = Program(job["command"], stack.enter_context(folder), tee=job["tee"])

@@ -8,10 +8,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-import torch
-
-from gossamer import __version__
-from gossamer.errors import ConfigError
 from gossamer.launch import ssh
 from gossamer.launch.elastic.process import Program
 from gossamer.launch.elastic.slots import Slot
@@ -60,11 +56,7 @@ class RemoteWorker:
         while not self._events.empty():
             event = self._events.get()
             if event.kind == "ready":
-                own, there = {"gossamer": __version__, "torch": torch.__version__}, event.said["versions"]
-                if there != own:
-                    raise ConfigError(
-                        f"host {self.slot.host}: must have the same versions as here, {own}, got {there}"
-                    )
+                ssh.check_versions(self.slot.host, event.said["versions"])
             elif event.kind == "ended":
                 failure = event.said["failure"]
                 self._said = True if failure is None else Failure(**failure)
