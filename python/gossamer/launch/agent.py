@@ -1,6 +1,6 @@
-# The far end of ssh.py, one process a host of `gossamer run -H`: runs torch's agent for the workers of this host, says
-# when it is ready and how it ended, and ends its workers when its input ends: on Ctrl-C, when another host has failed,
-# and when whoever started it, or the network between, is gone.
+# The agent of one host in `gossamer run -H`; ssh.py has the near end. It runs torch's agent for the workers of this
+# host, and reports when it is ready and how it has ended. When its input ends, it ends its workers: after Ctrl-C,
+# when another host has failed, and when the machine that started it, or the network between them, is gone.
 """The agent of one host."""
 
 import argparse
@@ -24,7 +24,7 @@ LEAVE_S = 45  # torch's agent gives workers 30 s to end
 
 
 def main() -> None:
-    control = os.fdopen(os.dup(0), "rb")  # not inherited by the workers, who read nothing
+    control = os.fdopen(os.dup(0), "rb")  # the workers do not inherit it
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     signal.signal(signal.SIGTERM, leave)
@@ -55,11 +55,11 @@ def leave(number: int, frame: object) -> NoReturn:
 
 
 def watch(control: IO[bytes], folder: tempfile.TemporaryDirectory) -> None:
-    """Ends everything once the input has ended."""
-    while os.read(control.fileno(), 1024):  # no reader that the interpreter would have to wait for at its end
+    """Ends this process and its workers once the input has ended."""
+    while os.read(control.fileno(), 1024):  # a file object would block the interpreter's end
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    # torch's agent may wait inside native code for another host that is gone; without workers that serves nobody.
+    # torch's agent may wait in native code for a host that is gone. Without workers that wait is useless.
     idle = 0
     for _ in range(LEAVE_S * 2):
         time.sleep(0.5)
@@ -76,7 +76,7 @@ def _has_children() -> bool:
         with contextlib.suppress(OSError), open(path) as file:
             if file.read().strip():
                 return True
-    return not lists  # a kernel that does not tell
+    return not lists  # the kernel does not list children
 
 
 def say(kind: str, **values: Any) -> None:
@@ -84,7 +84,7 @@ def say(kind: str, **values: Any) -> None:
 
 
 def _about(interfaces: Sequence[str]) -> dict[str, Any]:
-    """What fleet.py needs to know of this host."""
+    """Returns what fleet.py must know about this host."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]

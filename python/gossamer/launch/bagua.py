@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.launch import run
 
-# Of a service that does not exist: they change nothing that a script computes.
+# Flags of Bagua's autotune service, which does not exist here. They change nothing that a script computes.
 IDLE = (
     "bagua_service_port",
     "autotune_max_samples",
@@ -18,7 +18,7 @@ IDLE = (
     "autotune_warmup_time",
 )
 IDLE_SWITCHES = ("is_output_autotune_log", "report_metrics")
-# What a script may rely on, and what to do instead.
+# Flags that a script may rely on, and what to do instead.
 REFUSED = {
     "host_list": "start the same command on each host, with --nnodes, --rdzv_backend c10d and --rdzv_endpoint",
     "ssh_port": "start the same command on each host, with --nnodes, --rdzv_backend c10d and --rdzv_endpoint",
@@ -42,7 +42,7 @@ def main(name: str, argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
-    """`gossamer run`'s, and Bagua's own flags."""
+    """Returns the parser of `gossamer run` with Bagua's own flags."""
     parser = run.build_parser(prog)
     group = parser.add_argument_group("Bagua's flags")
     group.add_argument("--default_bucket_size", type=int, metavar="BYTES", help="bytes of a bucket")
@@ -58,10 +58,10 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def translate(args: argparse.Namespace) -> None:
-    """Puts Bagua's flags into effect, and takes them away.
+    """Puts Bagua's flags into effect, and removes them from ``args``.
 
     Raises:
-        ConfigError: one that is not supported, or a bucket of no bytes.
+        ConfigError: a flag is not supported, or the bucket size is below 1.
     """
     for flag, instead in (REFUSED | REFUSED_SWITCHES).items():
         if getattr(args, flag) is not None:

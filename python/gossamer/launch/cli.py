@@ -1,5 +1,5 @@
-# Entry point of the `gossamer` command: a table of subcommands, each a module that is imported only when
-# it is asked for. A module offers main(args) -> int, and add_arguments(parser) or build_parser(prog).
+# The `gossamer` command: a table of subcommands. A subcommand is a module, imported only when it is used, that offers
+# main(args) -> int, and either add_arguments(parser) or build_parser(prog).
 """The ``gossamer`` command line."""
 
 import argparse

@@ -1,5 +1,5 @@
-# `gossamer run -H`: one agent on each host, started together, ended together. What a host is reached by is ssh.py's,
-# what it does agent.py's. Ranks are numbered in the order of the hosts. run.py calls it.
+# `gossamer run -H`: starts one agent on each host, and ends them together. ssh.py reaches the hosts, agent.py runs
+# there. Ranks are numbered in the order of the hosts. run.py calls it.
 """Running workers on several hosts."""
 
 import argparse
@@ -21,7 +21,7 @@ from gossamer.launch.hosts import Host
 from gossamer.launch.outcome import Outcome, describe
 from gossamer.launch.output import splitting
 
-GRACE_S = 1.0  # after a failure, other hosts may still have to report the one that caused it
+GRACE_S = 1.0  # after a failure, for the report of the failure that caused it
 LEAVE_S = 50.0  # for a host to end its workers
 
 
@@ -31,11 +31,11 @@ class _Stopped(BaseException):
 
 
 def run(args: argparse.Namespace, hosts: Sequence[Host]) -> Outcome:
-    """Runs the workers on the hosts, again after a failure if --max-restarts allows.
+    """Runs the workers on the hosts, and again after a failure while --max-restarts allows it.
 
     Raises:
-        ConfigError: hosts with other versions, devices that a host does not have.
-        CommError: a host that cannot be reached in time, or is lost.
+        ConfigError: a host has other versions, or lacks a network device.
+        CommError: a host is not reached in time, or is lost.
     """
     size = sum(host.slots for host in hosts)
     with splitting(args, size) as streams, _signals():
@@ -95,7 +95,7 @@ class _Fleet:
         return self._await_end()
 
     def end(self) -> None:
-        """Ends all agents and waits for them; a second signal kills them."""
+        """Ends all agents and waits for them. A second signal kills them."""
         try:
             for agent in self.agents:
                 agent.end()
@@ -169,7 +169,7 @@ class _Fleet:
             raise ConfigError(f"host {agent.host.name}: has no network device {', '.join(said['missing'])}")
 
     def _go(self, ready: Sequence[dict[str, Any]]) -> None:
-        """Tells all where the first host is."""
+        """Tells all agents where the first host is."""
         first, given = ready[0], self.args.master_addr
         others = [said["client"] for said in ready if said["client"]]
         here = others[0] if others else "127.0.0.1"  # this machine as the others see it
@@ -184,7 +184,7 @@ class _Fleet:
             agent.send({"master_addr": address, "master_port": port})
 
     def _await_end(self) -> Outcome:
-        """Until all have ended, or shortly after the first that failed."""
+        """Waits until all hosts have ended, or until shortly after the first failure."""
         outcome, said = Outcome(), set()
         left, lost, deadline = set(range(len(self.agents))), "", None
         while left:
@@ -227,7 +227,7 @@ class _Fleet:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP stop the run, so that no host is left alone."""
+    """Lets SIGINT, SIGTERM and SIGHUP stop the run, so that its workers end on every host."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

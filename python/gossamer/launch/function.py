@@ -1,6 +1,6 @@
-# horovod.run(): a function instead of a script. It is pickled into a folder, `gossamer run` starts call.py with it, and
-# what that left is collected. fleet.py and agent.py carry the folder to other hosts and back. The one part of
-# the launcher that a face opens: gossamer/horovod/runner.
+# horovod.run(): runs a function in several workers. The function is pickled into a folder, `gossamer run` starts
+# call.py with that folder, and the results are collected from it. fleet.py and agent.py carry the folder to other
+# hosts and back. Only this part of the launcher is opened by a face: gossamer/horovod/runner.
 """``run(func, ...)``: a function in several workers."""
 
 import importlib.util
@@ -19,12 +19,12 @@ from gossamer.errors import CommError, ConfigError
 from gossamer.launch import run as launcher
 from gossamer.launch.outcome import Outcome, describe, first_failure
 
-# What torch's agent takes over and does not give back.
+# torch's agent sets handlers for these signals and leaves them.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class RemoteError(Exception):
-    """The cause of an exception that a worker raised: its traceback there."""
+    """The cause of an exception that a worker raised. Its text is the traceback in that worker."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(f"\nrank {rank}:\n{text}")
@@ -60,18 +60,20 @@ def run(
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` in ``num_proc`` workers, and returns their results in the order of the ranks.
 
-    The function is sent by cloudpickle if that is installed, so that one of a script or a notebook serves; by pickle
-    otherwise, which takes functions of modules. The workers get this process's ``sys.path``, its directory and its
-    environment with ``env`` added (on other hosts, that part of the environment that `gossamer run -H` carries).
+    The function is sent by cloudpickle if that is installed, which takes functions of scripts and notebooks. Otherwise
+    it is sent by pickle, which takes only functions of modules. The workers get this process's ``sys.path``, its
+    directory and its environment with ``env`` added. On other hosts they get the part of the environment that
+    `gossamer run -H` carries.
     ``hosts`` ("a:2,b:2"), ``hostfile``, ``ssh_port``, ``ssh_identity_file``, ``start_timeout``, ``network_interface``,
     ``output_filename`` and ``verbose`` are flags of `gossamer run`; ``executable`` is another Python for the workers.
-    ``use_gloo`` and ``disable_cache`` change nothing: it is always so. ``np`` is an old name of ``num_proc``.
+    ``use_gloo`` and ``disable_cache`` change nothing, because both are always so. ``np`` is an old name of
+    ``num_proc``.
 
     Raises:
-        ConfigError: arguments that exclude each other or are not supported (MPI, elastic ones), a function that
-            cannot be pickled.
-        CommError: a worker was killed or ended by itself, a host could not be reached.
-        Exception: what the function raised first in some rank; its cause is the traceback there.
+        ConfigError: arguments exclude each other or are not supported (MPI, elastic runs), or the function cannot be
+            pickled.
+        CommError: a worker was killed or ended by itself, or a host was not reached.
+        Exception: the first exception of the function in any rank; its cause is the traceback there.
     """
     elastic = {"min_num_proc": min_num_proc or min_np, "max_num_proc": max_num_proc or max_np, "slots": slots}
     elastic |= {"reset_limit": reset_limit, "cooldown_range": cooldown_range}
@@ -140,7 +142,7 @@ def _pickled(call: tuple[Any, ...]) -> bytes:
 
 @contextmanager
 def _unchanged() -> Iterator[None]:
-    """Puts back what a run changes in its process: the environment and how signals are handled."""
+    """Restores what a run changes in this process: the environment and the signal handlers."""
     variables = dict(os.environ)
     in_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in SIGNALS} if in_main else {}

@@ -1,6 +1,6 @@
-# The workers of this host, as torch's agent (torchrun) starts, watches and restarts them in this process. This file
-# fills in what torchrun leaves to the user: the single-host rendezvous, prefixed output, threads per worker. Used by
-# run.py where all workers are on this host, and by agent.py on each of several hosts.
+# The workers of this host. torch's agent (torchrun) starts, watches and restarts them in this process. This file
+# fills in what torchrun leaves to the user: the rendezvous on one host, prefixed output, threads per worker. run.py
+# calls it if all workers are on this host, and agent.py on each of several hosts.
 """Running the workers of one host."""
 
 import argparse
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> Outcome:
 
 
 def _complete(args: argparse.Namespace, stack: ExitStack) -> None:
-    """Fills in what the user left open. What was given is kept."""
+    """Fills in the options that the user left open."""
     rendezvous_given = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port is not None
     if args.nnodes in ("1", "1:1") and not rendezvous_given:
         args.standalone = True
@@ -61,7 +61,7 @@ def _complete(args: argparse.Namespace, stack: ExitStack) -> None:
 
 
 def worker_arguments(args: argparse.Namespace) -> list[str]:
-    """What worker.py is started with: its flags, what it cannot know from torchrun's variables, and the command."""
+    """Returns the arguments of worker.py: its flags, which torchrun's variables do not hold, and the command."""
     switches = {
         "--as-horovod": args.as_horovod,
         "--as-bagua": args.as_bagua,

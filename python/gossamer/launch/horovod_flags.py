@@ -1,6 +1,6 @@
-# horovodrun's flags in `gossamer run`: those that set a HOROVOD_* variable of the workers, those that are refused with
-# a reason, and the file that may hold them all. What the variables do is decided by gossamer/horovod in the workers;
-# -H and ssh are in hosts.py, elastic flags elsewhere. run.py calls it.
+# horovodrun's flags in `gossamer run`: flags that set a HOROVOD_* variable of the workers, flags that are refused
+# with a reason, and the file that may hold all of them. gossamer/horovod acts on the variables in the workers. Flags
+# of hosts and ssh are in hosts.py, elastic flags in elastic/command.py. run.py calls it.
 """horovodrun's flags for the workers' settings."""
 
 import argparse
@@ -17,12 +17,12 @@ from gossamer.horovod.common.environment import WITHOUT_EFFECT
 
 
 class Knob(NamedTuple):
-    """A flag, --like-this for like_this, and the variable that it sets."""
+    """A flag and the variable that it sets. The flag of ``like_this`` is ``--like-this``."""
 
     dest: str
     variable: str
     kind: type
-    summary: str = ""  # where it has an effect
+    summary: str = ""  # empty if the variable has no effect
     scale: int = 1
     inverted: bool = False
 
@@ -68,7 +68,7 @@ KNOBS = (
     Knob("log_level", "HOROVOD_LOG_LEVEL", str, "trace, debug, info, warning, error or fatal"),
     Knob("log_with_timestamp", "HOROVOD_LOG_HIDE_TIME", bool, inverted=True),
 )
-# Sections of horovodrun's configuration file, and what their keys are called as flags.
+# Sections of horovodrun's configuration file, and the prefix that makes a key of each a flag.
 SECTIONS = {
     "params": "",
     "autotune": "autotune_",
@@ -104,7 +104,7 @@ class _CheckBuild(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags. Those that are not given are None."""
+    """Adds the flags. A flag that is not given is None."""
     group = parser.add_argument_group("horovodrun's settings; each sets a HOROVOD_* variable of the workers")
     for knob in KNOBS:
         flag = f"--{knob.dest.replace('_', '-')}"
@@ -137,7 +137,7 @@ def apply(args: argparse.Namespace) -> None:
     """Puts the flags into the environment, which the workers inherit.
 
     Raises:
-        ConfigError: a flag that has no meaning here, a value out of its range, a configuration file that is not right.
+        ConfigError: a flag has no meaning here, a value is out of its range, or the configuration file is wrong.
     """
     for dest, instead in REFUSED.items():
         if getattr(args, dest) is not None:
@@ -217,7 +217,7 @@ def _converted(item: Any, kind: type, where: str) -> Any:
 
 
 def check_build() -> str:
-    """What horovodrun --check-build shows, for this build."""
+    """Returns what horovodrun --check-build shows, for this build."""
     gossamer, nccl, mpi = (
         _mark(available) for available in (True, dist.is_nccl_available(), dist.is_mpi_available())
     )

@@ -1,5 +1,5 @@
-# The hosts of `gossamer run -H`: parsed, filled with workers, and asked whether they are this machine. What runs on
-# them is fleet.py's, how they are reached ssh.py's. run.py calls it.
+# The hosts of `gossamer run -H`: parses them, fills them with workers, and says whether a host is this machine. ssh.py
+# reaches them, fleet.py runs workers on them. run.py calls it.
 """Hosts and slots."""
 
 import argparse
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gossamer.errors import ConfigError
 
-# Torchrun's, which say by another way where workers are.
+# Options of torchrun that say in another way where workers are, and their defaults.
 OTHER_WAYS = {
     "nnodes": "1:1",
     "nproc_per_node": "1",
@@ -24,7 +24,7 @@ OTHER_WAYS = {
 
 @dataclass(frozen=True)
 class Host:
-    """A machine as the user called it, and how many workers it gets."""
+    """A machine by the name that the user gave, and the number of its workers."""
 
     name: str
     slots: int
@@ -35,7 +35,7 @@ class Host:
         return self.name.rpartition("@")[2]
 
     def is_local(self) -> bool:
-        """Whether an address of this host is one of this machine."""
+        """Returns whether an address of this host belongs to this machine."""
         if self.address in ("localhost", socket.gethostname()):
             return True
         try:
@@ -72,11 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(args: argparse.Namespace) -> list[Host] | None:
-    """The hosts that get workers, with as many as they get; None if the user named none.
+    """Returns the hosts that get workers, with the number of each; None if the user named no host.
 
     Raises:
-        ConfigError: hosts given twice or not in the form HOST:SLOTS, more workers than slots, torchrun's own options
-            for several hosts besides.
+        ConfigError: a host is named twice or is not HOST:SLOTS, there are more workers than slots, or torchrun's own
+            options for several hosts are given too.
     """
     if args.hosts is None and args.hostfile is None:
         return None
@@ -93,10 +93,10 @@ def chosen(args: argparse.Namespace) -> list[Host] | None:
 
 
 def export(args: argparse.Namespace) -> None:
-    """Puts what -x and --network-interfaces say into the environment, which the workers inherit.
+    """Puts the values of -x and --network-interfaces into the environment, which the workers inherit.
 
     Raises:
-        ConfigError: -x without a name, or of a variable that is not set.
+        ConfigError: -x has no name, or its variable is not set.
     """
     for entry in args.exported:
         name, given, value = entry.partition("=")
@@ -111,17 +111,17 @@ def export(args: argparse.Namespace) -> None:
 
 
 def interfaces(args: argparse.Namespace) -> list[str]:
-    """Names of network devices, as --network-interfaces gave them."""
+    """Returns the network devices of --network-interfaces."""
     return [name for given in args.interfaces or [] for name in given.split(",") if name]
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """``"a:2,user@b:1"``; without a number, one slot."""
+    """Parses ``"a:2,user@b:1"``. A host without a number has one slot."""
     return _distinct([_host(entry.strip(), "-H") for entry in text.split(",") if entry.strip()], "-H")
 
 
 def read_hostfile(path: str) -> list[Host]:
-    """Lines of ``HOST slots=N`` or ``HOST:N``; empty ones and those after # are left out."""
+    """Reads lines of ``HOST slots=N`` or ``HOST:N``. Empty lines and text after # are left out."""
     try:
         with open(path) as file:
             lines = [line.partition("#")[0].strip() for line in file]
@@ -133,7 +133,7 @@ def read_hostfile(path: str) -> list[Host]:
 
 
 def fill(hosts: Sequence[Host], wanted: str | int | None) -> list[Host]:
-    """The first hosts, with ``wanted`` workers among them; None: as many as there are slots."""
+    """Returns the first hosts, with ``wanted`` workers among them; None: a worker in each slot."""
     total = sum(host.slots for host in hosts)
     listing = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
     try:

@@ -1,5 +1,6 @@
-# How a run of workers ended: which failed, when and of what, and what `gossamer run` prints about it. Made by run.py
-# and elastic/ from torch's error where the workers are, sent over ssh, printed where the user is.
+# How a run of workers has ended: which worker failed, when and why, and what `gossamer run` prints about it. here.py
+# and elastic/ make an outcome from torch's error, where the workers are. It is sent over ssh, and printed where the
+# user is.
 """The outcome of a run."""
 
 import math
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-NOTICE_S = 5  # a killed worker may be noticed this much later than the errors it causes
+NOTICE_S = 5  # a killed worker may be noticed this much later than the errors that it causes
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,16 @@ class Failure:
     rank: int
     exit_code: int  # below 0: the signal that killed it
     at_ns: float
-    trace: str  # of its exception; empty where it left none
-    told: bool  # whether it said itself why it ended
+    trace: str  # the traceback of its exception; empty if it left none
+    told: bool  # whether the worker has reported itself why it ended
 
 
 @dataclass
 class Outcome:
-    """All zero: every worker ended well."""
+    """The failures of a run, and the signal that stopped it. Without either, every worker ended well."""
 
     failures: list[Failure] = field(default_factory=list)
-    stopped_by: int = 0  # the signal that ended it all
+    stopped_by: int = 0  # the signal that ended the run
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -41,19 +42,19 @@ class Outcome:
 
 
 def failed(error: ChildFailedError) -> Outcome:
-    """What torch's agent says of the workers that failed."""
+    """Returns the outcome that torch's agent reports."""
     return Outcome([failure_of(rank, failure) for rank, failure in error.failures.items()])
 
 
 def failure_of(rank: int, failure: ProcessFailure) -> Failure:
-    """One of those."""
+    """Returns what torch reports of one worker that failed."""
     extra = _extra(failure)
     trace = str(extra.get("py_callstack") or "").rstrip()
     return Failure(rank, failure.exitcode, _failed_at_ns(failure), trace, bool(extra))
 
 
 def report(outcome: Outcome) -> int:
-    """Prints the root cause last on stderr, and returns the exit code of `gossamer run`."""
+    """Prints the first failure on stderr, its traceback last, and returns the exit code of `gossamer run`."""
     if outcome.failures:
         print(f"gossamer run: {describe(outcome.failures)}", file=sys.stderr)
         first = first_failure(outcome.failures)
@@ -72,7 +73,7 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
 
 
 def describe(failures: Sequence[Failure]) -> str:
-    """Which worker failed first, of what, and which ended because of it."""
+    """Says which worker failed first and how, and which workers ended because of it."""
     first = first_failure(failures)
     others = ", ".join(str(rank) for rank in sorted(other.rank for other in failures) if rank != first.rank)
     what = how_it_ended(first.exit_code if _was_killed(first) else _exit_code(first))
@@ -81,7 +82,7 @@ def describe(failures: Sequence[Failure]) -> str:
 
 
 def how_it_ended(exit_code: int) -> str:
-    """Says a failed worker's exit code in words. Below 0 it is the signal that killed the worker."""
+    """Says an exit code in words. Below 0 it is the signal that killed the worker."""
     if exit_code < 0:
         return f"was killed by signal {-exit_code} ({_signal_name(-exit_code)})"
     return f"failed with exit code {exit_code}"
@@ -106,12 +107,12 @@ def _signal_name(number: int) -> str:
 
 
 def _failed_at_ns(failure: ProcessFailure) -> float:
-    """When a worker failed, for finding the first. torch's own times are whole seconds."""
+    """Returns when a worker failed, to find the first failure. torch's own times are whole seconds."""
     if "time_ns" in (extra := _extra(failure)):
         return int(extra["time_ns"])
     if failure.exitcode == -signal.SIGTERM:
         return math.inf  # how the agent ends the others
-    # Died without a word; the agent saw it only after peers had lost the connection and said so.
+    # The worker left no report. Its peers may have reported the lost connection before the agent noticed its end.
     return (failure.timestamp - NOTICE_S) * 1e9
 
 

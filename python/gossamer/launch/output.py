@@ -1,5 +1,5 @@
-# What workers print, on its way to the user: torch's agent (or fleet.py, for other hosts) puts "[rank] " before each
-# line; here the lines go to a file of each rank as well, or get the time in front. run.py and fleet.py open it.
+# The output of the workers on its way to the user. torch's agent, or fleet.py for other hosts, puts "[rank] " before
+# each line. Here each line also goes to a file of its rank, or gets the time in front. run.py and fleet.py open it.
 """Output of the workers, split by rank."""
 
 import argparse
@@ -20,7 +20,7 @@ RANK = re.compile(r"\[(\d+)\] ")
 
 
 class Output:
-    """Stands in for sys.stdout or sys.stderr: passes on what is written, line by line."""
+    """Takes the place of sys.stdout or sys.stderr, and passes on what is written, line by line."""
 
     def __init__(self, stream: TextIO, name: str, *, folder: Path | None, width: int, times: bool) -> None:
         self._stream, self._name, self._folder, self._width, self._times = stream, name, folder, width, times
@@ -59,7 +59,7 @@ class Output:
 
 @contextmanager
 def splitting(args: argparse.Namespace, size: int) -> Iterator[tuple[Output, Output]]:
-    """What takes the place of stdout and stderr for a run of ``size`` workers, as its flags ask."""
+    """Yields what takes the place of stdout and stderr in a run of ``size`` workers with these flags."""
     folder = None
     if args.output_filename is not None:
         if (args.tee, args.redirects) != ("0", "0"):
@@ -71,7 +71,7 @@ def splitting(args: argparse.Namespace, size: int) -> Iterator[tuple[Output, Out
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--output-filename must name a folder: {error}") from error
-        os.environ[PREFIX] = "[${rank}] "  # by which the lines are told apart
+        os.environ[PREFIX] = "[${rank}] "  # by which a line's rank is known
     settings: dict[str, Any] = {
         "folder": folder,
         "width": len(str(size - 1)),

@@ -1,6 +1,5 @@
-# torch's agent logs each failure and each signal that it sends. `gossamer run` says the same once, at the end and in
-# words that name the cause, so these lines of torch's are left out. Messages that are not known here pass. run.py and
-# elastic/process.py call it.
+# Leaves out lines of torch's agent about failures and signals, because `gossamer run` says the same once, at the end,
+# and names the cause. Messages of torch that are not listed here pass. here.py and elastic/process.py call it.
 """What torch's agent logs about workers that fail."""
 
 import logging
@@ -9,7 +8,7 @@ import sys
 
 from gossamer.launch.outcome import how_it_ended
 
-SWITCHES = ("LOGLEVEL", "TORCH_LOGS")  # torch's own: who sets one wants to see torch's lines
+SWITCHES = ("LOGLEVEL", "TORCH_LOGS")  # torch's own switches: with either set, all of torch's lines are shown
 FAILED = "failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s"
 TOLD_BY_US = {
     "torch.distributed.elastic.multiprocessing.api": (
@@ -43,10 +42,10 @@ class _Quiet(logging.Filter):
 
 
 def quieten_torch(*, restarts: int = 0) -> None:
-    """Leaves out torch's lines that `gossamer run` says in its own words, unless LOGLEVEL or TORCH_LOGS is set.
+    """Leaves out those lines of torch that `gossamer run` replaces, unless LOGLEVEL or TORCH_LOGS is set.
 
     Args:
-        restarts: how often torch's agent starts all workers again after a failure; each time is said.
+        restarts: how often torch's agent starts all workers again after a failure. Each time a line says so.
     """
     for name, templates in TOLD_BY_US.items():
         log = logging.getLogger(name)

@@ -36,7 +36,7 @@ examples:
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
-    """torchrun's own parser, so that every option of the installed torch is known, -np and horovodrun's flags."""
+    """Returns torchrun's own parser, which knows every option of the installed torch, with our flags added."""
     parser = torchrun.get_args_parser()
     parser.prog = prog
     parser.description = "Starts a training script in several workers; one that fails ends all."
@@ -69,7 +69,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     elastic.add_arguments(parser)
     hosts.add_arguments(parser)
     horovod_flags.add_arguments(parser)
-    # Set by fleet.py for each host: slots of all hosts, its name, the attempt. By function.py: a folder to carry along.
+    # fleet.py sets the first three for each host; function.py sets payload, a folder to carry along.
     parser.set_defaults(slots=None, host_name=None, attempt=0, payload=None)
     return parser
 
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Puts flags into the environment of this process, which the workers inherit; refuses what cannot be met."""
+    """Puts flags into the environment, which the workers inherit, and refuses flags that cannot be met."""
     horovod_flags.apply(args)
     hosts.export(args)
     if args.timeline is not None:
@@ -90,7 +90,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def start(args: argparse.Namespace) -> Outcome:
-    """Starts the workers where they belong, and waits for all."""
+    """Starts the workers where the flags ask for them, and waits for all."""
     if elastic.asked_for(args):
         return elastic.start(args, here.worker_arguments(args))
     chosen = hosts.chosen(args)
@@ -109,7 +109,7 @@ def start(args: argparse.Namespace) -> Outcome:
 
 
 def _check_command(args: argparse.Namespace) -> None:
-    """Takes `python` from the front of a command, as horovodrun's users write it; refuses what cannot be met."""
+    """Removes `python` from the front of a command, where horovodrun's users write it. Refuses other programs."""
     command = args.training_script
     named = command in ("python", "python3", "python{}.{}".format(*sys.version_info)) and not os.path.isfile(
         command
@@ -139,7 +139,7 @@ def _check_command(args: argparse.Namespace) -> None:
 
 @contextmanager
 def _output(args: argparse.Namespace) -> Iterator[None]:
-    """With --output-filename: what torch's agent prints goes to the files of the ranks too."""
+    """With --output-filename, what torch's agent prints also goes to the files of the ranks."""
     if args.output_filename is None and not args.prefix_output_with_timestamp:
         yield
         return

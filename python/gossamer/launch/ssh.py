@@ -1,6 +1,7 @@
-# How the agent of one host is started: over the system's ssh, or without it on this machine; and what is said to it.
-# All that varies goes through its standard input as JSON, so nothing is quoted for a shell or seen in a list of
-# processes, and the end of that input, for whatever reason, ends the host. Used by fleet.py; the other end is agent.py.
+# Starts the agent of a host, over the system's ssh or without it on this machine, and talks to it. Everything that
+# varies goes through the agent's standard input as JSON, so nothing is quoted for a shell or shown in a list of
+# processes. The end of that input, for whatever reason, ends the host. Used by fleet.py and elastic/remote.py;
+# agent.py is the other end.
 """Starting and steering the agent of a host."""
 
 import base64
@@ -22,13 +23,13 @@ from gossamer import __version__
 from gossamer.errors import ConfigError
 from gossamer.launch.hosts import Host
 
-# Variables that go along to other hosts, beside those of -x.
+# Variables that other hosts get, besides those of -x.
 PREFIXES = ("HOROVOD_", "GOSSAMER_", "BAGUA_", "NCCL_", "GLOO_", "TORCH_", "OMP_", "PYTHON")
 NAMES = ("LD_LIBRARY_PATH", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "PYTHON_EXEC")
-MARK = "\x1e"  # before what the agent itself says, among the output of its workers
+MARK = "\x1e"  # begins a line of the agent itself, among the output of its workers
 START_TIMEOUT_S = 30
 ALIVE_S = 5  # a host that is silent for six times this long is lost
-# The environment must be there before Python starts, so this Python reads it and becomes another one.
+# The environment must be set before Python starts. So this Python reads it, then replaces itself by another.
 AGENT = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from gossamer.launch.agent import main; main()"
 BOOTSTRAP = (
     "import json, os, sys; job = json.loads(open(0, 'rb', 0, closefd=False).readline()); "
@@ -38,7 +39,7 @@ BOOTSTRAP = (
 
 
 class AgentEvent(NamedTuple):
-    """Something that a host's agent did: "ready" or "ended", with what it said, or "exit", with its exit code."""
+    """An event of a host's agent: "ready" or "ended" with its message, or "exit" with its exit code."""
 
     kind: str
     host: int
@@ -71,7 +72,7 @@ def start_timeout() -> int:
 
 
 def ssh_options(*, port: int | None, identity: str | None, timeout_s: int) -> list[str]:
-    """Never asks for a password, and notices a host that is gone."""
+    """Returns options with which ssh never asks for a password, and notices a host that is gone."""
     settings = {
         "BatchMode": "yes",
         "ConnectTimeout": timeout_s,
@@ -84,13 +85,13 @@ def ssh_options(*, port: int | None, identity: str | None, timeout_s: int) -> li
 
 
 def environment(exported: Sequence[str]) -> dict[str, str]:
-    """What a host's agent gets of this process's variables; ``exported`` as -x has them."""
+    """Returns the variables of this process that an agent gets; ``exported`` are the entries of -x."""
     names = {entry.partition("=")[0] for entry in exported} | set(NAMES)
     return {name: value for name, value in os.environ.items() if name in names or name.startswith(PREFIXES)}
 
 
 def pack(folder: str | None, pattern: str) -> dict[str, str]:
-    """Files of a folder, as JSON can hold them."""
+    """Returns the files of a folder as text that JSON can hold."""
     paths = Path(folder).glob(pattern) if folder is not None else []
     return {path.name: base64.b64encode(path.read_bytes()).decode() for path in paths}
 
@@ -101,7 +102,7 @@ def unpack(files: Mapping[str, str], folder: str) -> None:
 
 
 class Agent:
-    """A running agent. What it does is put into ``events``; what its workers print goes to ``out`` and ``err``."""
+    """A running agent. Its events are put into ``events``; its workers' output goes to ``out`` and ``err``."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class Agent:
             self.command = ["ssh", *options, host.name, shlex.join(self.command)]
         self._events, self._ready = events, False
         pipe = subprocess.PIPE
-        # A session of its own: Ctrl-C is for us alone, who tell it.
+        # A session of its own, so that Ctrl-C reaches only this process, which then ends the agent.
         self.process = subprocess.Popen(
             self.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
@@ -132,14 +133,14 @@ class Agent:
         threading.Thread(target=self._wait, args=(readers,), daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
-        """One line of JSON. That the agent is gone already is told by its event."""
+        """Sends one line of JSON. If the agent is gone already, its event says so."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
 
     def end(self) -> None:
-        """Tells the agent to end its workers and itself, by the end of its input."""
+        """Closes the agent's input, which makes it end its workers and itself."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()

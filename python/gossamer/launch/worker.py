@@ -1,7 +1,8 @@
-# What `gossamer run` starts in each worker: sets Horovod's variables, runs the user's script or module as
-# __main__ and, if it raises, leaves the traceback in the agent's error file. Run as a file, not imported: so
-# that the script is the first to import torch and gossamer, and their errors are reported like its own.
-"""Worker side of ``gossamer run``: ``worker.py [FLAGS] -- SCRIPT ARGS...``; the flags are run.py's alone."""
+# What `gossamer run` starts in each worker. It sets Horovod's variables, runs the user's script or module as __main__
+# and, if that raises, leaves the traceback in the error file of torch's agent. It runs as a file and is not imported,
+# so that the user's script is the first to import torch and gossamer, and their errors are reported like the script's
+# own.
+"""The worker's side of ``gossamer run``: ``worker.py [FLAGS] -- SCRIPT ARGS...``; only here.py sets the flags."""
 
 import argparse
 import faulthandler
@@ -36,7 +37,7 @@ def main() -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = "" if as_module else os.path.dirname(os.path.abspath(target))
     for folder in flags.aliases:
-        # Multiprocessing hands the path to the processes that it spawns, which import the script as well.
+        # multiprocessing gives sys.path to the processes that it spawns, and these import the script too.
         sys.path.insert(0, os.path.join(ALIAS, folder))
     try:
         if as_module:
@@ -44,7 +45,7 @@ def main() -> None:
         else:
             runpy.run_path(target, run_name="__main__")
     except KeyboardInterrupt:
-        # Die of the signal, as a program does that leaves it alone; a traceback here tells nothing.
+        # End by the signal, as a program without a handler does. A traceback would say nothing.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except SystemExit as error:
@@ -72,14 +73,14 @@ def _flags(arguments: list[str]) -> argparse.Namespace:
 
 
 def _horovod_variables(flags: argparse.Namespace, env: Mapping[str, str]) -> dict[str, str]:
-    """Horovod's names for what torch's agent has set; cross: the hosts that have a worker with this local rank."""
+    """Returns Horovod's variables. CROSS_*: this host among those that have a worker with this local rank."""
     local_rank, host, count = (int(env[name]) for name in ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"))
     size, local_size = int(env["WORLD_SIZE"]), int(env["LOCAL_WORLD_SIZE"])
     found = {"RANK": int(env["RANK"]), "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
     slots = [int(text) for text in flags.slots.split(",")] if flags.slots else []
     if not slots and size == count * local_size:
         slots = [local_size] * count
-    # Unknown where the user started each host's agent, with unequal numbers of workers.
+    # Without slots, unequal numbers of workers a host are unknown: the user has started an agent on each host.
     if slots:
         with_this = [index for index, workers in enumerate(slots) if workers > local_rank]
         found |= {"CROSS_RANK": with_this.index(host), "CROSS_SIZE": len(with_this)}
@@ -104,7 +105,7 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _write_error_file(error: BaseException, text: str) -> None:
-    """torchelastic's format, with the time in nanoseconds too: its own seconds cannot order a group."""
+    """Writes torchelastic's format, and the time in nanoseconds, because whole seconds cannot order failures."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return

@@ -1,6 +1,6 @@
-# A function of this package on the workers of a job: of the job that this process is part of, or of one that is started
-# for it. So `gossamer bench` and `gossamer doctor` work under torchrun as well as alone. It joins no group: that is the
-# function's affair. Starting and collecting are function.py's.
+# Calls a function of this package on the workers of a job: of the job that this process belongs to, or of a job that is
+# started for it. So `gossamer bench` and `gossamer doctor` work under torchrun as well as alone. The function joins a
+# group itself if it needs one. function.py starts the workers and collects the results.
 """Commands that run alone or inside a job."""
 
 import argparse
@@ -32,14 +32,14 @@ def on_workers(
     hosts: str | None,
     alone: int | None = None,
 ) -> Any:
-    """What ``call(settings)`` returned on rank 0; None on the other ranks of the job that this process is part of.
+    """Returns what ``call(settings)`` has returned on rank 0, or None on the other ranks of a job.
 
-    ``call`` must be a function of a module. ``nproc`` and ``hosts`` are -np and -H, and start workers; without them
-    and without a job ``alone`` workers are started, or it is called here, as the only rank.
+    ``call`` must be a function of a module. ``nproc`` and ``hosts`` are -np and -H, and start workers. Without them
+    and without a job, ``alone`` workers are started; if that is None, the function is called in this process.
 
     Raises:
-        ConfigError: -np or -H inside a job, -np that is no positive number.
-        CommError: a worker was lost; and whatever ``call`` raised first on some rank.
+        ConfigError: -np or -H is given inside a job, or -np is not positive.
+        CommError: a worker was lost. The first exception of ``call`` on any rank is raised as it is.
     """
     placement = config.launcher_environment()
     if placement is not None:

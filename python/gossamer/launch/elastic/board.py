@@ -1,6 +1,7 @@
-# The driver's side of the board: torch's TCPStore, on which it writes who is in which group and reads who has left
-# one. Each group also gets a store of its own to come together in, so that closing it frees those who wait there for
-# a worker that is dead. Used by driver.py; the workers' side, and the meaning of the keys, is gossamer/membership.py.
+# The driver's side of the board. The board is a TCPStore of torch's: the driver writes there which workers are in a
+# group, and reads which workers have left one. Each group meets in a store of its own, so that closing that store
+# frees the workers that wait there for a dead one. Used by driver.py. gossamer/membership.py is the workers' side,
+# and explains the keys.
 """What an elastic driver and its workers tell each other."""
 
 import json
@@ -12,12 +13,12 @@ import torch.distributed as dist
 
 from gossamer.membership import LOCAL, PREFIX, STATE, answer_key, epoch_key, worker_key
 
-GRACE_S = 2.0  # those who look up in a broken group's store who is missing still find it
+GRACE_S = 2.0  # for workers that still look up in a broken group's store which rank is missing
 
 
 @dataclass(frozen=True)
 class News:
-    """The last word of a worker. left: the group it has left; 0 if it has not been in any."""
+    """The last message of a worker. ``left`` is the group that it has left, or 0 if it has been in none."""
 
     left: int
     reason: str
@@ -25,7 +26,7 @@ class News:
 
 
 class Board:
-    """Serves the board, on all addresses of this host."""
+    """The board, served on all addresses of this host."""
 
     def __init__(self) -> None:
         self._server = _serve()
@@ -37,27 +38,27 @@ class Board:
 
     @property
     def endpoint(self) -> str:
-        """For workers on this host."""
+        """The board's address for workers on this host."""
         return f"{LOCAL}:{self._server.port}"
 
     def admit(self, worker: int) -> None:
-        """Makes a place for the worker's news, and for an answer."""
+        """Makes keys for a worker's messages and for the answer to it."""
         self._store.set(worker_key(worker), "")
         self._store.set(answer_key(worker), "")
 
     def answer(self, worker: int, seats: dict[int, dict[str, int]] | None) -> None:
-        """Answers a worker that has announced itself: the places as they would be with it; None: it is seated."""
+        """Answers a worker that has announced itself: the places as they would be with it, or None if it has one."""
         self._store.set(answer_key(worker), json.dumps(seats))
 
     def news(self, workers: list[int]) -> dict[int, News]:
-        """Of those that have said something."""
+        """Returns the last message of each worker that has sent one."""
         texts = self._store.multi_get([worker_key(worker) for worker in workers]) if workers else []
         return {worker: News(**json.loads(text)) for worker, text in zip(workers, texts, strict=True) if text}
 
     def publish(
         self, epoch: int, *, seats: dict[int, dict[str, int]], removed: list[int], sync: bool
     ) -> None:
-        """A new group: its workers in rank order with their places, and those that are to go."""
+        """Publishes a new group: the places of its workers in rank order, and the workers that must leave."""
         self.close_group(epoch - 1)
         self._groups[epoch] = store = _serve()
         group = {
@@ -71,21 +72,21 @@ class Board:
         self._write()
 
     def declare_broken(self, epoch: int) -> None:
-        """The group has lost a member."""
+        """Says that the group has lost a member."""
         if self._state["broken"] < epoch:
             self._state["broken"] = epoch
             self._write()
             self.close_group(epoch)
 
     def announce_update(self, epoch: int, *, kind: str) -> None:
-        """The members of this group should leave it together, soon. kind: "added" or "removed"."""
+        """Asks the members of this group to leave it together, soon. ``kind`` is "added" or "removed"."""
         update = {"epoch": epoch, "kind": kind}
         if self._state["update"] != update:
             self._state["update"] = update
             self._write()
 
     def close_group(self, epoch: int) -> None:
-        """A moment later, the store of this group ends; call tidy() until then."""
+        """Ends the store of this group after GRACE_S; tidy() does it."""
         if (store := self._groups.pop(epoch, None)) is not None:
             self._closing.append((time.monotonic() + GRACE_S, store))
 

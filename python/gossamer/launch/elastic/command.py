@@ -1,5 +1,5 @@
-# The flags of an elastic `gossamer run`, what they mean together, and how its end is reported. Decides nothing while
-# the workers run: driver.py does. Called by launch/run.py when one of the flags is given.
+# The flags of an elastic `gossamer run`, and what they mean together. driver.py decides while the workers run. run.py
+# calls it if one of the flags is given.
 """``gossamer run --min-np M --max-np N``."""
 
 import argparse
@@ -33,7 +33,7 @@ FLAGS = (
     "reset_limit",
     "blacklist_cooldown_range",
 )
-# What serves other runs: torchrun's for groups that its agents make, and files by rank, which change here.
+# Flags that do not go with elastic runs: torchrun's for groups that its agents make, and files by rank.
 OTHERS = host_lists.OTHER_WAYS | {
     "max_restarts": 0,
     "run_path": False,
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_for(args: argparse.Namespace) -> bool:
-    """Whether this run is elastic."""
+    """Returns whether this run is elastic."""
     return any(getattr(args, flag) is not None for flag in FLAGS)
 
 
@@ -77,11 +77,12 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
     """Runs the program elastically, until it ends.
 
     Args:
-        args: of `gossamer run`.
-        arguments: of worker.py, which runs the script.
+        args: the flags of `gossamer run`.
+        arguments: the arguments of worker.py, which runs the script.
 
     Raises:
-        ConfigError: flags that cannot work, a discovery script that fails at first, a host with other versions.
+        ConfigError: the flags contradict each other, the first run of the discovery script fails, or a host has other
+            versions.
         CommError: no group could be formed within the limits.
     """
     slots, limits = _plan(args)
@@ -107,7 +108,7 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
 def _starter(
     args: argparse.Namespace, program: Program, slots: Slots
 ) -> Callable[[int, Slot, Mapping[str, str]], Worker]:
-    """How a worker is started: here, or over ssh."""
+    """Returns the function that starts a worker, on this host or over ssh."""
     known: dict[str, bool] = {}
 
     def is_local(host: str) -> bool:

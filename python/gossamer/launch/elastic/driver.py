@@ -1,6 +1,7 @@
-# The driver of an elastic run: starts workers in free slots, sees them die, and forms groups. A group is formed when
-# every worker that is in the present one has left it (the board tells them to). A newcomer takes part once it is ready,
-# so that no group waits for a dead member, or for a process that still starts or builds its model. Used by command.py.
+# The driver of an elastic run. It starts workers in free slots, notices when a worker dies (_reap), and forms groups
+# (_regroup). A group is formed when every worker of the present one has left it, as the board asks them to. A newcomer
+# takes part once it is ready. So no group waits for a dead member, or for a process that still starts or builds its
+# model. Used by command.py.
 """Who is in the group."""
 
 import os
@@ -17,14 +18,20 @@ from gossamer.launch.elastic.slots import Slot, Slots, seats
 from gossamer.launch.outcome import Failure, Outcome, how_it_ended
 
 STEP_S = 0.05
-SILENT_S = 15.0  # before it says that it waits
+SILENT_S = 15.0  # of waiting, before the driver says so
 PATIENCE_S = 30.0  # for workers that were told to end
 
 
 @dataclass(frozen=True)
 class Limits:
-    """min_size, max_size: workers of a group. first_size: of the first group, unless it takes too long to come.
-    timeout_s: how long a group may take to form. resets: groups after the first; None: any number."""
+    """Limits of the groups.
+
+    Args:
+        min_size, max_size: workers of a group.
+        first_size: workers of the first group, unless they take longer than timeout_s to come.
+        timeout_s: seconds in which a group must form.
+        resets: how many groups may follow the first; None: any number.
+    """
 
     min_size: int
     max_size: int
@@ -37,9 +44,9 @@ class Driver:
     """Runs one program elastically.
 
     Args:
-        start: starts a worker: its number, its slot, and variables for it.
-        slots: where.
-        board: how it and they talk.
+        start: starts a worker, given its number, its slot and its variables.
+        slots: where workers may run.
+        board: how driver and workers talk.
         limits: of the groups.
     """
 
@@ -54,17 +61,19 @@ class Driver:
         self.start, self.slots, self.board, self.limits = start, slots, board, limits
         self.newcomers = Newcomers(board)
         self.epoch = 0
-        self.workers: dict[int, Worker] = {}  # that run
-        self.members: list[int] = []  # of the present group, by rank; those that have ended too
-        self.failures: list[Failure] = []  # of workers that ended by an error of their own, and took all down
-        self.finished: set[int] = set()  # have ended well, without having been told to
+        self.workers: dict[int, Worker] = {}  # the workers that run
+        self.members: list[int] = []  # of the present group, by rank, with members that have ended
+        self.failures: list[
+            Failure
+        ] = []  # of workers that ended by an error of their own, which ends the run
+        self.finished: set[int] = set()  # workers that ended well without being told to
         self._started = 0
         self._told_to_go: set[int] = set()
-        self._waiting = False  # and the user knows it
+        self._waiting = False  # whether the user was told that it waits
         self._unformed_since = time.monotonic()
 
     def run(self) -> Outcome:
-        """Returns when a group has finished, or a worker has ended with an error of its own.
+        """Runs until a group has finished, or a worker has ended with an error of its own.
 
         Raises:
             CommError: no group could be formed within the limits.
@@ -77,7 +86,7 @@ class Driver:
         return Outcome(self.failures)
 
     def step(self) -> bool:
-        """One look at everything; False once it is over. Raises as run() does."""
+        """Looks at everything once, and returns False once the run is over. Raises as run() does."""
         self._reap()
         if self.failures:
             return False
@@ -87,7 +96,7 @@ class Driver:
         return not self._over()
 
     def end_all(self) -> list[Failure]:
-        """Ends all workers; returns the failures that they report then."""
+        """Ends all workers, and returns the failures that they then report."""
         for worker in self.workers.values():
             worker.end()
         failures: list[Failure] = []
@@ -103,12 +112,12 @@ class Driver:
         return failures
 
     def _by_rank(self, failure: Failure) -> Failure:
-        """Reports are by rank; a worker that has none yet is named by its number."""
+        """Returns the failure with the worker's rank; a worker without a rank keeps its number."""
         number = failure.rank
         return replace(failure, rank=self.members.index(number)) if number in self.members else failure
 
     def _over(self) -> bool:
-        """All members have ended, and one of them well. Who only waits to be taken in is not needed any more."""
+        """Returns whether all members have ended, one of them well. Newcomers are not needed any more then."""
         awaited = self.members if self.epoch else self.workers  # a script need not form a group at all
         return bool(self.finished) and not any(number in self.workers for number in awaited)
 
@@ -159,7 +168,7 @@ class Driver:
             self.workers[number] = self.start(number, slot, env)
 
     def _regroup(self) -> None:
-        """Forms a new group if there is a reason to and all that it needs have come; else sees to it that they do."""
+        """Forms a new group if one is due and all its workers have come; otherwise asks them to come."""
         news = self.board.news(list(self.workers))
         present = set(self.slots.present())
         removed = [number for number, worker in self.workers.items() if worker.slot not in present]
@@ -212,7 +221,7 @@ class Driver:
         self._unformed_since = time.monotonic()
 
     def _new(self, news: dict[int, News], living: list[int], removed: list[int]) -> list[int]:
-        """Workers that a group may take in."""
+        """Returns the workers that a group may take in."""
         outside = {
             number: each
             for number, each in news.items()

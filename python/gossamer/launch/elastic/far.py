@@ -1,5 +1,5 @@
-# The far end of remote.py, one process a worker: starts the worker on its host, says how it ended, and ends it when its
-# input ends, because it is told so, or because the driver or the network between is gone.
+# The far end of remote.py, one process for each worker. It starts the worker on its host and reports how the worker has
+# ended. It ends the worker when its own input ends: the driver has closed it, or the driver or the network is gone.
 """The host's side of a worker of an elastic run that was started over ssh."""
 
 import contextlib
@@ -24,7 +24,7 @@ LEAVE_S = 30.0  # for the worker to end when it is told to
 
 
 def main() -> None:
-    control = os.fdopen(os.dup(0), "rb")  # not inherited by the worker, who reads nothing
+    control = os.fdopen(os.dup(0), "rb")  # the worker does not inherit it
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     job = json.loads(control.readline() or sys.exit(1))
     agent.say("ready", versions=versions())
@@ -45,7 +45,7 @@ def _await(worker: LocalWorker) -> bool | Failure:
     try:
         while (outcome := worker.ended()) is False:
             time.sleep(STEP_S)
-    except SignalException:  # torch's, for the signal of agent.watch()
+    except SignalException:  # agent.watch() has sent the signal
         worker.end()
         deadline = time.monotonic() + LEAVE_S
         while (outcome := worker.ended()) is False and time.monotonic() < deadline:

@@ -13,20 +13,20 @@ GATHER_S = 2.0  # one that is ready waits so long for others that are not yet, a
 
 
 class Newcomers:
-    """Knows which workers were told a place before there was a group with them."""
+    """The workers that were told a place before a group had them."""
 
     def __init__(self, board: Board, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._board, self._clock = board, clock
         self._seated: set[int] = set()  # have been in a group
-        self.preparing: set[int] = set()  # were told a place, and have not been in a group
-        self._ready_since: float | None = None  # the first of those that wait to be taken in
+        self.preparing: set[int] = set()  # workers that were told a place and have been in no group
+        self._ready_since: float | None = None  # when the first newcomer was ready
 
     def welcome(self, outside: Mapping[int, News], slots: dict[int, Slot]) -> list[int]:
-        """While others train: returns who is ready to join them. Who has only arrived is told the place it would have.
+        """Returns the newcomers that are ready to join those that train, and tells new arrivals their future place.
 
         Args:
             outside: the workers that are not in the group.
-            slots: of all workers that may be in the next one, in rank order.
+            slots: the slots of all workers that may be in the next group, in rank order.
         """
         for number, news in outside.items():
             if news.reason == ARRIVED and number not in self.preparing:
@@ -35,15 +35,15 @@ class Newcomers:
         return [number for number, news in outside.items() if news.reason != ARRIVED]
 
     def without_a_group(self, outside: Iterable[int]) -> list[int]:
-        """While nobody trains: returns who may form a group, as there is nobody to keep waiting.
+        """Returns the newcomers that may form a group while nobody trains.
 
-        Not those that were told another rank than 0: they have not done what scripts do on rank 0 before they train,
-        such as load a checkpoint.
+        Workers that were told a place are left out: their rank was not 0, so their scripts have not done what rank 0
+        does before it trains, such as load a checkpoint.
         """
         return [number for number in outside if number not in self.preparing]
 
     def gathered(self, ready: list[int]) -> bool:
-        """Whether it is time to take in those that are ready."""
+        """Returns whether it is time to take in the newcomers that are ready."""
         if not ready:
             self._ready_since = None
             return False
@@ -52,7 +52,7 @@ class Newcomers:
         return self.preparing <= set(ready) or self._clock() - self._ready_since > GATHER_S
 
     def seat(self, members: Iterable[int]) -> None:
-        """They are the next group."""
+        """Makes these workers the next group."""
         for number in set(members) - self._seated - self.preparing:
             self._board.answer(number, None)
         self._seated |= set(members)
@@ -62,5 +62,5 @@ class Newcomers:
         return number in self._seated
 
     def forget(self, number: int) -> None:
-        """It has ended."""
+        """Forgets a worker that has ended."""
         self.preparing.discard(number)

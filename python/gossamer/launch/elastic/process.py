@@ -1,6 +1,6 @@
-# One worker of an elastic run as a process on this host: started and watched by torch's elastic multiprocessing, which
-# also puts its number before its lines and reads its error file. Knows nothing of groups. Used by command.py for hosts
-# that are this one, and by far.py on others.
+# One worker of an elastic run, as a process on this host. torch's elastic multiprocessing starts and watches it, puts
+# its number before its lines and reads its error file. It knows nothing of groups. Used by command.py for this host,
+# and by far.py on other hosts.
 """A worker's process."""
 
 import os
@@ -18,13 +18,13 @@ from gossamer.launch.quiet import quieten_torch
 
 @dataclass(frozen=True)
 class Program:
-    """What every worker runs.
+    """The program that every worker runs.
 
     Args:
-        command: with its arguments.
-        env: variables beside those of the driver.
+        command: the command with its arguments.
+        env: variables besides those of the driver.
         log_dir: a folder for the output that torch tees or redirects.
-        tee, redirects: as torchrun has them.
+        tee, redirects: as in torchrun.
     """
 
     command: Sequence[str]
@@ -35,19 +35,19 @@ class Program:
 
 
 class Worker(Protocol):
-    """A running worker. `number` is its own for the whole run, as is its slot; its rank changes."""
+    """A running worker. It keeps its number and its slot for the whole run, while its rank changes."""
 
     number: int
     slot: Slot
 
     def ended(self) -> bool | Failure:
-        """False while it runs, True after a success, the failure otherwise. Once it has ended, ask no more."""
+        """Returns False while it runs, True after a success, the failure otherwise. Do not call it after that."""
 
     def end(self) -> None:
-        """Asks it to end."""
+        """Asks the worker to end."""
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends the worker at once."""
 
 
 class LocalWorker:
@@ -86,11 +86,11 @@ class LocalWorker:
         self.signal(signal.SIGTERM)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends it to the process and its children."""
+        """Sends a signal to the process and its children."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
-            return  # ended in this moment
+            return  # it has just ended
 
     def kill(self) -> None:
         self._context.close(signal.SIGKILL)

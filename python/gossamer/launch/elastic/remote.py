@@ -1,5 +1,5 @@
-# One worker of an elastic run on another host: the near end, over the ssh of launch/ssh.py. The far end is far.py,
-# which starts the process and says how it ended; it ends its worker when this end is gone. Used by command.py.
+# One worker of an elastic run on another host, the near end, over the ssh of launch/ssh.py. The far end is far.py: it
+# starts the process, reports how the process has ended, and ends it when this end is gone. Used by command.py.
 """A worker that is reached over ssh."""
 
 import os
@@ -21,8 +21,8 @@ class RemoteWorker:
     """A worker on another host.
 
     Args:
-        options: of ssh.
-        exported: names of variables that go along, as -x has them.
+        options: the options of ssh.
+        exported: the entries of -x, whose variables the worker gets.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-# Where workers of an elastic run may be: hosts and their slots, from fixed hosts or from a script that is asked every
-# second; and which slots rest after a failure. Starts no worker and knows no group. Used by driver.py.
+# Where workers of an elastic run may be: hosts and their slots, fixed or from a script that runs every second, and
+# which slots rest after a failure. It starts no worker and knows no group. Used by driver.py.
 """Hosts and slots of an elastic run."""
 
 import math
@@ -19,17 +19,17 @@ SCRIPT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, order=True)
 class Slot:
-    """A place for one worker: on a host, counted from 0."""
+    """A place for one worker: a host, and a number on it that counts from 0."""
 
     host: str
     index: int
 
 
 def parse_hosts(text: str, *, default_slots: int | None) -> dict[str, int]:
-    """Slots by host, in the order of the lines "host:slots", or "host" where `default_slots` is given.
+    """Parses lines "host:slots", or "host" if `default_slots` is given. Returns slots by host, in the same order.
 
     Raises:
-        ConfigError: a line of another form, a number below 0, a host twice.
+        ConfigError: a line has another form, a number is below 0, or a host stands twice.
     """
     hosts: dict[str, int] = {}
     for line in filter(None, (line.strip() for line in text.splitlines())):
@@ -46,9 +46,9 @@ def parse_hosts(text: str, *, default_slots: int | None) -> dict[str, int]:
 
 
 def seats(slots: dict[int, Slot]) -> dict[int, dict[str, int]]:
-    """The places of workers, given in rank order with their slots.
+    """Returns the places of workers, whose slots are given in rank order.
 
-    A worker's local rank is its slot's number where it can be, so that a worker keeps its GPU, and no other gets it.
+    A worker's local rank is its slot's number if possible, so that the worker keeps its GPU and no other gets it.
     """
     hosts = list(dict.fromkeys(slot.host for slot in slots.values()))
     local: dict[int, int] = {}
@@ -69,11 +69,11 @@ def seats(slots: dict[int, Slot]) -> dict[int, dict[str, int]]:
 
 
 class Discovery:
-    """Runs a script each second, on a thread of its own, for lines "host:slots".
+    """Runs a script each second, on a thread of its own, and reads its lines "host:slots".
 
     Args:
-        command: of the shell.
-        default_slots: of hosts whose line has no number.
+        command: a command of the shell.
+        default_slots: the slots of hosts whose line has no number.
 
     Raises:
         ConfigError: the first run of the script fails, or prints something else.
@@ -86,7 +86,7 @@ class Discovery:
         threading.Thread(target=self._keep_asking, daemon=True).start()
 
     def __call__(self) -> dict[str, int]:
-        """What the script has last said without an error."""
+        """Returns the hosts of the last run without an error."""
         return self._found
 
     def _ask(self) -> dict[str, int]:
@@ -121,12 +121,12 @@ class Discovery:
 
 
 class Slots:
-    """The slots that exist now, and those that rest after a failure.
+    """The slots that exist now, and the slots that rest after a failure.
 
     Args:
         hosts: the slots by host, in order of preference, or what returns them, called at every look.
-        cooldown_s: how long a slot rests after a failure: from the first at its first one, doubled at each further
-            one, up to the second. None: for good.
+        cooldown_s: the shortest and the longest rest of a slot after a failure; each failure doubles it. None: a slot
+            is not used again.
         clock: seconds, for tests.
     """
 
@@ -142,21 +142,21 @@ class Slots:
         self._rests_until: dict[Slot, float] = {}
 
     def present(self) -> list[Slot]:
-        """All slots, those that rest too."""
+        """Returns all slots, with those that rest."""
         hosts = self._hosts() if callable(self._hosts) else self._hosts
         return [Slot(host, index) for host, count in hosts.items() for index in range(count)]
 
     def usable(self) -> list[Slot]:
-        """Those that do not rest."""
+        """Returns the slots that do not rest."""
         now = self._clock()
         return [slot for slot in self.present() if self._rests_until.get(slot, 0.0) <= now]
 
     def at_most(self) -> float:
-        """How many workers there can be from now on: any number if hosts may change or slots may be used again."""
+        """Returns how many workers there can be: any number if hosts may change or slots may be used again."""
         return math.inf if callable(self._hosts) or self._cooldown_s is not None else len(self.usable())
 
     def fail(self, slot: Slot) -> None:
-        """Its worker has died."""
+        """Notes that the slot's worker has died."""
         self._failures[slot] = count = self._failures.get(slot, 0) + 1
         rest = math.inf
         if self._cooldown_s is not None:
