@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from tests import ROOT
 from tests.support import ranks
+from tests.support.jobs import run_in_ranks
 
 LAUNCHER_PREFIXES = (
     "GOSSAMER_",
@@ -52,6 +53,11 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def _let_go() -> Iterator[None]:
     yield
     ranks.let_go()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    return run_in_ranks(pyfuncitem) or None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

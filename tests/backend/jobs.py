@@ -5,14 +5,11 @@ the backend's take, and it also reaches those that are not bound on Backend (coa
 Used by the tests of this room. BACKEND_UNDER_TEST=gloo in the environment runs them on Gloo instead.
 """
 
-import json
 import os
 import random
 import re
-import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions, GatherOptions
 
 import gossamer
-from tests.support.ranks import keep_alive, run_job, run_threads
+from tests.support.ranks import keep_alive, run_threads
 
 TESTED = os.environ.get("BACKEND_UNDER_TEST", "gossamer")
 TIMEOUT_S = 30.0
@@ -190,29 +187,6 @@ def random_call(group: dist.ProcessGroup, key: int, *, largest: int = 5000) -> C
     return begun("barrier", group.barrier(), [], list)
 
 
-def run_checks(module: dict[str, Any], case: str = "") -> dict[str, str]:
-    """Runs the module's check_...() in a process with a default group. Returns the tracebacks of failures."""
-    failures = {}
-    for name, check in list(module.items()):
-        if name.startswith("check_"):
-            try:
-                check()
-            except Exception:
-                failures[f"{name}{case} on rank {dist.get_rank()}"] = traceback.format_exc()
-            dist.barrier()
-    return failures
-
-
-def assert_job_passes(file: str, size: int, folder: Path) -> None:
-    """Runs main() of a test file, which returns run_checks(), in `size` processes under torchrun."""
-    script = f"""
-import json, os
-import tests.backend.{Path(file).stem} as job
-failures = job.main()
-open(f"{folder}/rank{{os.environ['RANK']}}.json", "w").write(json.dumps(failures))
-"""
-    run_job(script, size, folder)
-    failures = {}
-    for rank in range(size):
-        failures |= json.loads((folder / f"rank{rank}.json").read_text())
-    assert not failures, "\n".join(f"{name}:\n{text}" for name, text in failures.items())
+def join(backend: str) -> None:
+    """In a process of a job: makes the default group."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=40))

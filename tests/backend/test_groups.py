@@ -1,12 +1,12 @@
 """Names and groups: every spelling of init_process_group, new groups, splits, ends and beginnings, symmetric memory.
 
-One torchrun job runs all checks, as in test_programs.py.
+The tests run in the ranks of a job (tests/support/jobs.py).
 """
 
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
-from importlib.metadata import entry_points
 
 import pytest
 import torch
@@ -14,10 +14,25 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
 import gossamer
-from tests.backend.jobs import CPU, TESTED, assert_job_passes, noise, run_checks, values
-from tests.support.ranks import run_job
+from tests.backend.jobs import CPU, TESTED, join, noise, values
+from tests.support.jobs import Job
 
 SPELLINGS = [TESTED, f"cpu:{TESTED}", TESTED.upper()]
+
+pytestmark = pytest.mark.usefixtures("job", "default_group")
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def job(request: pytest.FixtureRequest) -> Iterator[Job]:
+    with Job(request.param) as job:
+        yield job
+
+
+@pytest.fixture(scope="module", params=SPELLINGS)
+def default_group(job: Job, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each time from the beginning, over the same store."""
+    with job.within(join, dist.destroy_process_group, backend=request.param):
+        yield
 
 
 def total(group: dist.ProcessGroup | None = None) -> int:
@@ -26,7 +41,7 @@ def total(group: dist.ProcessGroup | None = None) -> int:
     return int(tensor.item())
 
 
-def check_the_default_group_is_of_the_backend() -> None:
+def test_the_default_group_is_of_the_backend() -> None:
     backend = dist.group.WORLD._get_backend(CPU)
     assert backend.name() == TESTED
     assert TESTED in dist.get_backend()
@@ -35,7 +50,7 @@ def check_the_default_group_is_of_the_backend() -> None:
         assert backend.hosts == [list(range(dist.get_world_size()))]
 
 
-def check_new_groups_of_some_ranks_and_of_all() -> None:
+def test_new_groups_of_some_ranks_and_of_all() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.new_group([size - 1, 0], backend=TESTED)
     if rank in (0, size - 1):
@@ -51,7 +66,7 @@ def check_new_groups_of_some_ranks_and_of_all() -> None:
     assert total() == size
 
 
-def check_sparse_sums_whose_ranks_meet_again_over_the_same_store() -> None:
+def test_sparse_sums_whose_ranks_meet_again_over_the_same_store() -> None:
     """Gloo carries them, and would find the addresses of earlier groups."""
     size = dist.get_world_size()
     tensor = torch.eye(4).to_sparse()
@@ -59,7 +74,7 @@ def check_sparse_sums_whose_ranks_meet_again_over_the_same_store() -> None:
     assert torch.equal(tensor.to_dense(), size * torch.eye(4))
 
 
-def check_groups_split_from_their_parent_again_and_again() -> None:
+def test_groups_split_from_their_parent_again_and_again() -> None:
     rank, size, parent = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
     assert parent._get_backend(CPU).supports_splitting
     parts = [[0], list(range(1, size))]
@@ -77,19 +92,19 @@ def check_groups_split_from_their_parent_again_and_again() -> None:
     assert torch.equal(tensor, again)
 
 
-def check_a_rank_outside_a_split_gets_no_group() -> None:
+def test_a_rank_outside_a_split_gets_no_group() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     child = dist.group.WORLD.split_group([size - 1], timeout=timedelta(seconds=20), group_name="last")
     assert (child is None) == (rank != size - 1)
     assert total() == size
 
 
-def check_a_monitored_barrier_of_the_group_itself_passes() -> None:
+def test_a_monitored_barrier_of_the_group_itself_passes() -> None:
     """dist.monitored_barrier refuses every backend but Gloo by name; the group's own does not."""
     dist.group.WORLD.monitored_barrier(timedelta(seconds=20), True)
 
 
-def check_a_mesh_of_two_dimensions_has_groups_along_both() -> None:
+def test_a_mesh_of_two_dimensions_has_groups_along_both() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     size = dist.get_world_size()
@@ -101,7 +116,7 @@ def check_a_mesh_of_two_dimensions_has_groups_along_both() -> None:
             assert TESTED in dist.get_backend(mesh.get_group(name))
 
 
-def check_symmetric_memory_is_read_in_place_by_peers() -> None:
+def test_symmetric_memory_is_read_in_place_by_peers() -> None:
     if TESTED == "gloo":
         return
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -123,7 +138,7 @@ def check_symmetric_memory_is_read_in_place_by_peers() -> None:
     assert tensor[7, 1] == 40.0 + (rank - 1) % size
 
 
-def check_an_all_reduce_of_symmetric_memory_has_the_bits_of_any_other() -> None:
+def test_an_all_reduce_of_symmetric_memory_has_the_bits_of_any_other() -> None:
     if TESTED == "gloo":
         return
     rank = dist.get_rank()
@@ -139,7 +154,7 @@ def check_an_all_reduce_of_symmetric_memory_has_the_bits_of_any_other() -> None:
                 assert torch.equal(tensor, plain)
 
 
-def check_symmetric_memory_signals_go_from_rank_to_rank() -> None:
+def test_symmetric_memory_signals_go_from_rank_to_rank() -> None:
     if TESTED == "gloo" or dist.get_world_size() < 2:
         return
     rank = dist.get_rank()
@@ -158,7 +173,7 @@ def check_symmetric_memory_signals_go_from_rank_to_rank() -> None:
             handle.put_signal(0, channel=3, timeout_ms=20_000)
 
 
-def check_python_runs_while_ranks_wait_for_each_other_in_symmetric_memory() -> None:
+def test_python_runs_while_ranks_wait_for_each_other_in_symmetric_memory() -> None:
     if TESTED == "gloo":
         return
     for _ in range(20):
@@ -180,60 +195,3 @@ def check_python_runs_while_ranks_wait_for_each_other_in_symmetric_memory() -> N
     done.set()
     ticker.join()
     assert ticks >= 5, ticks
-
-
-def main() -> dict[str, str]:
-    failures = {}
-    for spelling in SPELLINGS:  # each time from the beginning, over the same store
-        dist.init_process_group(spelling, timeout=timedelta(seconds=40))
-        failures |= run_checks(globals(), f" with {spelling}")
-        dist.destroy_process_group()
-    return failures
-
-
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("size", [2, 3])
-def test_groups_of_the_backend_are_made_used_split_ended_and_made_again(size, tmp_path):
-    assert_job_passes(__file__, size, tmp_path)
-
-
-NO_CALL = """
-import torch, torch.distributed as dist, gossamer
-dist.init_process_group(BACKEND)
-group = dist.new_group(backend=BACKEND)
-t = torch.ones(100_000)
-works = [dist.all_reduce(t, group=group, async_op=True) for _ in range(5)]
-if dist.get_rank() == 0:
-    works[-1].wait()
-print("done", flush=True)
-"""
-
-
-@pytest.mark.timeout(100)
-def test_a_program_that_ends_without_destroying_its_groups_ends_cleanly(tmp_path):
-    out = run_job(NO_CALL.replace("BACKEND", repr(TESTED)), 2, tmp_path)
-    assert out.count("done") == 2
-
-
-WITHOUT_THE_IMPORT = """
-import sys, torch, torch.distributed as dist
-assert "gossamer" not in sys.modules
-dist.init_process_group("gossamer")
-x = torch.ones(3)
-dist.all_reduce(x)
-assert x.tolist() == [dist.get_world_size()] * 3, x
-dist.destroy_process_group()
-"""
-
-
-def test_the_installed_package_tells_torch_where_the_backend_is():
-    (entry,) = entry_points(group="torch.distributed.backends", name="gossamer")
-    entry.load()()
-    assert "gossamer" in dist.Backend.backend_list
-
-
-@pytest.mark.skipif(
-    not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch before 2.15 looks for no backends"
-)
-def test_a_program_needs_no_import_of_gossamer_from_torch_215_on(tmp_path):
-    run_job(WITHOUT_THE_IMPORT, 2, tmp_path)

@@ -1,18 +1,27 @@
 """torch's own distributed features over the backend: DDP, FSDP2, DTensor, checkpoints, objects, groups.
 
-One torchrun job runs all checks (a process start costs seconds); each rank writes what failed, and one test a
-number of ranks reads it. Symmetric memory and several initialisations are in test_groups.py.
+The tests run in the ranks of a job (tests/support/jobs.py). Symmetric memory and several initialisations are in
+test_groups.py.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.backend.jobs import TESTED, assert_job_passes, run_checks, values
+from tests.backend.jobs import TESTED, join, values
+from tests.support.jobs import Job
+
+pytestmark = pytest.mark.usefixtures("job")
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def job(request: pytest.FixtureRequest) -> Iterator[Job]:
+    with Job(request.param) as job, job.within(join, dist.destroy_process_group, backend=TESTED):
+        yield job
 
 
 def model(seed: int = 0) -> nn.Sequential:
@@ -39,7 +48,7 @@ def flat(module: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-def check_stock_ddp_ends_at_the_weights_that_gloo_gives() -> None:
+def test_stock_ddp_ends_at_the_weights_that_gloo_gives() -> None:
     ends = []
     for group in (None, dist.new_group(backend="gloo")):
         wrapped = nn.parallel.DistributedDataParallel(
@@ -55,7 +64,7 @@ def check_stock_ddp_ends_at_the_weights_that_gloo_gives() -> None:
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-6)
 
 
-def check_ddp_with_unused_parameters_static_graph_uneven_inputs_and_a_compression_hook() -> None:
+def test_ddp_with_unused_parameters_static_graph_uneven_inputs_and_a_compression_hook() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     class Half(nn.Module):
@@ -80,7 +89,7 @@ def check_ddp_with_unused_parameters_static_graph_uneven_inputs_and_a_compressio
     assert all(torch.equal(every[0], one) for one in every)
 
 
-def check_fsdp2_trains_like_a_single_process() -> None:
+def test_fsdp2_trains_like_a_single_process() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -104,7 +113,7 @@ def check_fsdp2_trains_like_a_single_process() -> None:
         torch.testing.assert_close(one.full_tensor(), other, rtol=1e-4, atol=1e-5)
 
 
-def check_dtensor_shards_gathers_reduces_and_multiplies() -> None:
+def test_dtensor_shards_gathers_reduces_and_multiplies() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
@@ -123,7 +132,7 @@ def check_dtensor_shards_gathers_reduces_and_multiplies() -> None:
     assert torch.equal(product.full_tensor(), whole @ whole.t())
 
 
-def check_functional_collectives() -> None:
+def test_functional_collectives() -> None:
     import torch.distributed._functional_collectives as functional
 
     rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
@@ -143,7 +152,7 @@ def check_functional_collectives() -> None:
     assert torch.equal(swapped, torch.cat([values(r, (4 * size, 3)).chunk(size)[rank] for r in range(size)]))
 
 
-def check_object_collectives() -> None:
+def test_object_collectives() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = {"rank": rank, "text": "x" * (10 * rank)}  # of unlike sizes
     every = [{"rank": r, "text": "x" * (10 * r)} for r in range(size)]
@@ -167,7 +176,7 @@ def check_object_collectives() -> None:
         assert received == [every]
 
 
-def check_zero_redundancy_optimizer_ends_where_its_plain_one_does() -> None:
+def test_zero_redundancy_optimizer_ends_where_its_plain_one_does() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     ends = []
@@ -186,7 +195,7 @@ def check_zero_redundancy_optimizer_ends_where_its_plain_one_does() -> None:
     assert torch.equal(*ends)
 
 
-def check_a_sharded_checkpoint_is_saved_and_loaded() -> None:
+def test_a_sharded_checkpoint_is_saved_and_loaded() -> None:
     import torch.distributed.checkpoint as checkpoint
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor, zeros
@@ -208,7 +217,7 @@ def check_a_sharded_checkpoint_is_saved_and_loaded() -> None:
     assert blank["step"] == 7
 
 
-def check_batched_sends_and_receives() -> None:
+def test_batched_sends_and_receives() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     for count in (1, 500_000):
         outputs = [torch.empty(count) for _ in range(size)]
@@ -228,7 +237,7 @@ def check_batched_sends_and_receives() -> None:
         dist.send(torch.ones(1), dst=0)
 
 
-def check_coalescing_manager_and_complex_sums() -> None:
+def test_coalescing_manager_and_complex_sums() -> None:
     from torch.distributed.distributed_c10d import _coalescing_manager
 
     size = dist.get_world_size()
@@ -241,16 +250,3 @@ def check_coalescing_manager_and_complex_sums() -> None:
     numbers = torch.tensor([1 + 2j, -3j])
     dist.all_reduce(numbers)
     assert numbers.tolist() == [size * (1 + 2j), size * -3j]
-
-
-def main() -> dict[str, str]:
-    dist.init_process_group(TESTED)
-    failures = run_checks(globals())
-    dist.destroy_process_group()
-    return failures
-
-
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("size", [2, 3])
-def test_distributed_features_of_torch_work(size, tmp_path):
-    assert_job_passes(__file__, size, tmp_path)

@@ -14,6 +14,7 @@ from gossamer.bagua.torch_api.algorithms import bytegrad, decentralized
 from gossamer.bagua.torch_api.algorithms.base import AlgorithmImpl
 from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel, functional, wrapper
 from tests.support.bagua_algorithms import MeanGradients, Of
+from tests.support.jobs import Job
 from tests.support.models import (
     batches,
     flat_grads,
@@ -25,7 +26,7 @@ from tests.support.models import (
     square,
     train,
 )
-from tests.support.ranks import run_job, run_ranks
+from tests.support.ranks import run_ranks
 
 
 def test_it_trains_like_one_process():
@@ -214,17 +215,15 @@ def test_uneven_inputs_are_refused_where_an_algorithm_may_need_every_rank(algori
     run_ranks(2, body)
 
 
-JOB = """
-from tests.bagua import test_ddp
-test_ddp.job()
-"""
+@pytest.fixture(scope="module")
+def two_ranks():
+    with Job(2) as job, job.within(bagua.init_process_group, gs.shutdown):
+        yield job
 
 
-def job():
-    """One rank, on groups that Bagua's own calls have made."""
-    torch.set_num_threads(1)
-    bagua.init_process_group()
-    rank, size = bagua.get_rank(), bagua.get_world_size()
+@pytest.mark.usefixtures("two_ranks")
+def test_a_sum_of_torchs_functional_collectives_and_its_gradient():
+    rank = bagua.get_rank()
     sums = partial(functional.all_reduce, op=bagua.ReduceOp.SUM, group=bagua.new_group())
     for reduce, expected in ((functional.all_reduce, 3.0), (sums, 3.0)):
         x = torch.full((2,), rank + 1.0, requires_grad=True)
@@ -232,6 +231,11 @@ def job():
         assert y.tolist() == [expected] * 2
         (y.sum() * (rank + 1)).backward()
         assert x.grad.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_the_gradient_of_a_maximum_goes_to_the_rank_that_holds_it_and_other_operations_are_refused():
+    rank = bagua.get_rank()
     x = torch.tensor([1.0 + rank, 5.0 - rank], requires_grad=True)
     y = functional.all_reduce(x, dist.ReduceOp.MAX)
     assert y.tolist() == [2.0, 5.0]
@@ -241,15 +245,22 @@ def job():
         with pytest.raises(gs.ConfigError, match="op must be SUM or MAX"):
             functional.all_reduce(x, op)
 
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_rank_outside_a_group_is_refused():
     group = bagua.new_group([1])
-    if rank == 1:
+    if bagua.get_rank() == 1:
         bagua.with_bagua(mlp(), [], bytegrad.ByteGradAlgorithm(), process_group=group).bagua_ddp.close()
     else:
         with pytest.raises(gs.ConfigError, match=r"this rank is not in the group of ranks \[1\]"):
             bagua.with_bagua(mlp(), [], bytegrad.ByteGradAlgorithm(), process_group=group)
         with pytest.raises(gs.ConfigError, match=r"this rank is not in the group of ranks \[1\]"):
-            functional.all_reduce(x, group=group)
+            functional.all_reduce(torch.ones(2), group=group)
 
+
+@pytest.mark.usefixtures("two_ranks")
+def test_groups_of_bagua_and_of_torch_give_the_same_gradients_and_collectives_by_hand_similar_ones():
+    rank, size = bagua.get_rank(), bagua.get_world_size()
     grads = []
     for chosen in (None, bagua.new_group(), dist.group.WORLD):
         model = seeded(mlp, seed=rank)
@@ -261,7 +272,6 @@ def job():
     by_hand = flat_grads_of(seeded(mlp, seed=rank).with_bagua([], Of(SumsByHand)), rank, size)
     gossamer.bagua.unpatch()
     torch.testing.assert_close(by_hand, grads[0])
-    gs.shutdown()
 
 
 def flat_grads_of(model, rank, size):
@@ -282,7 +292,3 @@ class SumsByHand(AlgorithmImpl):
                 bagua.allreduce_inplace(param.bagua_getter_closure(), bagua.ReduceOp.AVG, comm=every)
 
         bucket.append_python_op(average, group=self.process_group)
-
-
-def test_groups_of_bagua_and_torch_in_processes(tmp_path):
-    run_job(JOB, 2, tmp_path)

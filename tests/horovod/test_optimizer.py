@@ -1,26 +1,10 @@
-# DistributedOptimizer, the helpers and SyncBatchNorm of the Horovod face in real processes: a job of four runs the
-# checks of steps.py, _graphs, _misuse and _state, since a start costs seconds.
+# DistributedOptimizer where sessions end and workers die. What one session shows: test_steps.py, test_graphs.py,
+# test_misuse.py, test_state.py.
 
 
 import pytest
 
 from tests.support.ranks import run_job
-
-JOB = """
-from tests.horovod import graphs
-from tests.horovod import job
-from tests.horovod import misuse
-from tests.horovod import state
-from tests.horovod import steps
-job.run(steps, graphs, misuse, state)
-"""
-
-
-@pytest.mark.parametrize("operations", ["gossamer", "gloo"])
-def test_optimizers_and_state_on_sets_of_one_to_four_ranks(tmp_path, monkeypatch, operations) -> None:
-    monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", operations)
-    assert run_job(JOB, 4, tmp_path).count("is done") == 4
-
 
 AGAIN = """
 import warnings

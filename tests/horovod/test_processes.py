@@ -1,6 +1,5 @@
-# The Horovod face in real processes: one job runs the checks of the horovod_*.py files on each backend, since a start
-# costs seconds; and what one session cannot show: init and shutdown again, subsets of the workers, dynamic sets, the
-# timeline, the stall report.
+# The Horovod face where one session does not show it: init and shutdown again, subsets of the workers, dynamic sets,
+# the timeline, the stall report.
 
 import importlib.util
 import json
@@ -9,22 +8,6 @@ import shutil
 import pytest
 
 from tests.support.ranks import run_job
-
-JOB = """
-from tests.horovod import errors
-from tests.horovod import gradients
-from tests.horovod import job
-from tests.horovod import operations
-from tests.horovod import orders
-job.run(operations, errors, gradients, orders)
-"""
-
-
-@pytest.mark.parametrize("operations", ["gossamer", "gloo"])
-def test_calls_of_a_horovod_script_on_sets_of_one_to_four_ranks(tmp_path, monkeypatch, operations) -> None:
-    monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", operations)
-    assert run_job(JOB, 4, tmp_path).count("is done") == 4
-
 
 AGAIN = """
 import gc, torch, torch.distributed as dist, gossamer.horovod.torch as hvd

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gossamer.horovod.torch as hvd
 from gossamer.horovod.torch.compression import NoneCompressor
-from tests.horovod.job import mine
+from tests.horovod.sets import mine
 from tests.support.models import mlp, seeded
 
 

@@ -1,29 +1,9 @@
-# gossamer.lightning in real processes. One job of three ranks runs the checks of the lightning_*.py files, since a
-# start costs ten seconds; the launchers that start processes themselves have a script of their own.
+# gossamer.lightning where a launcher of its own starts the processes.
 
 
 import pytest
 
-from tests.support.ranks import run_job
-
 pytest.importorskip("lightning.pytorch")
-
-JOB = """
-from tests.lightning import distributed
-from tests.lightning import equality
-from tests.lightning import horovod
-from tests.lightning import job
-from tests.lightning import resuming
-from tests.lightning import training
-job.run(
-    distributed, equality, resuming, training, horovod
-)
-"""
-
-
-def test_trainer_fabric_and_utilities_on_three_ranks(tmp_path) -> None:
-    assert run_job(JOB, 3, tmp_path).count("is done") == 3
-
 
 # Popen runs the script again for rank 1, so what comes before runs only on rank 0; only it makes forks.
 SCRIPT = """

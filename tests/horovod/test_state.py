@@ -1,4 +1,4 @@
-# Checks of the functions that copy state between ranks, and of SyncBatchNorm; they run under job.py.
+# The functions that copy state between ranks, and SyncBatchNorm, in the job of conftest.py.
 
 from functools import partial
 
@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 import gossamer.horovod.torch as hvd
-from tests.horovod.job import mine, refused, same, still_works
+from tests.horovod.sets import mine, refused, same, still_works
 from tests.support.models import mlp, seeded
 
+pytestmark = pytest.mark.usefixtures("job")
 
-def check_parameters():
+
+def test_parameters():
     for process_set, rank, _ in mine():
         root = process_set.ranks[-1]
         last = process_set.ranks.index(root)
@@ -39,7 +41,7 @@ def _optimizers(params):
     yield torch.optim.Rprop(params)
 
 
-def check_the_state_of_optimizers():
+def test_the_state_of_optimizers():
     for process_set, rank, size in mine():
         root = process_set.ranks[-1]
         for number in range(4):
@@ -74,7 +76,7 @@ def check_the_state_of_optimizers():
                     optimizer.step()
 
 
-def check_an_optimizer_that_has_not_stepped_has_zero_gradients_and_no_state():
+def test_an_optimizer_that_has_not_stepped_has_zero_gradients_and_no_state():
     root = hvd.size() - 1
     for wraps in (False, True):
         model = seeded(mlp)
@@ -92,7 +94,7 @@ def check_an_optimizer_that_has_not_stepped_has_zero_gradients_and_no_state():
         assert not optimizer.state
 
 
-def check_zero_gradients_of_sparse_embeddings_are_sparse():
+def test_zero_gradients_of_sparse_embeddings_are_sparse():
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
     hvd.broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1), 0, model=model)
     assert model[0].weight.grad.is_sparse
@@ -104,7 +106,7 @@ def check_zero_gradients_of_sparse_embeddings_are_sparse():
     assert alone.weight.grad.is_sparse
 
 
-def check_gradients_of_an_optimizer_that_has_stepped_stay():
+def test_gradients_of_an_optimizer_that_has_stepped_stay():
     model = seeded(mlp)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 10)).sum().backward()
@@ -115,7 +117,7 @@ def check_gradients_of_an_optimizer_that_has_stepped_stay():
         same(param.grad, gradient, "a gradient changed")
 
 
-def check_optimizers_whose_state_cannot_be_copied():
+def test_optimizers_whose_state_cannot_be_copied():
     model = seeded(mlp)
     refused(
         "LBFGS",
@@ -128,7 +130,7 @@ def check_optimizers_whose_state_cannot_be_copied():
     still_works()
 
 
-def check_objects():
+def test_objects():
     for process_set, rank, size in mine():
         for root in process_set.ranks:
             mine_is = {"rank": hvd.rank(), "tensor": torch.arange(hvd.rank()), "text": "é" * 1000}
@@ -148,7 +150,7 @@ def check_objects():
     still_works()
 
 
-def check_batchnorm_is_that_of_the_whole_batch():
+def test_batchnorm_is_that_of_the_whole_batch():
     for process_set, rank, size in mine():
         for shape, stock in (
             ((3,), nn.BatchNorm1d),
@@ -189,7 +191,7 @@ def check_batchnorm_is_that_of_the_whole_batch():
                     torch.testing.assert_close(one(part), other(part), rtol=1e-4, atol=1e-5)
 
 
-def check_batchnorm_of_too_few_values_and_wrong_shapes():
+def test_batchnorm_of_too_few_values_and_wrong_shapes():
     for process_set, rank, _ in mine():
         layer = hvd.SyncBatchNorm(3, process_set=process_set)
         refused("input must be [N, 3, ...]", partial(layer, torch.ones(2, 4)), ValueError)
@@ -199,7 +201,7 @@ def check_batchnorm_of_too_few_values_and_wrong_shapes():
     still_works()
 
 
-def check_batchnorm_goes_on_while_a_rank_has_joined():
+def test_batchnorm_goes_on_while_a_rank_has_joined():
     layer = hvd.SyncBatchNorm(3)
     part = torch.arange(12.0).view(4, 3) * (hvd.rank() + 1)
     if hvd.rank() != 0:

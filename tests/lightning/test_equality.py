@@ -1,8 +1,9 @@
-"""Bits of the Trainer, Fabric and the Bagua strategy beside those of the loop by hand. Run by job.py."""
+"""Bits of the Trainer, Fabric and the Bagua strategy beside those of the loop by hand. In the job of conftest.py."""
 
 from typing import Any
 
 import lightning.fabric as lf
+import pytest
 import torch
 
 import gossamer as gs
@@ -11,7 +12,7 @@ from gossamer.algorithms import ALGORITHMS
 from gossamer.bagua.torch_api.algorithms import Algorithm
 from gossamer.lightning import BaguaStrategy
 from gossamer.lightning import fabric as gossamer_fabric
-from tests.lightning.job import (
+from tests.lightning.loop import (
     STEPS,
     Net,
     Plain,
@@ -22,6 +23,8 @@ from tests.lightning.job import (
     settings,
     weights,
 )
+
+pytestmark = pytest.mark.usefixtures("job")
 
 
 def step(model: Any, optimizer: Any, batch: torch.Tensor) -> None:
@@ -56,7 +59,7 @@ def by_fabric(name: str, *, compiled: bool = False) -> torch.Tensor:
     return weights(module)
 
 
-def check_trainer_fabric_and_ddp_leave_the_bits_of_the_loop_by_hand() -> None:
+def test_trainer_fabric_and_ddp_leave_the_bits_of_the_loop_by_hand() -> None:
     for name in ALGORITHMS:
         hand = by_hand(name)
         assert torch.equal(by_hand(name, gs.DistributedDataParallel), hand), (
@@ -68,7 +71,7 @@ def check_trainer_fabric_and_ddp_leave_the_bits_of_the_loop_by_hand() -> None:
             assert torch.equal(by_fabric(name, compiled=True), hand), f"{name}: Fabric, compiled"
 
 
-def check_bagua_strategy_leaves_the_bits_of_with_bagua() -> None:
+def test_bagua_strategy_leaves_the_bits_of_with_bagua() -> None:
     if not bagua.is_initialized():
         bagua.init_process_group()
     for name in (
@@ -90,7 +93,7 @@ def check_bagua_strategy_leaves_the_bits_of_with_bagua() -> None:
         assert torch.equal(fit(BaguaStrategy(name, **options), Net(name)), weights(module)), name
 
 
-def check_bagua_and_gossamer_leave_the_same_bits() -> None:
+def test_bagua_and_gossamer_leave_the_same_bits() -> None:
     flat = {"hierarchical": False}  # otherwise a single host sends nothing through the codec
     pairs: dict[str, tuple[gs.Algorithm, dict[str, Any]]] = {
         "gradient_allreduce": (gs.GradientAllReduce(), {}),

@@ -1,4 +1,4 @@
-# Checks of DistributedOptimizer that run under job.py: errors and warnings, on every rank, after which training goes
+# DistributedOptimizer, in the job of conftest.py: errors and warnings, on every rank, after which training goes
 # on; and differences between ranks that are allowed.
 
 import threading
@@ -10,12 +10,14 @@ from torch import nn
 
 import gossamer as gs
 import gossamer.horovod.torch as hvd
-from tests.horovod.job import mine, refused, still_works
+from tests.horovod.sets import mine, refused, still_works
 from tests.horovod.training import close, loss_of, reference, sgd, trained, ways, wrapped
 from tests.support.models import mlp, seeded
 
+pytestmark = pytest.mark.usefixtures("job")
 
-def check_arguments_that_cannot_be():
+
+def test_arguments_that_cannot_be():
     model = seeded(mlp)
     named = list(model.named_parameters())
 
@@ -43,7 +45,7 @@ def check_arguments_that_cannot_be():
     refused("needs op Average or Sum", made(named, op=hvd.Min, compression=by_codec), ValueError)
 
 
-def check_names_and_class():
+def test_names_and_class():
     model = seeded(mlp)
     optimizer = hvd.DistributedOptimizer(sgd(model))
     assert sorted(optimizer._parameter_names.values()) == [f"allreduce.noname.0.{i}" for i in range(6)]
@@ -56,7 +58,7 @@ def check_names_and_class():
     refused("cannot be copied or pickled", lambda: __import__("copy").deepcopy(named), TypeError)
 
 
-def check_a_gradient_too_many():
+def test_a_gradient_too_many():
     for process_set, rank, size, way, compression in ways():
         model, optimizer = trained(process_set, rank, steps=1, compression=compression)
         for _ in range(2):  # each way of the optimizer, in a step that goes on afterwards
@@ -75,7 +77,7 @@ def check_a_gradient_too_many():
         assert size > 1
 
 
-def check_a_gradient_with_a_graph():
+def test_a_gradient_with_a_graph():
     for process_set, rank, _, way, compression in ways():
         model, optimizer = trained(process_set, rank, steps=1, compression=compression)
         optimizer.zero_grad()
@@ -93,7 +95,7 @@ def check_a_gradient_with_a_graph():
         optimizer.step()
 
 
-def check_synchronize_and_step_warn_and_skip_synchronize_does_not():
+def test_synchronize_and_step_warn_and_skip_synchronize_does_not():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         optimizer = wrapped(model, process_set, compression=compression)
@@ -122,7 +124,7 @@ def check_synchronize_and_step_warn_and_skip_synchronize_does_not():
         )
 
 
-def check_state_is_kept_and_shared():
+def test_state_is_kept_and_shared():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         plain = sgd(model)
@@ -146,7 +148,7 @@ def check_state_is_kept_and_shared():
         assert optimizer.param_groups[0]["lr"] == 0.05, (way, size)
 
 
-def check_what_was_begun_is_forgotten_where_a_state_is_loaded():
+def test_what_was_begun_is_forgotten_where_a_state_is_loaded():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         optimizer = wrapped(model, process_set, compression=compression)
@@ -164,7 +166,7 @@ def check_what_was_begun_is_forgotten_where_a_state_is_loaded():
             state = {**state, "state": {}}
 
 
-def check_ranks_that_ask_for_different_things():
+def test_ranks_that_ask_for_different_things():
     for process_set, rank, size in mine():
         if size == 1:
             continue
@@ -183,7 +185,7 @@ def check_ranks_that_ask_for_different_things():
     still_works()
 
 
-def check_a_new_optimizer_takes_the_parameters_over():
+def test_a_new_optimizer_takes_the_parameters_over():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         old = wrapped(model, process_set, torch.optim.SGD(model.parameters(), 0.0), compression=compression)
@@ -200,7 +202,7 @@ def check_a_new_optimizer_takes_the_parameters_over():
             refused("made later has some of these parameters", old.step, ValueError)
 
 
-def check_gradients_of_half_precision_with_a_scaler():
+def test_gradients_of_half_precision_with_a_scaler():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         optimizer = wrapped(model, process_set, compression=compression)
@@ -219,7 +221,7 @@ def check_gradients_of_half_precision_with_a_scaler():
         close(model, reference(size), (way, "scaled"), exact=False)
 
 
-def check_another_thread_may_train():
+def test_another_thread_may_train():
     for process_set, rank, size, way, compression in ways():
         done = []
 

@@ -1,5 +1,6 @@
-"""Checks of SyncBatchNorm against nn.BatchNorm on the joined batch, in four processes: see job.py."""
+"""SyncBatchNorm against nn.BatchNorm on the joined batch, in the job of conftest.py."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -7,7 +8,9 @@ from torch import Tensor, nn
 import gossamer as gs
 import gossamer.bagua.torch_api as bagua
 from gossamer.bagua.torch_api.contrib.sync_batchnorm import SyncBatchNorm
-from tests.bagua.job import groups, refused
+from tests.bagua.groups import groups, refused
+
+pytestmark = pytest.mark.usefixtures("job")
 
 FEATURES = 5
 SHAPES = {  # of what follows [N, C], and the plain module
@@ -39,7 +42,7 @@ def settle(plain: nn.Module) -> None:
             param.copy_(torch.rand(FEATURES, generator=generator, dtype=torch.float64) + 0.5)
 
 
-def check_training_is_that_of_the_joined_batch() -> None:
+def test_training_is_that_of_the_joined_batch() -> None:
     settings = (
         {},
         {"momentum": None},
@@ -95,7 +98,7 @@ def compare(group, kind, shape, options, dtype, tolerance, case) -> None:
     close(own.eval()(x), plain.eval()(x), "output in eval mode")
 
 
-def check_two_collectives_a_step() -> None:
+def test_two_collectives_a_step() -> None:
     calls = []
     originals = {
         name: getattr(dist, name) for name in ("all_gather", "all_reduce", "broadcast", "all_gather_object")
@@ -116,7 +119,7 @@ def check_two_collectives_a_step() -> None:
             setattr(dist, name, original)
 
 
-def check_low_precision_and_channels_last_keep_their_format() -> None:
+def test_low_precision_and_channels_last_keep_their_format() -> None:
     own = SyncBatchNorm(FEATURES)
     x = torch.randn(2, FEATURES, 3, 3).to(torch.bfloat16, memory_format=torch.channels_last).requires_grad_()
     output = own(x)
@@ -126,7 +129,7 @@ def check_low_precision_and_channels_last_keep_their_format() -> None:
     assert output.is_contiguous(memory_format=torch.channels_last)
 
 
-def check_refusals() -> None:
+def test_refusals() -> None:
     own = SyncBatchNorm(FEATURES)
     refused(f"input must be [N, {FEATURES}, ...], got [3, 4]", lambda: own(torch.ones(3, 4)), gs.ConfigError)
     refused(f"input must be [N, {FEATURES}, ...], got [5]", lambda: own(torch.ones(5)), gs.ConfigError)
@@ -140,7 +143,7 @@ def check_refusals() -> None:
         refused("needs a group that this rank is in", lambda: own(torch.ones(2, FEATURES)), gs.ConfigError)
 
 
-def check_conversion_finds_every_place_and_keeps_what_is_there() -> None:
+def test_conversion_finds_every_place_and_keeps_what_is_there() -> None:
     norm = nn.BatchNorm1d(3, eps=0.5, momentum=None).eval()
     model = nn.ModuleDict(
         {"a": norm, "b": nn.Sequential(norm, nn.Linear(3, 3), nn.SyncBatchNorm(3)), "c": norm}
@@ -164,7 +167,7 @@ def check_conversion_finds_every_place_and_keeps_what_is_there() -> None:
     )
 
 
-def check_converted_model_trains_as_one_process() -> None:
+def test_converted_model_trains_as_one_process() -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(

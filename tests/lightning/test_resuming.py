@@ -1,4 +1,4 @@
-"""Checkpoints: a resumed run has the bits of an uninterrupted one. Run by job.py."""
+"""Checkpoints: a resumed run has the bits of an uninterrupted one. In the job of conftest.py."""
 
 import copy
 import functools
@@ -13,8 +13,8 @@ import gossamer as gs
 from gossamer.algorithms import ALGORITHMS
 from gossamer.lightning import BaguaStrategy, DDPStrategy, checkpoint
 from gossamer.lightning import fabric as gossamer_fabric
-from tests.lightning import job
-from tests.lightning.job import (
+from tests.lightning import loop
+from tests.lightning.loop import (
     Net,
     Plain,
     all_equal,
@@ -27,9 +27,11 @@ from tests.lightning.job import (
     weights,
 )
 
+pytestmark = pytest.mark.usefixtures("job")
+
 
 def path(name: str) -> str:
-    return f"{job.folder}/{name}.ckpt"
+    return f"{loop.folder}/{name}.ckpt"
 
 
 def resumed(make: Any, name: str) -> torch.Tensor:
@@ -53,7 +55,7 @@ def whole(make: Any, name: str) -> torch.Tensor:
     return weights(module)
 
 
-def check_trainer_resumes_every_algorithm_bit_for_bit() -> None:
+def test_trainer_resumes_every_algorithm_bit_for_bit() -> None:
     for name in ALGORITHMS:
         if name == "async":
             continue  # depends on the clock
@@ -64,7 +66,7 @@ def check_trainer_resumes_every_algorithm_bit_for_bit() -> None:
         assert torch.equal(resumed(make, name), whole(make, name)), f"Bagua {name}"
 
 
-def check_a_checkpoint_saved_after_fit_is_as_one_saved_in_it() -> None:
+def test_a_checkpoint_saved_after_fit_is_as_one_saved_in_it() -> None:
     for name in ("powersgd", "decentralized"):
         first = trainer(gossamer_strategy(name), max_epochs=2)
         first.fit(Net(name), loader(4))
@@ -74,7 +76,7 @@ def check_a_checkpoint_saved_after_fit_is_as_one_saved_in_it() -> None:
         assert torch.equal(weights(second), whole(functools.partial(gossamer_strategy, name), name)), name
 
 
-def check_fabric_resumes_bit_for_bit() -> None:
+def test_fabric_resumes_bit_for_bit() -> None:
     for name in ("decentralized", "powersgd"):
         results = []
         for parts in ((range(8),), (range(4), range(4, 8))):
@@ -107,7 +109,7 @@ def momentum_of(module: Any) -> torch.Tensor:
     return torch.cat([each["momentum_buffer"].reshape(-1) for each in state.values()])
 
 
-def check_a_checkpoint_of_stock_ddp_loads_and_the_other_way_round() -> None:
+def test_a_checkpoint_of_stock_ddp_loads_and_the_other_way_round() -> None:
     class Saving(Net):
         def on_train_end(self) -> None:
             self.trainer.save_checkpoint(path("stock"))
@@ -130,7 +132,7 @@ def check_a_checkpoint_of_stock_ddp_loads_and_the_other_way_round() -> None:
         assert all_equal(weights(second))
 
 
-def check_state_of_another_algorithm_or_size_is_refused_unless_it_is_common() -> None:
+def test_state_of_another_algorithm_or_size_is_refused_unless_it_is_common() -> None:
     model = gs.DataParallel(Plain(), algorithm="gradient_allreduce")
     saved: Any = [checkpoint.gather(model, model.algorithm, {})]
     dist.broadcast_object_list(saved)

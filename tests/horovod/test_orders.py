@@ -1,4 +1,4 @@
-"""Operations in another order on each rank, thousands of them, and joins; see job.py."""
+"""Operations in another order on each rank, thousands of them, and joins; in the job of conftest.py."""
 
 import random
 from collections import deque
@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import gossamer.horovod.torch as hvd
-from tests.horovod.job import mine, refused, same, still_works, values
+from tests.horovod.sets import mine, refused, same, still_works, values
+
+pytestmark = pytest.mark.usefixtures("job")
 
 ROUNDS = 8
 OPERATIONS = 120  # of each process set, in a round
@@ -41,7 +43,7 @@ def submit(
     return hvd.reducescatter_async(own, op=hvd.Sum, **options), total.split(rows)[rank]
 
 
-def check_operations_match_whatever_order_ranks_submit_them_in() -> None:
+def test_operations_match_whatever_order_ranks_submit_them_in() -> None:
     seed = int(hvd.broadcast(torch.tensor(random.SystemRandom().randrange(10**6)), 0))
     if hvd.rank() == 0:
         print("seed", seed)
@@ -74,7 +76,7 @@ def check_operations_match_whatever_order_ranks_submit_them_in() -> None:
         print("operations", count)
 
 
-def check_sets_work_on_their_own_threads_of_the_script() -> None:
+def test_sets_work_on_their_own_threads_of_the_script() -> None:
     import threading
 
     failures = []
@@ -98,7 +100,7 @@ def check_sets_work_on_their_own_threads_of_the_script() -> None:
     assert failures == []
 
 
-def check_a_joined_rank_adds_zeros_until_all_have_joined() -> None:
+def test_a_joined_rank_adds_zeros_until_all_have_joined() -> None:
     for process_set, rank, size in mine():
         for step in range(rank + 1):
             active = size - step  # ranks that have not joined
@@ -123,13 +125,13 @@ def still_works_in(process_set: Any, size: int) -> None:
     assert hvd.allgather(torch.ones(1), process_set=process_set).tolist() == [1] * size
 
 
-def check_a_join_with_any_device_number_without_gpus_works() -> None:
+def test_a_join_with_any_device_number_without_gpus_works() -> None:
     if torch.cuda.device_count() == 0:
         for device in (hvd.local_rank(), 99, -2):
             assert hvd.join(device) in range(4)
 
 
-def check_a_join_that_one_rank_must_not_make_fails_on_every_rank() -> None:
+def test_a_join_that_one_rank_must_not_make_fails_on_every_rank() -> None:
     for process_set, rank, size in mine():
         join = partial(hvd.join, process_set=process_set)
         if rank == size - 1:
@@ -137,13 +139,13 @@ def check_a_join_that_one_rank_must_not_make_fails_on_every_rank() -> None:
         else:  # until then it adds zeros
             got = hvd.allreduce(torch.ones(2), name="zeros", op=hvd.Sum, process_set=process_set)
             assert got.tolist() == [size - 1.0] * 2
-            refused(f"was refused by rank {process_set.ranks[-1]} (job.py:", join)
+            refused(f"was refused by rank {process_set.ranks[-1]} (sets.py:", join)
         still_works_in(process_set, size)
         assert join() in process_set.ranks
     still_works()
 
 
-def check_a_join_with_a_gpu_that_is_not_there_fails_on_every_rank() -> None:
+def test_a_join_with_a_gpu_that_is_not_there_fails_on_every_rank() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         for device in (1, -2):
@@ -155,7 +157,7 @@ def check_a_join_with_a_gpu_that_is_not_there_fails_on_every_rank() -> None:
     still_works()
 
 
-def check_barrier_waits_for_the_slowest() -> None:
+def test_barrier_waits_for_the_slowest() -> None:
     import time
 
     for process_set, rank, size in mine():

@@ -1,4 +1,4 @@
-"""gossamer.lightning.distributed, DDPStrategy's arguments, and both namespaces. Run by job.py."""
+"""gossamer.lightning.distributed, DDPStrategy's arguments, and both namespaces. In the job of conftest.py."""
 
 import functools
 from typing import Any
@@ -17,9 +17,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
 
 import gossamer as gs
 from gossamer.lightning import DDPStrategy, distributed
-from tests.lightning import job
-from tests.lightning.job import Net, all_equal, fit, loader, trainer, weights
-from tests.lightning.training import ByHand
+from tests.lightning import loop
+from tests.lightning.loop import Net, all_equal, fit, loader, trainer, weights
+from tests.lightning.test_training import ByHand
+
+pytestmark = pytest.mark.usefixtures("job")
 
 
 @functools.cache
@@ -31,7 +33,7 @@ def groups() -> list[Any]:
     return [each for each in made if each is not dist.GroupMember.NON_GROUP_MEMBER]
 
 
-def check_sync_ddp_reduces_as_lightning_1_7_says() -> None:
+def test_sync_ddp_reduces_as_lightning_1_7_says() -> None:
     for group in groups():
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         total = sum(range(1, size + 1))
@@ -63,7 +65,7 @@ def check_sync_ddp_reduces_as_lightning_1_7_says() -> None:
             distributed.sync_ddp(torch.tensor(1.0), group, "median")
 
 
-def check_gathers_take_unlike_shapes_or_refuse_them_on_every_rank() -> None:
+def test_gathers_take_unlike_shapes_or_refuse_them_on_every_rank() -> None:
     for group in groups():
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         uneven = distributed.gather_all_tensors(torch.full((rank, 2), rank), group)
@@ -83,7 +85,7 @@ def check_gathers_take_unlike_shapes_or_refuse_them_on_every_rank() -> None:
             distributed.all_gather_ddp_if_available(torch.ones(rank + 1), group)
 
 
-def check_gradients_of_a_gather_are_of_the_sum_of_all_losses() -> None:
+def test_gradients_of_a_gather_are_of_the_sum_of_all_losses() -> None:
     for group in groups():
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         own = torch.ones(2, requires_grad=True)
@@ -96,7 +98,7 @@ def check_gradients_of_a_gather_are_of_the_sum_of_all_losses() -> None:
         assert not distributed.all_gather_ddp_if_available(own, group).requires_grad
 
 
-def check_a_group_without_this_rank_is_refused() -> None:
+def test_a_group_without_this_rank_is_refused() -> None:
     everyone = [dist.new_group([0]), dist.new_group([1, 2])]
     foreign = everyone[1] if gs.rank() == 0 else everyone[0]
     if foreign is not dist.GroupMember.NON_GROUP_MEMBER:
@@ -109,7 +111,7 @@ def count(calls: list[int], state: object, bucket: dist.GradBucket) -> torch.fut
     return default_hooks.allreduce_hook(state, bucket)
 
 
-def check_hooks_states_and_wrappers_of_ddp_work_on_cpus() -> None:
+def test_hooks_states_and_wrappers_of_ddp_work_on_cpus() -> None:
     plain = fit(DDPStrategy(), steps=5)
     calls: list[int] = []
     hook = functools.partial(count, calls)
@@ -164,7 +166,7 @@ def local(start: int, **options: Any) -> DDPStrategy:
     )
 
 
-def check_post_local_sgd_averages_the_parameters_of_every_optimizer() -> None:
+def test_post_local_sgd_averages_the_parameters_of_every_optimizer() -> None:
     module = TwoLocal()
     trainer(local(4)).fit(module, loader(11))
     # Two backwards a step: from the third step on gradients are local, and averages come then, four steps later, ...
@@ -172,18 +174,18 @@ def check_post_local_sgd_averages_the_parameters_of_every_optimizer() -> None:
     assert module.equal == [(each, each) for each in expected]
 
 
-def check_post_local_sgd_resumes_where_it_was() -> None:
+def test_post_local_sgd_resumes_where_it_was() -> None:
     class Saving(TwoLocal):
         def on_train_end(self) -> None:
-            self.trainer.save_checkpoint(f"{job.folder}/local.ckpt")
+            self.trainer.save_checkpoint(f"{loop.folder}/local.ckpt")
 
     trainer(local(4)).fit(Saving(), loader(5))
     module = TwoLocal()
-    trainer(local(4), max_epochs=2).fit(module, loader(5), ckpt_path=f"{job.folder}/local.ckpt")
+    trainer(local(4), max_epochs=2).fit(module, loader(5), ckpt_path=f"{loop.folder}/local.ckpt")
     assert [first for first, _ in module.equal] == [False, True, False, False, False]  # steps 5 to 9
 
 
-def check_a_backend_other_than_that_of_the_group_is_refused() -> None:
+def test_a_backend_other_than_that_of_the_group_is_refused() -> None:
     with pytest.raises(
         gs.ConfigError, match="initialised with gossamer for cpu tensors, and process_group_backend"
     ):
@@ -193,7 +195,7 @@ def check_a_backend_other_than_that_of_the_group_is_refused() -> None:
     )
 
 
-def check_both_namespaces_have_strategies_that_the_other_refuses() -> None:
+def test_both_namespaces_have_strategies_that_the_other_refuses() -> None:
     import pytorch_lightning
 
     from gossamer.lightning import pytorch_lightning as other
@@ -201,13 +203,13 @@ def check_both_namespaces_have_strategies_that_the_other_refuses() -> None:
     class Small(pytorch_lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = job.network()
+            self.net = loop.network()
 
         def training_step(self, batch: Tensor, index: int) -> Tensor:
             return self.net(batch).square().mean()
 
         def configure_optimizers(self) -> Any:
-            return job.optimizer_for("", self.parameters())
+            return loop.optimizer_for("", self.parameters())
 
     class Same(Net):
         training_step = Small.training_step
@@ -230,7 +232,7 @@ def check_both_namespaces_have_strategies_that_the_other_refuses() -> None:
     )
 
 
-def check_lightning_cli_makes_strategies_from_class_paths() -> None:
+def test_lightning_cli_makes_strategies_from_class_paths() -> None:
     flags = [
         "--trainer.strategy=gossamer.lightning.GossamerStrategy",
         "--trainer.strategy.algorithm=bytegrad",

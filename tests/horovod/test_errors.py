@@ -1,4 +1,4 @@
-"""Every error that Horovod knows is raised on every rank, and the next operations work; see job.py."""
+"""Every error that Horovod knows is raised on every rank, and the next operations work; in the job of conftest.py."""
 
 import gc
 import warnings
@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import gossamer.horovod.torch as hvd
-from tests.horovod.job import mine, refused, still_works
+from tests.horovod.sets import mine, refused, still_works
+
+pytestmark = pytest.mark.usefixtures("job")
 
 INTERNAL = hvd.HorovodInternalError
 
@@ -44,7 +46,7 @@ DIFFERING = {
 }
 
 
-def check_ranks_that_differ_are_told_so_on_every_rank() -> None:
+def test_ranks_that_differ_are_told_so_on_every_rank() -> None:
     for process_set, rank, size in mine():
         if size == 1:
             continue
@@ -70,12 +72,12 @@ def check_ranks_that_differ_are_told_so_on_every_rank() -> None:
                     pytest.fail(f"{case}: no error")
                 if case != "a group's size":
                     assert str(first) in text, f"{case}: {text}"
-                    assert "errors.py:" in text, f"{case}: {text}"
+                    assert "test_errors.py:" in text, f"{case}: {text}"
         hvd.barrier(process_set=process_set)
     still_works()
 
 
-def check_scalars_cannot_be_gathered_or_exchanged() -> None:
+def test_scalars_cannot_be_gathered_or_exchanged() -> None:
     for process_set, _, _ in mine():
         for call in (hvd.allgather, hvd.alltoall):
             with pytest.raises((INTERNAL, ValueError)):
@@ -83,7 +85,7 @@ def check_scalars_cannot_be_gathered_or_exchanged() -> None:
     still_works()
 
 
-def check_an_error_of_one_rank_alone_fails_the_operation_on_the_others() -> None:
+def test_an_error_of_one_rank_alone_fails_the_operation_on_the_others() -> None:
     for process_set, rank, size in mine():
         fits = {
             hvd.broadcast: {"tensor": ones(3), "root_rank": process_set.ranks[0]},
@@ -123,7 +125,7 @@ def still_works_in(process_set, size) -> None:
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=process_set).item() == size
 
 
-def check_reducescatter_knows_average_and_sum_alone() -> None:
+def test_reducescatter_knows_average_and_sum_alone() -> None:
     for process_set, _, _ in mine():
         for op in (hvd.Adasum, hvd.Min, hvd.Max, hvd.Product):
             call = partial(hvd.reducescatter, ones(8), op=op, process_set=process_set)
@@ -131,7 +133,7 @@ def check_reducescatter_knows_average_and_sum_alone() -> None:
     still_works()
 
 
-def check_a_name_in_flight_cannot_be_given_again_and_goes_on() -> None:
+def test_a_name_in_flight_cannot_be_given_again_and_goes_on() -> None:
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
         refused("twice", lambda: hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum), ValueError)
@@ -148,14 +150,14 @@ def check_a_name_in_flight_cannot_be_given_again_and_goes_on() -> None:
     still_works()
 
 
-def check_only_members_run_operations_of_a_set() -> None:
+def test_only_members_run_operations_of_a_set() -> None:
     for process_set in (hvd.ProcessSet([0]), hvd.ProcessSet([0, 1])):
         refused(
             "must be registered",
             lambda one=process_set: hvd.allreduce(torch.ones(1), process_set=one),
             ValueError,
         )
-    from tests.horovod.job import SETS
+    from tests.horovod.sets import SETS
 
     for process_set in SETS:
         if not process_set.included():
@@ -172,7 +174,7 @@ def check_only_members_run_operations_of_a_set() -> None:
     still_works()
 
 
-def check_op_and_average_exclude_each_other_and_average_warns() -> None:
+def test_op_and_average_exclude_each_other_and_average_warns() -> None:
     refused("not both", lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum), ValueError)
     for call in (hvd.allreduce, hvd.allreduce_, lambda *a: hvd.synchronize(hvd.allreduce_async(*a))):
         with warnings.catch_warnings(record=True) as caught:
@@ -181,7 +183,7 @@ def check_op_and_average_exclude_each_other_and_average_warns() -> None:
         assert [(one.category, one.filename) for one in caught] == [(DeprecationWarning, __file__)]
 
 
-def check_handles_count_from_one_and_end_with_synchronize() -> None:
+def test_handles_count_from_one_and_end_with_synchronize() -> None:
     first = hvd.allreduce_async(torch.ones(2))
     second = hvd.allreduce_async(torch.ones(2))
     assert isinstance(first, int)
@@ -194,7 +196,7 @@ def check_handles_count_from_one_and_end_with_synchronize() -> None:
         refused("synchronized", lambda handle=handle: hvd.poll(handle), ValueError)
 
 
-def check_a_handle_that_nobody_keeps_frees_its_tensors() -> None:
+def test_a_handle_that_nobody_keeps_frees_its_tensors() -> None:
     import weakref
 
     output = []
@@ -208,7 +210,7 @@ def check_a_handle_that_nobody_keeps_frees_its_tensors() -> None:
     assert [reference() for reference in output] == [None] * 3
 
 
-def check_unnamed_operations_line_up_again_after_an_error_of_one_rank() -> None:
+def test_unnamed_operations_line_up_again_after_an_error_of_one_rank() -> None:
     if hvd.rank() == 1:
         refused("must be a tensor", lambda: hvd.allreduce(None), ValueError)
     else:

@@ -1,10 +1,12 @@
-"""Gradients of the collectives, as Horovod defines them, against plain formulas; see job.py."""
+"""Gradients of the collectives, as Horovod defines them, against plain formulas; in the job of conftest.py."""
 
 import pytest
 import torch
 
 import gossamer.horovod.torch as hvd
-from tests.horovod.job import mine, same, values
+from tests.horovod.sets import mine, same, values
+
+pytestmark = pytest.mark.usefixtures("job")
 
 
 def weights(rank: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -15,7 +17,7 @@ def leaf(rank: int, shape: tuple[int, ...] = (6, 2)) -> torch.Tensor:
     return values(rank, shape, torch.float64).requires_grad_()
 
 
-def check_of_allreduce_is_reduced_in_the_same_way() -> None:
+def test_gradient_of_allreduce_is_reduced_in_the_same_way() -> None:
     for process_set, rank, size in mine():
         upstream = [weights(peer, (6, 2)) for peer in range(size)]
         total = sum(upstream[1:], upstream[0])
@@ -34,7 +36,7 @@ def check_of_allreduce_is_reduced_in_the_same_way() -> None:
         same(x.grad, total * 1.5, "factors")
 
 
-def check_of_grouped_allreduce() -> None:
+def test_gradient_of_grouped_allreduce() -> None:
     for process_set, rank, size in mine():
         x, y = leaf(rank), leaf(rank, (3,))
         out = hvd.grouped_allreduce([x, y], op=hvd.Sum, process_set=process_set)
@@ -43,7 +45,7 @@ def check_of_grouped_allreduce() -> None:
         same(y.grad, torch.full((3,), 2.0 * size, dtype=torch.float64), "second")
 
 
-def check_of_allgather_is_the_average_of_the_own_rows() -> None:
+def test_gradient_of_allgather_is_the_average_of_the_own_rows() -> None:
     for process_set, rank, size in mine():
         rows = [peer + 1 for peer in range(size)]
         upstream = [weights(peer, (sum(rows), 2)) for peer in range(size)]
@@ -58,7 +60,7 @@ def check_of_allgather_is_the_average_of_the_own_rows() -> None:
         torch.testing.assert_close(second.grad, 2 * mean.split(rows)[rank])
 
 
-def check_of_broadcast_goes_to_the_root() -> None:
+def test_gradient_of_broadcast_goes_to_the_root() -> None:
     for process_set, rank, size in mine():
         upstream = [weights(peer, (6, 2)) for peer in range(size)]
         mean = sum(upstream[1:], upstream[0]) * (1 / size)
@@ -68,7 +70,7 @@ def check_of_broadcast_goes_to_the_root() -> None:
             torch.testing.assert_close(x.grad, mean if index == rank else mean * 0)
 
 
-def check_of_alltoall_goes_back_to_where_rows_came_from() -> None:
+def test_gradient_of_alltoall_goes_back_to_where_rows_came_from() -> None:
     for process_set, rank, size in mine():
         splits = [(rank + to) % 3 for to in range(size)]
         x = leaf(rank, (sum(splits) + 1, 2))
@@ -86,7 +88,7 @@ def check_of_alltoall_goes_back_to_where_rows_came_from() -> None:
         )
 
 
-def check_of_reducescatter_is_gathered() -> None:
+def test_gradient_of_reducescatter_is_gathered() -> None:
     for process_set, rank, size in mine():
         upstream = [weights(peer, (5, 2)) for peer in range(size)]
         whole = torch.cat([upstream[peer].tensor_split(size)[peer] for peer in range(size)])
@@ -104,7 +106,7 @@ def check_of_reducescatter_is_gathered() -> None:
             same(y.grad, whole * (3 * factor), op)
 
 
-def check_of_a_gradient_too() -> None:
+def test_gradient_of_a_gradient_too() -> None:
     x = torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad((hvd.allreduce(x, op=hvd.Sum) ** 2).sum(), x, create_graph=True)
     assert first.tolist() == [2 * 4 * 4 * 2, 2 * 4 * 4 * 3]
@@ -112,7 +114,7 @@ def check_of_a_gradient_too() -> None:
     assert x.grad.tolist() == [32 * 4 / 4, 32 * 4 / 4]
 
 
-def check_nothing_needs_a_gradient_without_autograd() -> None:
+def test_nothing_needs_a_gradient_without_autograd() -> None:
     x = leaf(0)
     with torch.no_grad():
         assert not hvd.allreduce(x).requires_grad

@@ -1,12 +1,10 @@
-"""What the checks of the lightning_*.py files run on; test_processes.py starts the job, three processes once.
+"""What the tests of this room's job run on, and the loop that they compare with.
 
 train_by_hand() is the loop that a Trainer or Fabric must equal bit for bit: the same module, batches and algorithm.
 """
 
 import logging
-import os
 import tempfile
-import time
 import warnings
 from typing import Any
 
@@ -133,10 +131,9 @@ def all_equal(values: Tensor) -> bool:
     return all(torch.equal(each, values) for each in every)
 
 
-def run(*modules: Any) -> None:
-    """Joins, and runs check_...() of the modules. A check that fails on one rank ends the job."""
+def begin() -> None:
+    """Joins, and makes the folder."""
     global folder
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -144,15 +141,3 @@ def run(*modules: Any) -> None:
     shared = [tempfile.mkdtemp() if gs.rank() == 0 else ""]
     dist.broadcast_object_list(shared)
     folder = shared[0]
-    for module in modules:
-        for name, check in list(vars(module).items()):
-            if name.startswith("check_") and any(
-                part in name for part in os.environ.get("ONLY", "check").split(",")
-            ):
-                begin = time.monotonic()
-                check()
-                dist.barrier()
-                if gs.rank() == 0:
-                    print(f"{name} {time.monotonic() - begin:.1f} s", flush=True)
-    gs.shutdown()
-    print(f"rank {os.environ['RANK']} is done", flush=True)

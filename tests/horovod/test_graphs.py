@@ -1,15 +1,18 @@
-# Checks of DistributedOptimizer that run under job.py: ranks whose backwards reach different parameters, bring
+# DistributedOptimizer, in the job of conftest.py: ranks whose backwards reach different parameters, bring
 # sparse gradients, or end before the others'.
 
 import gc
 
+import pytest
 import torch
 from torch import nn
 
 import gossamer.horovod.torch as hvd
-from tests.horovod.job import mine, refused
+from tests.horovod.sets import mine, refused
 from tests.horovod.training import Own, batch, gradients_of, loss_of, ways, wrapped
 from tests.support.models import mlp, seeded
+
+pytestmark = pytest.mark.usefixtures("job")
 
 
 class _Branches(nn.Module):
@@ -25,7 +28,7 @@ def _branch(model, rank):
     return model(batch(rank, 0), "left" if rank == 0 else "right").square().mean()
 
 
-def check_a_parameter_that_is_unused_on_a_rank_adds_zeros():
+def test_a_parameter_that_is_unused_on_a_rank_adds_zeros():
     for process_set, rank, size, way, compression in ways():
         model = seeded(_Branches)
         every = gradients_of(model, _branch, size)
@@ -40,7 +43,7 @@ def check_a_parameter_that_is_unused_on_a_rank_adds_zeros():
                 assert torch.allclose(param.grad, want, atol=1e-6), (way, size)
 
 
-def check_losses_may_have_a_backward_each_and_a_rank_may_have_none():
+def test_losses_may_have_a_backward_each_and_a_rank_may_have_none():
     for process_set, rank, size, way, compression in ways():
         model = seeded(_Branches)
         optimizer = wrapped(model, process_set, compression=compression)
@@ -65,7 +68,7 @@ def check_losses_may_have_a_backward_each_and_a_rank_may_have_none():
                 optimizer.step()
 
 
-def check_a_gradient_that_is_replaced_while_it_travels_is_the_reduced_one_afterwards():
+def test_a_gradient_that_is_replaced_while_it_travels_is_the_reduced_one_afterwards():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         optimizer = wrapped(model, process_set, compression=compression)
@@ -83,7 +86,7 @@ def check_a_gradient_that_is_replaced_while_it_travels_is_the_reduced_one_afterw
                 optimizer.step()
 
 
-def check_a_parameter_that_is_trained_later_joins_in():
+def test_a_parameter_that_is_trained_later_joins_in():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         frozen = list(model[0].parameters())
@@ -104,7 +107,7 @@ def check_a_parameter_that_is_trained_later_joins_in():
                 optimizer.step()
 
 
-def check_a_group_of_parameters_is_added():
+def test_a_group_of_parameters_is_added():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         optimizer = wrapped(
@@ -127,7 +130,7 @@ def check_a_group_of_parameters_is_added():
                 optimizer.step()
 
 
-def check_adasum_leaves_a_parameter_without_gradients_where_it_is():
+def test_adasum_leaves_a_parameter_without_gradients_where_it_is():
     for process_set, rank, size in mine():
         if size == 1:
             continue
@@ -147,7 +150,7 @@ def check_adasum_leaves_a_parameter_without_gradients_where_it_is():
         assert moved == {"left.weight", "left.bias", "right.weight", "right.bias"}
 
 
-def check_a_rank_that_is_out_of_data_joins():
+def test_a_rank_that_is_out_of_data_joins():
     """On the global set, as join() is. Rank r has r batches more than rank 0."""
     for way, compression in {"engine": hvd.Compression.none, "negotiated": Own}.items():
         rank, size = hvd.rank(), hvd.size()
@@ -181,7 +184,7 @@ def check_a_rank_that_is_out_of_data_joins():
             assert all(torch.equal(each, every[0]) for each in every)
 
 
-def check_an_optimizer_that_was_dropped_has_no_part_in_a_join():
+def test_an_optimizer_that_was_dropped_has_no_part_in_a_join():
     """Even if only one rank's garbage collector has freed it."""
     gc.disable()
     try:
@@ -199,7 +202,7 @@ def check_an_optimizer_that_was_dropped_has_no_part_in_a_join():
         gc.enable()
 
 
-def check_a_sparse_gradient():
+def test_a_sparse_gradient():
     for process_set, rank, size in mine():
         if size == 1:
             continue
@@ -236,7 +239,7 @@ def check_a_sparse_gradient():
             assert optimizer.report()["way"] == "negotiated"
 
 
-def check_a_sparse_gradient_that_comes_later():
+def test_a_sparse_gradient_that_comes_later():
     for process_set, rank, size in mine():
         if size == 1:
             continue

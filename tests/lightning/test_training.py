@@ -1,4 +1,4 @@
-"""Lightning's features around a training step, over Gossamer's strategies. Run by job.py."""
+"""Lightning's features around a training step, over Gossamer's strategies. In the job of conftest.py."""
 
 import contextlib
 import itertools
@@ -16,8 +16,8 @@ import gossamer.bagua.torch_api as bagua
 from gossamer.bagua.torch_api.algorithms import Algorithm
 from gossamer.lightning import BaguaStrategy, DDPStrategy, GossamerStrategy
 from gossamer.lightning.bagua import ALGORITHMS
-from tests.lightning import job
-from tests.lightning.job import (
+from tests.lightning import loop
+from tests.lightning.loop import (
     Net,
     Plain,
     all_equal,
@@ -29,6 +29,8 @@ from tests.lightning.job import (
     trainer,
     weights,
 )
+
+pytestmark = pytest.mark.usefixtures("job")
 
 
 class ByHand(Net):
@@ -67,7 +69,7 @@ def manual_loop(name: str, model: Any, optimizers: list[torch.optim.Optimizer]) 
         optimizer.step()
 
 
-def check_manual_optimization_leaves_the_bits_of_the_loop_by_hand() -> None:
+def test_manual_optimization_leaves_the_bits_of_the_loop_by_hand() -> None:
     for name in ("gradient_allreduce", "decentralized", "low_precision_decentralized"):
         module = Plain()
         optimizers = two_optimizers(module, name)
@@ -77,7 +79,7 @@ def check_manual_optimization_leaves_the_bits_of_the_loop_by_hand() -> None:
         assert torch.equal(fit(gossamer_strategy(name), ByHand(name), steps=8), weights(module)), name
 
 
-def check_manual_optimization_with_every_algorithm_of_bagua() -> None:
+def test_manual_optimization_with_every_algorithm_of_bagua() -> None:
     if not bagua.is_initialized():
         bagua.init_process_group()
     for name in ALGORITHMS:
@@ -95,7 +97,7 @@ def check_manual_optimization_with_every_algorithm_of_bagua() -> None:
             assert torch.equal(mine, weights(module)), f"{name}, past the wrapper: {past_the_wrapper}"
 
 
-def check_accumulation_and_clipping_leave_the_bits_of_the_loop_by_hand() -> None:
+def test_accumulation_and_clipping_leave_the_bits_of_the_loop_by_hand() -> None:
     module = Plain()
     optimizer = optimizer_for("", module.parameters())
     model = gs.DataParallel(module, optimizer, algorithm="bytegrad")
@@ -113,7 +115,7 @@ def check_accumulation_and_clipping_leave_the_bits_of_the_loop_by_hand() -> None
     assert torch.equal(fit(GossamerStrategy("bytegrad"), Net(), steps=7, **options), weights(module))
 
 
-def check_precisions_leave_the_bits_of_the_loop_by_hand() -> None:
+def test_precisions_leave_the_bits_of_the_loop_by_hand() -> None:
     dtypes = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
     for precision in ("bf16-mixed", "16-mixed", *dtypes):
         dtype = dtypes.get(precision, torch.float32)
@@ -138,7 +140,7 @@ class Logging(Net):
         return super().training_step(batch, index)
 
 
-def check_metrics_are_reduced_also_of_integers_and_by_maximum() -> None:
+def test_metrics_are_reduced_also_of_integers_and_by_maximum() -> None:
     for strategy in (GossamerStrategy(), BaguaStrategy(), DDPStrategy()):
         run = trainer(strategy)
         run.fit(Logging(), loader(4), loader(2))
@@ -153,7 +155,7 @@ def check_metrics_are_reduced_also_of_integers_and_by_maximum() -> None:
         assert run.strategy.broadcast([gs.rank()], src=1) == [1]
 
 
-def check_one_trainer_and_strategy_fit_again_and_evaluate() -> None:
+def test_one_trainer_and_strategy_fit_again_and_evaluate() -> None:
     strategy = GossamerStrategy("decentralized")
     run, module = trainer(strategy), Net("decentralized")
     run.fit(module, loader(3), loader(2))
@@ -177,7 +179,7 @@ class Consensus(Net):
         self.trainer.strategy.consensus()
 
 
-def check_consensus_gives_all_ranks_the_mean() -> None:
+def test_consensus_gives_all_ranks_the_mean() -> None:
     for strategy in (GossamerStrategy("local_sgd", period=50), BaguaStrategy("decentralized")):
         assert all_equal(fit(strategy, Consensus(), steps=3))
     with pytest.raises(gs.ConfigError, match=r"during fit\(\) only"):
@@ -190,7 +192,7 @@ class Batched(Net):
         self.net.insert(1, nn.BatchNorm1d(40))
 
 
-def check_sync_batchnorm_leaves_what_one_process_makes_of_all_batches() -> None:
+def test_sync_batchnorm_leaves_what_one_process_makes_of_all_batches() -> None:
     alone = Batched()
     optimizer = optimizer_for("", alone.parameters())
     same = [[batch[:3] for batch in batches(4, rank)] for rank in range(gs.size())]
@@ -207,7 +209,7 @@ def check_sync_batchnorm_leaves_what_one_process_makes_of_all_batches() -> None:
         torch.testing.assert_close(module.net[1].running_var, alone.net[1].running_var)
 
 
-def check_weight_averaging_callbacks() -> None:
+def test_weight_averaging_callbacks() -> None:
     plain = fit(GossamerStrategy())
     for callback in (EMAWeightAveraging(), StochasticWeightAveraging(1e-2, swa_epoch_start=1)):
         averaged = fit(GossamerStrategy("bytegrad"), Net(), max_epochs=2, callbacks=[callback])
@@ -220,7 +222,7 @@ class Compiled(Net):
         return self(batch).square().mean()
 
 
-def check_compiled_modules_leave_the_bits_of_others() -> None:
+def test_compiled_modules_leave_the_bits_of_others() -> None:
     plain = fit(GossamerStrategy("bytegrad"), Net(), steps=4)
     module = Compiled()
     trainer(GossamerStrategy("bytegrad")).fit(torch.compile(module, backend="eager"), loader(4))
@@ -234,7 +236,7 @@ class Failing(Net):
         return self(batch).square().mean()
 
 
-def check_an_exception_on_one_rank_is_raised_there_and_ends_the_others() -> None:
+def test_an_exception_on_one_rank_is_raised_there_and_ends_the_others() -> None:
     for strategy in (GossamerStrategy(), GossamerStrategy("decentralized"), BaguaStrategy("bytegrad")):
         begin = time.monotonic()
         mine = gs.rank() == 1
@@ -245,8 +247,8 @@ def check_an_exception_on_one_rank_is_raised_there_and_ends_the_others() -> None
         assert time.monotonic() - begin < 20
 
 
-def check_a_checkpoint_of_an_exception_masks_it_not() -> None:
-    checkpoints = ModelCheckpoint(dirpath=f"{job.folder}/failed", save_on_exception=True)
+def test_a_checkpoint_of_an_exception_masks_it_not() -> None:
+    checkpoints = ModelCheckpoint(dirpath=f"{loop.folder}/failed", save_on_exception=True)
     mine = gs.rank() == 1
     with pytest.raises(
         KeyError if mine else gs.CommError, match="a mistake of the user" if mine else "rank 1"
@@ -254,7 +256,7 @@ def check_a_checkpoint_of_an_exception_masks_it_not() -> None:
         fit(GossamerStrategy("powersgd"), Failing(), callbacks=[checkpoints], enable_checkpointing=True)
 
 
-def check_an_exception_before_wrapping_is_the_one_that_is_raised() -> None:
+def test_an_exception_before_wrapping_is_the_one_that_is_raised() -> None:
     class NoOptimizer(Net):
         def configure_optimizers(self) -> Any:
             raise KeyError("no optimizer")
@@ -264,7 +266,7 @@ def check_an_exception_before_wrapping_is_the_one_that_is_raised() -> None:
             fit(strategy, NoOptimizer())
 
 
-def check_async_rests_during_validation_and_saving() -> None:
+def test_async_rests_during_validation_and_saving() -> None:
     calls: list[str] = []
 
     class Watched(GossamerStrategy):  # type: ignore[misc]
@@ -288,7 +290,7 @@ def check_async_rests_during_validation_and_saving() -> None:
     assert calls == ["abort", "validate", "resume", "abort", "resume"]
 
 
-def check_qadam_of_bagua_takes_one_optimizer_of_its_kind() -> None:
+def test_qadam_of_bagua_takes_one_optimizer_of_its_kind() -> None:
     error = pl.utilities.exceptions.MisconfigurationException
     with pytest.raises(error, match="one QAdamOptimizer and one LR Scheduler"):
         fit(BaguaStrategy("qadam"), Net(""))

@@ -1,4 +1,4 @@
-"""What the checks of collectives.py and batchnorm.py run on; test_processes.py starts the job.
+"""What the tests of this room's job run on: test_collectives.py, test_refusals.py, test_batchnorm.py.
 
 Four processes stand for two hosts, one with three ranks and one with one: GROUP_RANK says so. communicators() gives
 those of the first 1, 2, 3 and 4 ranks on each backend. Ranks outside a communicator make its calls too, and nothing
@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import gossamer as gs
 import gossamer.bagua.torch_api as bagua
 
 HOSTS = [[0, 1, 2], [3]]
@@ -50,9 +49,8 @@ def refused(text: str, call: Callable[[], object], kind: type[Exception]) -> Non
         call()
 
 
-def run(*modules: Any) -> None:
-    """Joins, makes the groups, and runs check_...() of the modules. A check that fails on one rank ends the job."""
-    torch.set_num_threads(1)
+def begin() -> None:
+    """Joins, and makes the groups."""
     rank = int(os.environ["RANK"])
     os.environ["GROUP_RANK"] = str(next(host for host, ranks in enumerate(HOSTS) if rank in ranks))
     os.environ["GOSSAMER_TIMEOUT_S"] = str(TIMEOUT_S)
@@ -64,10 +62,3 @@ def run(*modules: Any) -> None:
         for size in (1, 2, 3, 4):
             group = dist.new_group(list(range(size)), backend=backend, timeout=timeout)
             _groups.append((f"{size} ranks on {backend}", bagua.from_torch_group(group)))
-    for module in modules:
-        for name, check in list(vars(module).items()):
-            if name.startswith("check_"):
-                check()
-                dist.barrier()
-    gs.shutdown()
-    print(f"rank {rank} is done")

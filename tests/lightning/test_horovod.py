@@ -1,4 +1,4 @@
-"""HorovodStrategy: a Trainer with it gives the weights of loops by hand. Run by job.py."""
+"""HorovodStrategy: a Trainer with it gives the weights of loops by hand. In the job of conftest.py."""
 
 import contextlib
 import itertools
@@ -13,8 +13,10 @@ from torch import Tensor
 import gossamer as gs
 import gossamer.horovod.torch as hvd
 from gossamer.lightning import HorovodStrategy
-from tests.lightning.job import Net, Plain, all_equal, batches, fit, loader, trainer, weights
-from tests.lightning.training import ByHand, Failing, Logging
+from tests.lightning.loop import Net, Plain, all_equal, batches, fit, loader, trainer, weights
+from tests.lightning.test_training import ByHand, Failing, Logging
+
+pytestmark = pytest.mark.usefixtures("job")
 
 
 def close(mine: Tensor, expected: Tensor) -> None:
@@ -48,7 +50,7 @@ class Unlike(Net):
                 torch.nn.init.constant_(param, float(gs.rank()))
 
 
-def check_a_fit_is_the_loop_by_hand_with_rank_0s_weights_and_a_rate_for_all_ranks() -> None:
+def test_a_fit_is_the_loop_by_hand_with_rank_0s_weights_and_a_rate_for_all_ranks() -> None:
     for strategy in (HorovodStrategy(), "horovod"):
         module = Unlike()
         trainer(strategy).fit(module, loader(8))
@@ -56,7 +58,7 @@ def check_a_fit_is_the_loop_by_hand_with_rank_0s_weights_and_a_rate_for_all_rank
         assert all_equal(weights(module))
 
 
-def check_accumulation_steps_once_a_window_also_in_a_last_one_that_is_short() -> None:
+def test_accumulation_steps_once_a_window_also_in_a_last_one_that_is_short() -> None:
     for windows, options in (
         ([3, 3, 2], {"accumulate_grad_batches": 3}),
         ([1] * 8 + [2] * 4, {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})], "max_epochs": 2}),
@@ -70,7 +72,7 @@ def check_accumulation_steps_once_a_window_also_in_a_last_one_that_is_short() ->
         assert all_equal(weights(module))
 
 
-def check_it_handles_accumulation_as_in_lightning_1_9_and_lightning_asks_it_in_every_batch() -> None:
+def test_it_handles_accumulation_as_in_lightning_1_9_and_lightning_asks_it_in_every_batch() -> None:
     class Asking(Net):
         def __init__(self) -> None:
             super().__init__()
@@ -104,7 +106,7 @@ class Scheduled(Net):
         self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
 
 
-def check_schedulers_go_by_rates_for_all_ranks() -> None:
+def test_schedulers_go_by_rates_for_all_ranks() -> None:
     kinds: list[Any] = [
         lambda each: torch.optim.lr_scheduler.StepLR(each, 2),
         lambda each: torch.optim.lr_scheduler.LambdaLR(each, lambda step: 1 / (1 + step)),
@@ -131,7 +133,7 @@ def check_schedulers_go_by_rates_for_all_ranks() -> None:
         assert module.rates == pytest.approx(expected)
 
 
-def check_reductions_and_gathers_are_horovods() -> None:
+def test_reductions_and_gathers_are_horovods() -> None:
     rank, size = gs.rank(), gs.size()
     strategy = trainer(HorovodStrategy()).strategy
     given = torch.tensor([rank, 2 * rank])
@@ -166,7 +168,7 @@ def check_reductions_and_gathers_are_horovods() -> None:
     assert strategy.distributed_sampler_kwargs == {"num_replicas": size, "rank": rank}
 
 
-def check_metrics_and_evaluation() -> None:
+def test_metrics_and_evaluation() -> None:
     run, module = trainer(HorovodStrategy()), Logging()
     run.fit(module, loader(4), loader(2))
     assert run.callback_metrics["whole_epoch"].item() == 1.5 + (gs.size() - 1) / 2
@@ -180,7 +182,7 @@ def check_metrics_and_evaluation() -> None:
     assert not torch.equal(weights(module), before)
 
 
-def check_manual_optimization() -> None:
+def test_manual_optimization() -> None:
     module = Plain()
     params = list(module.parameters())
     first = torch.optim.SGD(params[:2], 0.1 * gs.size())
@@ -194,7 +196,7 @@ def check_manual_optimization() -> None:
     close(fit(HorovodStrategy(), ByHand(), steps=8), weights(module))
 
 
-def check_a_resumed_run_has_the_bits_of_one_that_went_on() -> None:
+def test_a_resumed_run_has_the_bits_of_one_that_went_on() -> None:
     path = f"{trainer('auto').default_root_dir}/horovod.ckpt"
 
     class Saving(Net):
@@ -209,12 +211,12 @@ def check_a_resumed_run_has_the_bits_of_one_that_went_on() -> None:
     assert torch.equal(weights(second), weights(whole))
 
 
-def check_mixed_precision() -> None:
+def test_mixed_precision() -> None:
     for precision in ("bf16-mixed", "16-mixed"):
         assert all_equal(fit(HorovodStrategy(), Net(), steps=4, precision=precision))
 
 
-def check_wrong_numbers_of_devices_are_refused() -> None:
+def test_wrong_numbers_of_devices_are_refused() -> None:
     for options, text in (
         ({"devices": 2}, "got devices=2 and 3 processes on this host.* or give devices=1 or devices=3"),
         ({"num_nodes": 2}, "leave it out"),
@@ -224,7 +226,7 @@ def check_wrong_numbers_of_devices_are_refused() -> None:
     assert trainer(HorovodStrategy(), devices=1).world_size == gs.size()
 
 
-def check_an_exception_on_one_rank_of_horovods_is_raised_there_and_ends_the_others() -> None:
+def test_an_exception_on_one_rank_of_horovods_is_raised_there_and_ends_the_others() -> None:
     begin = time.monotonic()
     mine = gs.rank() == 1
     with pytest.raises(KeyError if mine else hvd.HorovodInternalError, match="a mistake" if mine else ""):

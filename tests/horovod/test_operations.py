@@ -1,12 +1,15 @@
-"""Every operation, dtype and process set against plain torch, in four processes: see job.py."""
+"""Every operation, dtype and process set against plain torch, in the job of conftest.py."""
 
 import itertools
 from functools import reduce
 
+import pytest
 import torch
 
 import gossamer.horovod.torch as hvd
-from tests.horovod.job import COMPLEX, FLOATS, FP8, INTEGERS, mine, same, values
+from tests.horovod.sets import COMPLEX, FLOATS, FP8, INTEGERS, mine, same, values
+
+pytestmark = pytest.mark.usefixtures("job")
 
 SHAPES = ((), (0,), (7,), (5, 3))
 TWO_OPERANDS = {hvd.Sum: torch.add, hvd.Min: torch.minimum, hvd.Max: torch.maximum, hvd.Product: torch.mul}
@@ -35,7 +38,7 @@ def reduced(
     return scaled(total.to(inputs[0].dtype), postscale)
 
 
-def check_allreduce_of_every_dtype_op_and_set() -> None:
+def test_allreduce_of_every_dtype_op_and_set() -> None:
     for process_set, rank, size in mine():
         for dtype, op, shape in itertools.product(INTEGERS + FLOATS, [hvd.Average, *TWO_OPERANDS], SHAPES):
             case = process_set.ranks, dtype, op, shape
@@ -48,7 +51,7 @@ def check_allreduce_of_every_dtype_op_and_set() -> None:
             same(given, want, case)
 
 
-def check_allreduce_of_complex_and_bool() -> None:
+def test_allreduce_of_complex_and_bool() -> None:
     for process_set, rank, size in mine():
         for dtype in COMPLEX:
             inputs = [
@@ -70,7 +73,7 @@ def check_allreduce_of_complex_and_bool() -> None:
             same(hvd.allreduce(flags[rank], op=op, process_set=process_set), reduce(want, flags), op)
 
 
-def check_factors_are_applied_and_rounded_as_horovods() -> None:
+def test_factors_are_applied_and_rounded_as_horovods() -> None:
     factors = (0.3, 1.7, -2.5)
     for process_set, rank, size in mine():
         for dtype, prescale, postscale, op in itertools.product(
@@ -91,7 +94,7 @@ def check_factors_are_applied_and_rounded_as_horovods() -> None:
                 torch.testing.assert_close(got, want, msg=lambda text, dtype=dtype: f"{dtype}: {text}")
 
 
-def check_strided_tensors_are_taken_as_they_are() -> None:
+def test_strided_tensors_are_taken_as_they_are() -> None:
     for process_set, rank, size in mine():
         inputs = [values(peer, (2, 3, 4, 5), torch.float32) for peer in range(size)]
         want = reduced(inputs, hvd.Sum)
@@ -113,7 +116,7 @@ def check_strided_tensors_are_taken_as_they_are() -> None:
         same(moved[rank].contiguous(), moved[-1].contiguous(), "broadcast in place")
 
 
-def check_grouped_allreduce() -> None:
+def test_grouped_allreduce() -> None:
     for process_set, rank, size in mine():
         shapes, dtypes = ((4,), (2, 3), ()), (torch.float32, torch.float64, torch.int32)
         inputs = [
@@ -133,7 +136,7 @@ def check_grouped_allreduce() -> None:
             same(got, expected, "in place")
 
 
-def check_allgather_of_every_dtype_with_other_sizes_on_each_rank() -> None:
+def test_allgather_of_every_dtype_with_other_sizes_on_each_rank() -> None:
     for process_set, rank, size in mine():
         for dtype in (torch.bool, *INTEGERS, *FLOATS, *COMPLEX, *FP8):
             for tail in ((), (3,), (2, 0)):
@@ -156,7 +159,7 @@ def cat(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(tensors)
 
 
-def check_broadcast_of_every_dtype_from_every_root() -> None:
+def test_broadcast_of_every_dtype_from_every_root() -> None:
     for process_set, rank, size in mine():
         for dtype, shape in itertools.product((torch.bool, *INTEGERS, *FLOATS, *COMPLEX, *FP8), SHAPES):
             for index, root in enumerate(process_set.ranks):
@@ -169,7 +172,7 @@ def check_broadcast_of_every_dtype_from_every_root() -> None:
                 same(given, inputs[index], case)
 
 
-def check_alltoall_with_and_without_splits() -> None:
+def test_alltoall_with_and_without_splits() -> None:
     for process_set, rank, size in mine():
         for dtype in (torch.bool, *INTEGERS, *FLOATS, *COMPLEX, *FP8):
             inputs = [values(peer, (2 * size, 3), torch.int64).to(dtype) for peer in range(size)]
@@ -187,7 +190,7 @@ def check_alltoall_with_and_without_splits() -> None:
         assert (got.tolist(), rows.tolist()) == ([rank] * size, [1] * size)
 
 
-def check_reducescatter_gives_the_first_ranks_the_remainder() -> None:
+def test_reducescatter_gives_the_first_ranks_the_remainder() -> None:
     for process_set, rank, size in mine():
         for dtype, rows, op in itertools.product((*INTEGERS, *FLOATS), (0, 1, 5, 8), (hvd.Average, hvd.Sum)):
             inputs = [values(peer, (rows, 3), dtype) for peer in range(size)]
@@ -207,7 +210,7 @@ def check_reducescatter_gives_the_first_ranks_the_remainder() -> None:
         same(got[1], want.double(), "grouped")
 
 
-def check_sparse_allreduce() -> None:
+def test_sparse_allreduce() -> None:
     for process_set, rank, size in mine():
         inputs = [
             torch.sparse_coo_tensor([[peer, 3], [0, 1]], [1.0 + peer, 2.0], (5, 2), check_invariants=True)
@@ -219,7 +222,7 @@ def check_sparse_allreduce() -> None:
             same(wait().to_dense(), want, op)
 
 
-def check_adasum_of_equal_vectors_is_the_vector() -> None:
+def test_adasum_of_equal_vectors_is_the_vector() -> None:
     for process_set, _, _ in mine():
         x = torch.tensor([3.0, 4.0])
         torch.testing.assert_close(hvd.allreduce(x, op=hvd.Adasum, process_set=process_set), x)

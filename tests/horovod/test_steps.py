@@ -1,4 +1,4 @@
-# Checks of DistributedOptimizer that run under job.py: by every way of the gradients, a step equals the step of one
+# DistributedOptimizer, in the job of conftest.py: by every way of the gradients, a step equals the step of one
 # process with the gradients of all ranks.
 
 import pytest
@@ -7,7 +7,7 @@ from torch import nn
 
 import gossamer as gs
 import gossamer.horovod.torch as hvd
-from tests.horovod.job import mine
+from tests.horovod.sets import mine
 from tests.horovod.training import (
     Own,
     close,
@@ -21,8 +21,10 @@ from tests.horovod.training import (
 )
 from tests.support.models import mlp, seeded
 
+pytestmark = pytest.mark.usefixtures("job")
 
-def check_steps_are_those_of_one_process_with_the_mean_gradient():
+
+def test_steps_are_those_of_one_process_with_the_mean_gradient():
     for process_set, rank, size, way, compression in ways():
         model, optimizer = trained(process_set, rank, compression=compression)
         assert optimizer.report()["way"] == way
@@ -30,7 +32,7 @@ def check_steps_are_those_of_one_process_with_the_mean_gradient():
         close(model, reference(size), (way, size), exact=size == 2)
 
 
-def check_both_ways_give_the_same_bits_to_two_ranks():
+def test_both_ways_give_the_same_bits_to_two_ranks():
     for process_set, rank, size in mine():
         if size != 2:
             continue
@@ -46,7 +48,7 @@ def check_both_ways_give_the_same_bits_to_two_ranks():
             close(ours, negotiated, options, exact=True)
 
 
-def check_sum_and_predivide_factor():
+def test_sum_and_predivide_factor():
     for process_set, rank, size, way, compression in ways():
         model, _ = trained(process_set, rank, compression=compression, op=hvd.Sum)
         close(model, reference(size, factor=1.0), (way, "sum"), exact=size == 2)
@@ -54,7 +56,7 @@ def check_sum_and_predivide_factor():
         close(model, reference(size), (way, "predivide"), exact=size == 2)
 
 
-def check_other_operations_are_negotiated():
+def test_other_operations_are_negotiated():
     for process_set, rank, size in mine():
         if size == 1:
             continue
@@ -72,7 +74,7 @@ def check_other_operations_are_negotiated():
             assert torch.equal(param.grad, torch.stack(grads).amax(0))
 
 
-def check_gradients_of_several_passes_are_summed():
+def test_gradients_of_several_passes_are_summed():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         optimizer = wrapped(model, process_set, compression=compression, backward_passes_per_step=2)
@@ -89,7 +91,7 @@ def check_gradients_of_several_passes_are_summed():
         close(model, reference(size, passes=2), (way, "passes"), exact=False)
 
 
-def check_a_step_may_end_before_all_passes_and_their_number_may_change():
+def test_a_step_may_end_before_all_passes_and_their_number_may_change():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         optimizer = wrapped(model, process_set, compression=compression, backward_passes_per_step=3)
@@ -105,7 +107,7 @@ def check_a_step_may_end_before_all_passes_and_their_number_may_change():
         close(model, reference(size), (way, "fewer passes"), exact=size == 2)
 
 
-def check_set_to_none_and_gradients_that_stay():
+def test_set_to_none_and_gradients_that_stay():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         optimizer = wrapped(model, process_set, compression=compression)
@@ -122,7 +124,7 @@ def check_set_to_none_and_gradients_that_stay():
             assert torch.allclose(param.grad, before + sum(grads) / size, atol=1e-6)
 
 
-def check_compression():
+def test_compression():
     for process_set, rank, size in mine():
         if size == 1:
             continue
@@ -145,7 +147,7 @@ def check_compression():
         close(narrow, reference(size, steps=1), "fp16, negotiated", exact=False, tolerance=2e-3)
 
 
-def check_a_compression_by_codec_where_nothing_rides():
+def test_a_compression_by_codec_where_nothing_rides():
     for process_set, _, size in mine():
         if size > 1:
             compression = hvd.Compression.gossamer(gs.Int8())
@@ -160,7 +162,7 @@ def check_a_compression_by_codec_where_nothing_rides():
                 optimizer.step()
 
 
-def check_a_closure_is_followed_by_a_reduction():
+def test_a_closure_is_followed_by_a_reduction():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         optimizer = wrapped(model, process_set, compression=compression)
@@ -176,7 +178,7 @@ def check_a_closure_is_followed_by_a_reduction():
         close(model, reference(size), (way, "closure"), exact=size == 2)
 
 
-def check_groups_of_parameters():
+def test_groups_of_parameters():
     for process_set, rank, size, way, compression in ways():
         model = seeded(mlp)
         params = list(model.parameters())
@@ -198,7 +200,7 @@ def check_groups_of_parameters():
             wrapped(seeded(mlp), process_set, compression=compression, num_groups=2)
 
 
-def check_two_optimizers_of_one_loop():
+def test_two_optimizers_of_one_loop():
     for process_set, rank, size, way, compression in ways():
         first, second = seeded(mlp), seeded(mlp, 5)
         own, other = (
@@ -214,7 +216,7 @@ def check_two_optimizers_of_one_loop():
         close(first, reference(size), (way, "the first"), exact=size == 2)
 
 
-def check_adasum_combines_what_the_ranks_steps_change():
+def test_adasum_combines_what_the_ranks_steps_change():
     for process_set, rank, size in mine():
         if size == 1:
             continue

@@ -1,4 +1,4 @@
-"""Checks of gossamer.bagua.torch_api.communication, in four processes: see job.py."""
+"""gossamer.bagua.torch_api.communication on groups of one to four ranks, in the job of conftest.py."""
 
 import operator
 import threading
@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import gossamer as gs
 import gossamer.bagua.torch_api as bagua
 from gossamer.bagua.torch_api.communication import CommMember
-from tests.bagua.job import HOSTS, communicators, equal, groups, refused, values
+from tests.bagua.groups import HOSTS, communicators, equal, groups, refused, values
+
+pytestmark = pytest.mark.usefixtures("job")
 
 COUNTS = (0, 1, 5, 1021)
 OUTSIDE = CommMember.NON_COMM_MEMBER
@@ -33,7 +36,7 @@ def joined(size: int, count: int) -> torch.Tensor:
     return torch.cat([values(rank, count) for rank in range(size)])
 
 
-def check_places_are_those_of_the_launcher() -> None:
+def test_places_are_those_of_the_launcher() -> None:
     rank = dist.get_rank()
     assert bagua.is_initialized()
     assert (bagua.get_rank(), bagua.get_world_size()) == (rank, 4)
@@ -42,7 +45,7 @@ def check_places_are_those_of_the_launcher() -> None:
     refused("must be called once", bagua.init_process_group, gs.ConfigError)
 
 
-def check_communicators_number_their_ranks_from_zero() -> None:
+def test_communicators_number_their_ranks_from_zero() -> None:
     for case, comm, rank, size in members():
         assert (rank, size) == (dist.get_rank(), int(case[0])), case
         assert comm.device_id() == -1 or torch.cuda.is_available()
@@ -60,7 +63,7 @@ def check_communicators_number_their_ranks_from_zero() -> None:
         assert comm is OUTSIDE
 
 
-def check_communicators_of_a_host_and_across_hosts() -> None:
+def test_communicators_of_a_host_and_across_hosts() -> None:
     rank = dist.get_rank()
     own = next(ranks for ranks in HOSTS if rank in ranks)
     for group in (bagua.new_group(), bagua.from_torch_group(dist.group.WORLD)):
@@ -80,7 +83,7 @@ def check_communicators_of_a_host_and_across_hosts() -> None:
     assert rank != 1 or (inter.nranks(), intra.nranks()) == (1, 2)
 
 
-def check_group_made_from_torchs_has_a_host_communicator_where_it_is_on_one() -> None:
+def test_group_made_from_torchs_has_a_host_communicator_where_it_is_on_one() -> None:
     for case, group in groups():
         if group.get_global_communicator() is OUTSIDE:
             assert group.get_intra_node_communicator() is OUTSIDE
@@ -94,7 +97,7 @@ def check_group_made_from_torchs_has_a_host_communicator_where_it_is_on_one() ->
             assert (group.get_inter_node_communicator() is OUTSIDE) == (dist.get_rank() != 0)
 
 
-def check_all_reduce_of_every_operation() -> None:
+def test_all_reduce_of_every_operation() -> None:
     folds = {"SUM": operator.add, "PRODUCT": operator.mul, "MIN": torch.minimum, "MAX": torch.maximum}
     bits = {"BOR": operator.or_, "BAND": operator.and_, "BXOR": operator.xor}
     for case, comm, rank, size in members():
@@ -111,7 +114,7 @@ def check_all_reduce_of_every_operation() -> None:
             equal(got, (12 * total(size, 37) / size).to(dtype), f"AVG {dtype} {case}")
 
 
-def check_collectives_of_every_size() -> None:
+def test_collectives_of_every_size() -> None:
     for case, comm, rank, size in members():
         for count in COUNTS:
             own, case_count = values(rank, count), f"{case}, {count}"
@@ -142,7 +145,7 @@ def check_collectives_of_every_size() -> None:
             equal(got, exchanged, f"alltoall_inplace {case_count}")
 
 
-def check_rooted_collectives_for_every_root() -> None:
+def test_rooted_collectives_for_every_root() -> None:
     for case, comm, rank, size in members():
         for root in range(size):
             for count in COUNTS:
@@ -181,7 +184,7 @@ def check_rooted_collectives_for_every_root() -> None:
                 equal(got, want if rank == root else want[part], f"scatter_inplace {what}")
 
 
-def check_messages_coalesced_and_objects() -> None:
+def test_messages_coalesced_and_objects() -> None:
     for case, comm, rank, size in members():
         if size > 1:
             got = torch.zeros(5, dtype=torch.float64)
@@ -201,7 +204,7 @@ def check_messages_coalesced_and_objects() -> None:
         assert bagua.broadcast_object({"rank": rank}, size - 1, comm) == {"rank": size - 1}
 
 
-def check_uneven_exchange_with_gaps_and_nothing_for_some() -> None:
+def test_uneven_exchange_with_gaps_and_nothing_for_some() -> None:
     for case, comm, rank, size in members():
 
         def count(source: int, target: int) -> int:
@@ -234,7 +237,7 @@ def check_uneven_exchange_with_gaps_and_nothing_for_some() -> None:
         equal(got, want, f"alltoall_v_inplace {case}")
 
 
-def check_strided_tensors_and_parameters() -> None:
+def test_strided_tensors_and_parameters() -> None:
     for case, comm, rank, size in members():
         grid = torch.zeros(6, 4, dtype=torch.float64)
         view = grid[:, ::2].t()  # [2, 6], neither contiguous nor alone in its memory
@@ -249,7 +252,7 @@ def check_strided_tensors_and_parameters() -> None:
         assert param.is_leaf
 
 
-def check_ranks_that_are_not_in_it_return_at_once() -> None:
+def test_ranks_that_are_not_in_it_return_at_once() -> None:
     ones = torch.ones(2)
     calls = {
         "send": (ones, 0), "recv": (ones, 0), "broadcast": (ones,), "broadcast_coalesced": ([ones],),
@@ -269,7 +272,7 @@ def check_ranks_that_are_not_in_it_return_at_once() -> None:
     assert ones.tolist() == [1.0, 1.0]
 
 
-def check_aborted_communicators_refuse_and_release() -> None:
+def test_aborted_communicators_refuse_and_release() -> None:
     group = bagua.new_group([0, 1])
     other = dist.new_group([0, 1])
     comm = group.get_global_communicator()

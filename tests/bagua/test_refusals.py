@@ -1,8 +1,9 @@
-"""Checks that wrong calls are refused with their values before anything is sent: see job.py."""
+"""Wrong calls are refused with their values before anything is sent, in the job of conftest.py."""
 
 from collections.abc import Callable
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -10,7 +11,9 @@ import gossamer as gs
 import gossamer.bagua.torch_api as bagua
 from gossamer.bagua.torch_api.communication import CommMember
 from gossamer.bagua.torch_api.transfer import sending
-from tests.bagua.job import groups, refused
+from tests.bagua.groups import groups, refused
+
+pytestmark = pytest.mark.usefixtures("job")
 
 F4, F2, I4 = (torch.ones(4), torch.ones(2), torch.ones(4, dtype=torch.int64))
 H4, META, SPARSE = F4.half(), torch.ones(4, device="meta"), torch.ones(4).to_sparse()
@@ -69,7 +72,7 @@ CALLS: list[tuple[str, Callable]] = [
 ]  # fmt: skip
 
 
-def check_wrong_calls_say_their_values_and_send_nothing() -> None:
+def test_wrong_calls_say_their_values_and_send_nothing() -> None:
     for _, group in groups():
         comm = group.get_global_communicator()
         if comm is CommMember.NON_COMM_MEMBER or comm.nranks() != 2:
@@ -82,7 +85,7 @@ def check_wrong_calls_say_their_values_and_send_nothing() -> None:
     assert F4.tolist() == [1.0] * 4
 
 
-def check_wrong_groups_are_refused_on_every_rank() -> None:
+def test_wrong_groups_are_refused_on_every_rank() -> None:
     for ranks in ([], [0, 0], [0, 4], [-1, 0]):
         refused(
             f"must be distinct and from 0 to 3, got {sorted(ranks)}",
@@ -103,7 +106,7 @@ def check_wrong_groups_are_refused_on_every_rank() -> None:
     assert bagua.new_group().get_global_communicator().nranks() == 4
 
 
-def check_refusal_of_the_backend_is_a_config_error() -> None:
+def test_refusal_of_the_backend_is_a_config_error() -> None:
     comm = bagua.new_group().get_global_communicator()
 
     def refuse() -> None:
@@ -113,7 +116,7 @@ def check_refusal_of_the_backend_is_a_config_error() -> None:
     refused("allreduce: the backend refused it: no BAND here", refuse, gs.ConfigError)
 
 
-def check_failure_of_a_transfer_is_a_comm_error() -> None:
+def test_failure_of_a_transfer_is_a_comm_error() -> None:
     """Sizes differ, which no rank can know alone: the backend gossamer tells all ranks, and the group goes on."""
     comm = bagua.new_group().get_global_communicator()
     uneven = torch.ones(3 + dist.get_rank() % 2)

@@ -1,0 +1,218 @@
+"""Tests that run in the ranks of a job of real processes, each an item of pytest's own.
+
+A fixture gives a ``Job``. A test that uses the fixture does not run in pytest's process: every rank calls the test's
+function with the values of its other fixtures and parameters, which must be picklable. The test passes if the call
+returns on every rank; otherwise it fails with the tracebacks of the ranks. A test that skips must skip on every rank.
+
+The processes start at the first test and serve the tests that follow, because a start costs seconds. After a failure
+the ranks may be out of step, so the job is killed, and the next test starts another one.
+
+tests/conftest.py calls ``run_in_ranks`` for every test; rank_process.py is what a process runs.
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests import ROOT
+
+START_LIMIT_S = 150  # below pytest's own limit, which would end pytest itself
+SKIPPED = "skipped: "
+
+
+class Rank:
+    """A process of a job, what it printed, and the connection that tells it what to call."""
+
+    def __init__(self, rank: int, environment: Mapping[str, str], folder: Path) -> None:
+        self.rank = rank
+        self.output = folder / f"rank{rank}.txt"
+        self.connection, theirs = Pipe()
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.rank_process", str(theirs.fileno())],
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+            )
+        theirs.close()
+        self.said = 0  # bytes of output before the present call
+
+    def ask(self, call: bytes) -> None:
+        self.said = self.output.stat().st_size
+        with suppress(OSError):  # the process has ended, which answer() finds
+            self.connection.send_bytes(call)
+
+    def answer(self) -> str:
+        """What became of the call: "" or a traceback."""
+        try:
+            return str(self.connection.recv())
+        except (EOFError, OSError):
+            return f"the process ended with exit code {self.process.wait(10)}\n"
+
+    def stack(self) -> str:
+        """Of a process that does not answer."""
+        self.process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        return "did not return; its stack is the last of its output\n"
+
+    def printed(self) -> str:
+        with self.output.open("rb") as output:
+            output.seek(self.said)
+            return output.read()[-8000:].decode(errors="replace")
+
+
+class Job:
+    """``size`` processes on this host, in the environment that torchrun would give them.
+
+    Args:
+        environment: variables for all ranks, beside those of pytest's process.
+        limit_s: for a test.
+        grace_s: for the other ranks, once one has failed.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        environment: Mapping[str, str] | None = None,
+        *,
+        limit_s: float = 150,
+        grace_s: float = 10,
+    ) -> None:
+        self.size, self.limit_s, self.grace_s = size, limit_s, grace_s
+        self.environment = dict(environment or {})
+        self._ranks: list[Rank] = []
+        self._begun: list[tuple[Callable[..., object], dict[str, Any]]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="job")
+
+    @contextmanager
+    def within(
+        self, begin: Callable[..., object], end: Callable[[], object], **arguments: Any
+    ) -> Iterator[None]:
+        """Every rank calls ``begin(**arguments)`` before the tests inside, and ``end()`` after them.
+
+        A job that replaces a failed one begins in the same way.
+        """
+        self._begun.append((begin, arguments))
+        try:
+            if self._ranks:
+                self._call(begin, arguments)
+            yield
+        finally:
+            self._begun.pop()
+        if self._ranks:
+            self._call(end, {})
+
+    def run(self, function: Callable[..., object], arguments: dict[str, Any]) -> None:
+        """Every rank calls ``function(**arguments)``; functions are found by name, so they are a module's.
+
+        Raises:
+            pytest.fail.Exception: it failed on a rank, or a rank ended or did not return.
+        """
+        if not self._ranks:
+            self._start()
+        self._call(function, arguments, self.limit_s)
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the processes, which must end by themselves and without an error."""
+        try:
+            for rank in self._ranks:
+                rank.connection.close()
+            codes = [rank.process.wait(60) for rank in self._ranks]
+            assert not any(codes), f"ranks ended with exit codes {codes}:\n" + self._ranks[0].printed()
+        finally:
+            self.kill()
+            self._folder.cleanup()
+
+    def kill(self) -> None:
+        for rank in self._ranks:
+            rank.process.kill()
+            rank.process.wait()
+            rank.connection.close()
+        self._ranks = []
+
+    def _start(self) -> None:
+        # As torchrun does, a store outside the ranks that all of them, and all their groups, meet through.
+        self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        shared = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(self._store.port),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_WORLD_SIZE": str(self.size),
+            "GROUP_RANK": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_RUN_ID": "none",
+            **self.environment,
+        }
+        self._ranks = [
+            Rank(rank, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, Path(self._folder.name))
+            for rank in range(self.size)
+        ]
+        for begin, arguments in self._begun:
+            self._call(begin, arguments)
+
+    def _call(
+        self, function: Callable[..., object], arguments: dict[str, Any], limit_s: float = START_LIMIT_S
+    ) -> None:
+        call = pickle.dumps((function, arguments))
+        for rank in self._ranks:
+            rank.ask(call)
+        answers = self._answers(limit_s)
+        failed = {rank: text for rank, text in answers.items() if text}
+        if not failed:
+            return
+        if all(text.startswith(SKIPPED) for text in answers.values()):
+            pytest.skip(answers[self._ranks[0]].removeprefix(SKIPPED))
+        report = [
+            f"rank {rank.rank} of {self.size}: {text}\n{rank.printed()}" for rank, text in failed.items()
+        ]
+        self.kill()
+        pytest.fail("\n".join(report), pytrace=False)
+
+    def _answers(self, limit_s: float) -> dict[Rank, str]:
+        """Each rank's; once one has failed, the others have `grace_s` left."""
+        answers: dict[Rank, str] = {}
+        asked: dict[Connection, Rank] = {rank.connection: rank for rank in self._ranks}
+        until = time.monotonic() + limit_s
+        while asked:
+            ready = wait(list(asked), max(until - time.monotonic(), 0))
+            for connection in ready:
+                rank = asked.pop(connection)
+                answers[rank] = rank.answer()
+                if answers[rank] and not answers[rank].startswith(SKIPPED):
+                    until = min(until, time.monotonic() + self.grace_s)
+            if not ready:
+                break
+        return answers | {rank: rank.stack() for rank in asked.values()}
+
+
+def run_in_ranks(item: pytest.Function) -> bool:
+    """Runs a test that uses a Job in the ranks of that; False if it uses none."""
+    jobs = [value for value in item.funcargs.values() if isinstance(value, Job)]
+    if not jobs:
+        return False
+    names = item._fixtureinfo.argnames
+    arguments = {name: item.funcargs[name] for name in names if item.funcargs[name] not in jobs}
+    jobs[0].run(item.function, arguments)
+    return True
