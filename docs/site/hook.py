@@ -3,6 +3,7 @@ a public name without a docstring, or on no page of the API, is a warning, which
 """
 
 import re
+import runpy
 from pathlib import Path
 from posixpath import relpath
 from typing import Any
@@ -33,7 +34,7 @@ log = get_plugin_logger("gossamer")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each file outside docs/ that a page links to, and for what those pages link to in turn."""
+    """Add the page of all messages, and a page for each file outside docs/ that another page links to."""
     pages = [DOCS / file.src_uri for file in files.documentation_pages()]
     waiting = [ROOT / name for name in ALWAYS] + [found for page in pages for found in targets(page)]
     while waiting:
@@ -42,6 +43,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if files.get_file_from_path(uri) is None and file.is_relative_to(ROOT) and file.exists():
             files.append(outside(file, uri, config))
             waiting += targets(file) if file.suffix == ".md" else []
+    messages = runpy.run_path(str(DOCS / "messages.py"))["page"]()
+    files.append(File.generated(config, "messages.md", content=messages))
     return files
 
 
