@@ -1,4 +1,4 @@
-"""torch DDP's arguments, checked, in the engine's terms. What torch refuses has torch's text. Used by wrapper.py."""
+"""Checks torch DDP's arguments, and translates them for the engine. What torch refuses is refused with torch's text."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def check_model(module: Any) -> None:
-    """Raises what torch DDP raises for a model that it cannot wrap."""
+    """Raise what torch DDP raises for a model that it cannot wrap."""
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"DistributedDataParallel: module must be a torch.nn.Module, got {type(module).__name__}"
@@ -39,7 +39,7 @@ def check_model(module: Any) -> None:
 def devices(
     module: nn.Module, device_ids: Sequence[Any] | None, output_device: Any
 ) -> tuple[list[int] | None, int | None]:
-    """The numbers of the devices where inputs and outputs are to be, of the model's type; None: where they are."""
+    """Return the indices of the devices that inputs and outputs are moved to; None: they stay where they are."""
     if device_ids is not None and len(device_ids) > 1:
         raise ConfigError("device_ids can only be None or contain a single element.")
     own = {param.device for param in module.parameters()}
@@ -62,7 +62,7 @@ def devices(
 
 
 def _device(given: Any, kind: str) -> torch.device:
-    """With its index, which is the current device's where none is given."""
+    """Return the device with an index; the current device's index if none is given."""
     device = torch.device(kind, given) if isinstance(given, int) else torch.device(given)
     if device.type != kind:
         raise ConfigError(
@@ -73,7 +73,7 @@ def _device(given: Any, kind: str) -> torch.device:
 
 
 def moved(tree: Any, device: torch.device) -> Any:
-    """A forward's arguments, or its output, on the device; but the sizes of a PackedSequence stay on the CPU."""
+    """Move the tensors in a forward's arguments or output to a device. Sizes of a PackedSequence stay on the CPU."""
     return tree_map_only(
         (Tensor, PackedSequence),
         lambda each: each.to(device, non_blocking=True),
@@ -83,7 +83,7 @@ def moved(tree: Any, device: torch.device) -> Any:
 
 
 def group_of(process_group: Any, device_mesh: Any) -> Any:
-    """The process group or communicator; None: the default group."""
+    """Return the process group or communicator that the arguments name; None: the default group."""
     if device_mesh is None:
         known = isinstance(
             process_group, (torch.distributed.ProcessGroup, Flat, Hierarchical, Symmetric, type(None))
@@ -104,7 +104,7 @@ def group_of(process_group: Any, device_mesh: Any) -> Any:
 def bucket_sizes(
     cap_mb: float | None, cap_mb_list: Sequence[float] | None
 ) -> tuple[int, int | tuple[int, ...]]:
-    """Bytes of a bucket, and of the first or the first few."""
+    """Return the bytes of a bucket, and the bytes of the first bucket or of the first few."""
     given = list(cap_mb_list or ([cap_mb] if cap_mb is not None else []))
     if not given:
         settings = config.current()
@@ -118,10 +118,10 @@ def bucket_sizes(
 def sync_buffers(
     broadcast_buffers: bool | None, forward_sync_buffers: bool | None, algorithm: Algorithm
 ) -> tuple[bool, bool]:
-    """Whether buffers are copied before forwards, and at wrap.
+    """Return whether buffers are copied before forwards, and whether they are copied when the model is wrapped.
 
     Raises:
-        ConfigError: before forwards, with an algorithm whose ranks are not to wait for each other.
+        ConfigError: copies before forwards are asked for, and the ranks of the algorithm do not wait for each other.
     """
     if algorithm.independent:
         if forward_sync_buffers or (broadcast_buffers and forward_sync_buffers is None):
@@ -145,10 +145,10 @@ def sync_buffers(
 
 
 def algorithm_of(algorithm: str | Algorithm, mixed_precision: Any) -> Algorithm:
-    """The algorithm; of mixed precision, one that sends by its `reduce_dtype`, which is `param_dtype` if not given.
+    """Return the algorithm. With mixed precision it sends in `reduce_dtype`, which is `param_dtype` if not given.
 
     Raises:
-        ConfigError: `reduce_dtype` is given with an algorithm that would send by something else.
+        ConfigError: `reduce_dtype` is given with an algorithm that sends something else.
     """
     if mixed_precision is None:
         return resolve(algorithm)
@@ -166,7 +166,7 @@ def algorithm_of(algorithm: str | Algorithm, mixed_precision: Any) -> Algorithm:
 
 
 def delayed(module: nn.Module, named_params: Any, param_to_hook: Any) -> tuple[str, ...]:
-    """Names of the parameters whose gradients are to travel after all others, so after `param_to_hook`'s."""
+    """Return the names of the parameters whose gradients travel after all others, and so after `param_to_hook`'s."""
     if (named_params is None) != (param_to_hook is None):
         raise ConfigError(
             "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time."
@@ -184,6 +184,6 @@ def delayed(module: nn.Module, named_params: Any, param_to_hook: Any) -> tuple[s
 
 
 def ignored(module: nn.Module) -> list[str]:
-    """Names that _set_params_and_buffers_to_ignore_for_model() was given; torch spells one of the root ".name"."""
+    """Return the names given to _set_params_and_buffers_to_ignore_for_model(). Torch spells a root's name ".name"."""
     names = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     return sorted({name.removeprefix(".") for name in names})

@@ -1,7 +1,7 @@
-"""torch DDP's mixed_precision=: the forward in a 16-bit dtype, weights and optimizer in full precision.
+"""torch DDP's mixed_precision=: the forward runs in a 16-bit dtype; weights and optimizer keep full precision.
 
-Parameters are cast for the length of a forward, and autograd casts their gradients back. torch exchanges the
-parameters' memory instead, on streams that only accelerators have; this works on the CPU too.
+Parameters are cast for the duration of a forward, and autograd casts their gradients back. Torch exchanges the
+parameters' memory instead, on streams that only accelerators have. The way here also works on the CPU.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ _CODECS: dict[torch.dtype, type[Codec]] = {torch.float16: FP16, torch.bfloat16: 
 
 
 def reduce_codec(settings: Any) -> Codec | None:
-    """What gradients travel by: `reduce_dtype`, which is `param_dtype` if not given."""
+    """Return the codec of the gradients: that of `reduce_dtype`, which is `param_dtype` if not given."""
     dtype = settings.reduce_dtype or settings.param_dtype
     if dtype in (None, torch.float32):
         return None
@@ -30,14 +30,14 @@ def reduce_codec(settings: Any) -> Codec | None:
 
 
 def cast_buffers(settings: Any, module: nn.Module, ignore: list[str]) -> None:
-    """Floating-point buffers, for good, as torch does."""
+    """Cast floating-point buffers in place, and do not cast them back, as torch does."""
     for name, buffer in module.named_buffers():
         if settings.buffer_dtype is not None and buffer.is_floating_point() and name not in ignore:
             buffer.data = buffer.to(settings.buffer_dtype)
 
 
 def run(settings: Any, module: nn.Module, ignore: list[str], args: Any, kwargs: Any) -> Any:
-    """module(*args, **kwargs) with parameters and inputs in `param_dtype`."""
+    """Run module(*args, **kwargs) with parameters and inputs in `param_dtype`."""
     dtype = settings.param_dtype
     if dtype is None:
         return module(*args, **kwargs)
