@@ -1,7 +1,7 @@
-"""Typed wrappers of the native operations of codecs, optimizers and flat memory, and their shapes for torch.compile.
+"""Typed wrappers of the native operations for codecs, optimizers and flat memory, and their shapes for torch.compile.
 
-Nothing is computed here: `torch.ops.gossamer.*` lives in csrc/ops.cpp, ops_optim.cpp and ops_flat.cpp. Called by the
-codec classes and by optim.py.
+`torch.ops.gossamer.*` is defined in csrc/ops.cpp, ops_optim.cpp and ops_flat.cpp. The codec classes and optim.py call
+these wrappers.
 """
 
 import torch
@@ -14,34 +14,39 @@ with_cuda: bool = _native.with_cuda
 
 
 def wire_bytes(kind: int, block: int, dtype: torch.dtype, row_numel: int) -> int:
-    """Bytes of one encoded row of `row_numel` elements; a multiple of 16."""
+    """Return the bytes of one encoded row of `row_numel` elements, a multiple of 16."""
     return int(_ops.wire_bytes(kind, block, dtype, row_numel))
 
 
 def encode(x: Tensor, kind: int, block: int, key: int = 0) -> Tensor:
-    """x [rows, row_numel] -> uint8 [rows, wire_bytes(row_numel)].
+    """Encode x [rows, row_numel] as uint8 [rows, wire_bytes(row_numel)].
 
-    `key`, a signed 64-bit number: of the random numbers that int8 and int4 round by; 0 rounds to nearest.
+    Args:
+        key: the key of the random numbers that int8 and int4 round by, a signed 64-bit number; 0 rounds to nearest.
     """
     return _ops.encode(x, kind, block, key)
 
 
 def decode(wire: Tensor, kind: int, block: int, out: Tensor) -> None:
-    """Fills out [rows, row_numel] from wire [rows, wire_bytes(row_numel)]."""
+    """Decode wire [rows, wire_bytes(row_numel)] into out [rows, row_numel], in place."""
     _ops.decode(wire, kind, block, out)
 
 
 def decode_add(wire: Tensor, kind: int, block: int, dtype: torch.dtype, acc: Tensor) -> None:
-    """acc [row_numel] += the rows of wire, in row order. `dtype` is that of the encoded tensor."""
+    """Add the decoded rows of wire to acc [row_numel], in place and in row order.
+
+    Args:
+        dtype: the dtype of the tensor that was encoded.
+    """
     _ops.decode_add(wire, kind, block, dtype, acc)
 
 
 def reduce_encode(
     wire: Tensor, kind: int, block: int, *, dtype: torch.dtype, row_numel: int, scale: float, key: int = 0
 ) -> Tensor:
-    """Sums the rows in order, multiplies by `scale`, encodes as one row: uint8 [1, wire_bytes(row_numel)].
+    """Sum the rows in order, multiply by `scale`, and encode the result as one row, uint8 [1, wire_bytes(row_numel)].
 
-    Its random numbers are not those of `encode` with the same key.
+    The random numbers differ from those of `encode` with the same key.
     """
     return _ops.reduce_encode(wire, kind, block, dtype, row_numel, scale, key)
 
@@ -83,14 +88,16 @@ def adam_step(
     decoupled_weight_decay: bool,
     maximize: bool,
 ) -> None:
-    """One step of Adam on all parameters, which may differ in dtype and device: changes all but the gradients.
+    """Make one step of Adam on all parameters. Change everything but the gradients, in place.
+
+    Parameters may differ in dtype and device.
 
     Args:
         exp_avgs, exp_avg_sqs: float32, or float64 for float64 parameters.
-        steps: one number each, on the CPU; counts on by one.
+        steps: the number of steps of each parameter, one element on the CPU; each grows by one.
 
     Raises:
-        ConfigError: tensors that do not fit together.
+        ConfigError: The tensors do not fit together.
     """
     _ops.adam_step_.default(
         params,
@@ -121,14 +128,16 @@ def sgd_step(
     maximize: bool,
     first: bool,
 ) -> None:
-    """One step of SGD on all parameters, which may differ in dtype and device: changes all but the gradients.
+    """Make one step of SGD on all parameters. Change everything but the gradients, in place.
+
+    Parameters may differ in dtype and device.
 
     Args:
-        momentum_buffers: float32, or float64 for float64 parameters; an empty list where momentum is 0.
-        first: they hold nothing yet, and become the gradients.
+        momentum_buffers: float32, or float64 for float64 parameters; an empty list if momentum is 0.
+        first: the momentum buffers hold nothing yet, and take the gradients.
 
     Raises:
-        ConfigError: tensors that do not fit together.
+        ConfigError: The tensors do not fit together.
     """
     _ops.sgd_step_.default(
         params, grads, momentum_buffers, lr, momentum, dampening, weight_decay, nesterov, maximize, first
@@ -136,23 +145,23 @@ def sgd_step(
 
 
 def gather(tensors: list[Tensor], flat: Tensor, *, scale: float = 1.0) -> None:
-    """flat [the tensors' elements] = the tensors, one behind another, times `scale`.
+    """Copy the tensors into flat [elements of all tensors], one behind another, times `scale`.
 
     Args:
-        tensors: contiguous, of flat's dtype (float32, float64, float16 or bfloat16) and on its device.
+        tensors: contiguous, on flat's device, and of its dtype: float32, float64, float16 or bfloat16.
 
     Raises:
-        ConfigError: tensors that are not.
+        ConfigError: The tensors are not so.
     """
     _ops.gather_(tensors, flat, scale)
 
 
 def scatter(tensors: list[Tensor], flat: Tensor, *, scale: float = 1.0) -> None:
-    """The reverse of gather: changes the tensors, which get `flat` times `scale`."""
+    """Copy `flat` times `scale` into the tensors: the reverse of gather."""
     _ops.scatter_(tensors, flat, scale)
 
 
-# They change what they are given and return nothing: in memory without values there is nothing to do.
+# These change their arguments in place and return nothing, so fake tensors need nothing.
 @torch.library.register_fake("gossamer::gather_")
 @torch.library.register_fake("gossamer::scatter_")
 @torch.library.register_fake("gossamer::adam_step_")

@@ -1,6 +1,6 @@
 """gs.DataParallel, the native face: a module whose gradients are averaged over the ranks.
 
-Argument translation only; the engine does the work. Its state_dict is the wrapped model's own.
+It translates arguments; the engine does the work. Its state_dict is that of the wrapped model.
 """
 
 import contextlib
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
 
 
 class DataParallel(nn.Module, Face):
-    """Wraps a model so that loss.backward() leaves the averaged gradient in every param.grad.
+    """Wraps a model so that loss.backward() leaves the averaged gradient in every param.grad. Collective.
 
-    The training loop stays as it was: forward, backward, optimizer.step(). param.grad becomes a view of a
-    bucket's flat memory. state_dict() and load_state_dict() are those of the wrapped model, without a
-    "module." prefix, also where this wrapper is part of a larger model; parameters' names do have it.
+    The training loop stays as it is: forward, backward, optimizer.step(). param.grad becomes a view of a bucket's flat
+    memory. state_dict() and load_state_dict() are those of the wrapped model, without the prefix "module.", also if the
+    wrapper is part of a larger model. The names of parameters() do have the prefix.
+
+    Buffers are copied only when the model is wrapped. Afterwards each rank has its own BatchNorm statistics.
 
     Args:
-        module: the model, on its final device and dtype. `model.module` is this object.
-        optimizer: the optimizer of its parameters, or several; a step is over when each has stepped. Needed by the
-            algorithms that count steps or send weights.
+        module: the model, on its final device and in its final dtype. `model.module` is this object.
+        optimizer: the optimizer of the parameters, or several; a step is over when each has stepped. Algorithms that
+            count steps or send weights need it.
         algorithm: an Algorithm, or its name.
-        process_group: a process group, a communicator, or None for the default group. Where ranks share hosts, and
-            there are several, sums are exact inside a host, and only the way between hosts is compressed: Flat(group)
-            says one level, Hierarchical(group, hosts) other hosts. Symmetric(group): the ranks share one host and are
-            to read each other's buckets in place. A process group lends its ranks, its kind of backend and its
-            timeout: the model gets connections of its own, so all must wrap.
-        bucket_bytes: bytes of gradients that travel together; the first bucket holds `first_bucket_bytes`.
-            Defaults come from gossamer.config.
-        broadcast: copy parameters and buffers (frozen ones too) from rank 0. False where ranks differ on purpose.
-        autotune: True, or an Autotune: measure the first steps, at most 200, and go on with the bucket size and the
-            codec of each bucket that took the least time; see `tuned`. Only for algorithms that average gradients.
-
-    Buffers are copied at wrap only; each rank's BatchNorm statistics are its own afterwards.
+        process_group: a process group, a communicator, or None for the default group. The model gets its own
+            connections among the ranks, with the group's kind of backend and timeout, so all ranks must wrap. If there
+            are several hosts with several ranks, sums are exact inside a host, and compressed only between hosts.
+            Flat(group) makes one level of all ranks; Hierarchical(group, hosts) names other hosts; with
+            Symmetric(group) the ranks share one host and read each other's buckets in place.
+        bucket_bytes, first_bucket_bytes: bytes of gradients that travel together, and those of the first bucket. The
+            defaults come from gossamer.config.
+        broadcast: copy parameters and buffers, frozen ones too, from rank 0. False if ranks differ on purpose.
+        autotune: True or an Autotune: measure the first steps, at most 200, and keep the bucket size and the codec of
+            each bucket that took the least time; see `tuned`. Only for algorithms that average gradients.
 
     Raises:
-        ConfigError: on every rank, if models or settings differ between ranks, naming the first difference.
+        ConfigError: on every rank. Models or settings differ between ranks; the text names the first difference.
     """
 
     def __init__(
@@ -109,18 +109,18 @@ class DataParallel(nn.Module, Face):
         self.register_load_state_dict_post_hook(refuse_assigned_parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped model's forward."""
+        """Run the wrapped model's forward."""
         self.engine.before_forward()
         return self.engine.after_forward(self.module(*args, **kwargs))
 
     @property
     def tuned(self) -> Tuned | None:
-        """What autotune ended with, the same on every rank; None before, and without it."""
+        """The result of autotune, equal on every rank; None before it has ended, and without autotune."""
         return self.engine.tuned
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward accumulates without communication; the next backward outside sends the sum."""
+        """Let backward accumulate gradients without sending them. The next backward outside sends the sum."""
         with self.engine.no_sync():
             yield
 
@@ -135,7 +135,7 @@ def _drop_module_prefix(_module: nn.Module, state: dict[str, Any], prefix: str, 
     inner = prefix + "module."
     for key in [key for key in state if key.startswith(inner)]:
         state[prefix + key[len(inner) :]] = state.pop(key)
-    # The modules' versions, under both names: a bare model and a wrapper inside a larger model look for them.
+    # The modules' versions get both names: a bare model looks for one, a wrapper inside a larger model for the other.
     versions = getattr(state, "_metadata", {})
     for key in [key for key in versions if f"{key}.".startswith(inner)]:
         versions[(prefix + f"{key}."[len(inner) :])[:-1]] = versions[key]

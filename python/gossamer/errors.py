@@ -1,16 +1,14 @@
-# The exceptions of Gossamer. Each is also the built-in a caller would expect, so that code which
-# knows nothing of Gossamer can catch it. Raised by every layer; nothing here knows any of them.
-"""Exceptions that Gossamer raises."""
+"""The exceptions that Gossamer raises. Each is also a built-in exception, so that other code can catch it."""
 
 
 class GossamerError(Exception):
-    """Base of all. Raised as such where an algorithm's own code raised another exception, which is its cause."""
+    """The base of all. Raised itself when a user's algorithm raises another exception, which is the cause."""
 
 
 class ConfigError(GossamerError, ValueError):
-    """An argument, environment variable or call order that cannot work, found before anything is sent.
+    """An argument, an environment variable or the order of calls is wrong. Raised before anything is sent.
 
-    Also raised on every rank when the ranks disagree on what must be equal (model, bucket plan, algorithm).
+    Every rank raises it when the ranks differ in what must be equal, such as the model or the algorithm.
     """
 
 
@@ -19,11 +17,11 @@ class CodecError(GossamerError, ValueError):
 
 
 class CommError(GossamerError, RuntimeError):
-    """A transfer or rendezvous failed: a timeout, a lost peer, a collective that the backend refused.
+    """A transfer or a rendezvous failed: it timed out, a peer was lost, or the backend refused a collective.
 
-    The message names rank, step and bucket where they are known; the cause is chained (``__cause__``).
+    The message names rank, step and bucket if they are known. The cause is chained (`__cause__`).
     """
 
 
 class UsageError(ConfigError, RuntimeError):
-    """What torch's DistributedDataParallel reports as a RuntimeError, such as parameters that a backward left out."""
+    """An error that torch's DistributedDataParallel raises as RuntimeError, such as unused parameters."""

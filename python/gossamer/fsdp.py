@@ -1,9 +1,9 @@
-"""FSDP2's traffic through a codec: what fully_shard() gathers and scatters, and the all-reduce between replicas.
+"""Sends FSDP2's traffic through codecs: what fully_shard() gathers and scatters, and the all-reduce between replicas.
 
 >>> fully_shard(model, mesh=mesh)
 >>> gs.fsdp.compress(model, gs.Int8())
 
-The shards, and so the optimizer and its states, stay exact. See docs/fsdp.md.
+The shards stay exact, and so do the optimizer and its states. See docs/fsdp.md.
 """
 
 import itertools
@@ -34,20 +34,20 @@ def compress(
     weights: Codec | None = _WEIGHTS,
     replicate: "ProcessGroup | None" = None,
 ) -> None:
-    """Sets what every fully_shard()ed module of `model` communicates through. Call it before training.
+    """Set the codecs of every module of `model` that fully_shard() has sharded. Call it before training.
 
     Args:
-        codec: of gradients, in the reduce-scatter and between replicas: rounded once by each rank that sends, summed in
-            float32. None leaves FSDP's own reduce-scatter.
-        weights: of the all-gather before forward and backward: what layers compute with is rounded, the shards that the
-            optimizer steps are not. None leaves FSDP's own.
-        replicate: the ranks that hold the same shard of other replicas, for hybrid sharding: their mean is taken after
-            the reduce-scatter. Shard over the other axis alone, fully_shard(mesh=mesh["shard"]), and give
-            mesh["replicate"].get_group(): a mesh of two axes makes FSDP all-reduce by itself, exactly.
+        codec: the codec of gradients, in the reduce-scatter and between replicas. Each rank that sends rounds once, and
+            sums are in float32. None keeps FSDP's own reduce-scatter.
+        weights: the codec of the all-gather before forward and backward. Layers compute with rounded weights; the
+            optimizer steps exact shards. None keeps FSDP's own all-gather.
+        replicate: for hybrid sharding, the ranks that hold the same shard of other replicas. Their mean is taken after
+            the reduce-scatter. Shard over the other axis alone, by fully_shard(mesh=mesh["shard"]), and give
+            mesh["replicate"].get_group(). With a mesh of two axes FSDP would all-reduce by itself, exactly.
 
     Raises:
-        ConfigError: nothing is sharded; neither codec is given; error feedback, whose memory would be unsharded;
-            a model that is sharded over a mesh with a replicate axis.
+        ConfigError: Nothing is sharded, all codecs are None, a codec has error feedback, whose memory would not be
+            sharded, or the model is sharded over a mesh with a replicate axis.
     """
     if codec is None and weights is None and replicate is None:
         raise ConfigError("fsdp.compress: give a codec for gradients or for weights, got None for both")
@@ -72,11 +72,11 @@ def compress(
 
 
 class _Comm:
-    """What FSDP asks of an all-gather and a reduce-scatter of one's own."""
+    """What FSDP requires of a custom all-gather or reduce-scatter."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._nonces = itertools.count()  # calls are equal in number and order on all ranks
+        self._nonces = itertools.count()  # all ranks make equally many calls, in one order
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -121,21 +121,21 @@ def _mean_between_replicas(codec: Codec | None, group: "ProcessGroup") -> Callab
 
 
 def _factor(op: Any) -> float:
-    """Of set_gradient_divide_factor, which FSDP puts into the operation."""
+    """Return the factor of set_gradient_divide_factor, which FSDP puts into the operation."""
     if op != dist.ReduceOp.PREMUL_SUM:
         raise ConfigError(f"fsdp.compress: gradients can be averaged or summed, got {op}")
     return premultiplier(op)
 
 
 def _stream(model: nn.Module) -> dict[str, Any]:
-    """Where the hook runs on an accelerator: FSDP has no stream for it where it knows of no replicas."""
+    """Return a stream for the hook on an accelerator. FSDP has none if it knows of no replicas."""
     cuda = any(param.is_cuda for param in model.parameters())
     return {"stream": torch.cuda.Stream()} if cuda else {}
 
 
 def _refuse_replicate_axis(model: nn.Module) -> None:
     for name, param in model.named_parameters():
-        # The axis of replicas is the first. Tensor parallelism has one of its own, which is none of FSDP's.
+        # The axis of replicas is the first. A later one may belong to tensor parallelism.
         if isinstance(param, DTensor) and isinstance(param.placements[0], Replicate):
             raise ConfigError(
                 f"fsdp.compress: '{name}' is sharded over a mesh with a replicate axis, whose all-reduce FSDP makes "

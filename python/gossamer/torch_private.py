@@ -1,4 +1,4 @@
-"""What the package takes from torch under private names, in one place.
+"""The private names of torch that the package uses, in one place.
 
 comm/c10d.py has those that look inside process groups; csrc has the native ones. Nothing else uses a private name of
 torch, which tests/repository/test_repo.py checks. Torch has no public twin of any of these. Every layer above calls
@@ -39,24 +39,24 @@ __all__ = [
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Calls `call` in the thread that called backward(), when the backward that runs now has ended.
+    """Call `call` when the current backward has ended, in the thread that called backward().
 
-    Only inside a backward. An error of `call` comes out of backward(). A backward that raises calls nothing.
+    Use it only inside a backward. backward() raises an error of `call`. A backward that raises does not call it.
     """
-    # torch has no public hook here; DDP's Reducer and FSDP use the same call. The native engine has its own.
+    # DDP's Reducer and FSDP use the same call. The native engine has a hook of its own.
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def default_store() -> Any:
-    """The store through which the ranks of the default group met; it may outlive the group."""
+    """Return the store of the default group's rendezvous. It may outlive the group."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
 def reduces_in_python() -> bool:
-    """Whether torch.compile leaves the gradients of a DistributedDataParallel to torch's reducer in Python."""
+    """Return whether torch.compile leaves a DistributedDataParallel's gradients to torch's reducer in Python."""
     return str(torch._dynamo.config.optimize_ddp).startswith("python_reducer")
 
 
 def premultiplier(op: Any) -> float:
-    """The factor of a ReduceOp of the kind PREMUL_SUM; only its pickled form tells."""
+    """Return the factor of a ReduceOp of the kind PREMUL_SUM. Only its pickled form has it."""
     return float(op.__getstate__()[1])

@@ -17,9 +17,8 @@ _MODULES = {
 }
 _installed = namespaces.installed()
 
-for (
-    _namespace
-) in _installed:  # all of them: a string must be known to whichever Trainer the user has imported
+# All that are installed: a string must be known to whichever Trainer the user has imported.
+for _namespace in _installed:
     for _module in _MODULES[_namespace]:
         importlib.import_module(f"{__name__}.{_module}")
 

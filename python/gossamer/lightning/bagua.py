@@ -1,8 +1,6 @@
-"""BaguaStrategy: the class of Lightning 1.6 to 1.9, over the Bagua face. A mixin; see gossamer.lightning.pytorch."""
+"""BaguaStrategy: the class of Lightning 1.6 to 1.9, on the Bagua face. A mixin; see gossamer.lightning.pytorch."""
 
 from typing import Any
-
-from torch import Tensor
 
 from gossamer.bagua.torch_api import communication
 from gossamer.bagua.torch_api.algorithms import Algorithm, GlobalAlgorithmRegistry
@@ -10,7 +8,6 @@ from gossamer.bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel
 from gossamer.errors import ConfigError
 from gossamer.lightning.keywords import require_keywords
-from gossamer.lightning.manual import before_backward
 from gossamer.lightning.trainer import Wrapping
 
 ALGORITHMS = (
@@ -24,18 +21,18 @@ ALGORITHMS = (
 
 
 class BaguaStrategy(Wrapping):
-    """Trains with one of Bagua's algorithms, under Bagua's names and arguments, on CPUs or GPUs.
+    """Trains with one of Bagua's algorithms, with Bagua's names and arguments, on CPUs or GPUs.
 
     Args:
-        algorithm: one of gradient_allreduce, bytegrad, decentralized, low_precision_decentralized, qadam and async.
-        flatten: do_flatten of with_bagua(); of no effect on these algorithms, whose buckets are flat.
-        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as of Lightning's
+        algorithm: gradient_allreduce, bytegrad, decentralized, low_precision_decentralized, qadam or async.
+        flatten: do_flatten of with_bagua(). It changes nothing: the buckets of these algorithms are flat.
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as in Lightning's
             DDPStrategy.
         bagua_kwargs: arguments of the algorithm. qadam takes its optimizer from the LightningModule.
 
     Raises:
-        ConfigError: an unknown algorithm.
-        TypeError: arguments that the algorithm does not have.
+        ConfigError: The algorithm is unknown.
+        TypeError: The algorithm does not have an argument of bagua_kwargs.
     """
 
     def __init__(
@@ -49,13 +46,7 @@ class BaguaStrategy(Wrapping):
         precision_plugin: Any = None,
         **bagua_kwargs: Any,
     ) -> None:
-        super().__init__(
-            accelerator=accelerator,
-            parallel_devices=parallel_devices,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            precision_plugin=precision_plugin,
-        )
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         if algorithm not in ALGORITHMS:
             raise ConfigError(
                 f"BaguaStrategy: algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}"
@@ -65,16 +56,16 @@ class BaguaStrategy(Wrapping):
         needs_optimizer = algorithm == "qadam"  # its first argument, which configure_optimizers() gives
         require_keywords(type(self), declared, bagua_kwargs, taken=int(needs_optimizer))
         if not needs_optimizer:
-            Algorithm.init(algorithm, **bagua_kwargs)  # refuses wrong values here, and not in the workers
+            Algorithm.init(algorithm, **bagua_kwargs)  # raises for wrong values here, and not in the workers
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """As of Collective, but None is the mean, as it was in Lightning 1.9."""
+        """As Collective.reduce(), but None is the mean, as it was in Lightning 1.9."""
         return super().reduce(tensor, group, "mean" if reduce_op is None else reduce_op)
 
     def setup_distributed(self) -> None:
         super().setup_distributed()
         if not communication.is_initialized():
-            communication.init_process_group()  # for calls of Bagua in the user's module
+            communication.init_process_group()  # for calls to Bagua in the user's module
 
     def wrap(self, model: Any) -> DistributedDataParallel:
         return DistributedDataParallel(
@@ -97,16 +88,8 @@ class BaguaStrategy(Wrapping):
     def unwrap(self, wrapper: Any, *, crashed: bool) -> None:
         wrapper.inner.close(crashed=crashed)
 
-    @property
-    def running(self) -> Any:
-        if self.wrapper is None:
-            raise ConfigError("BaguaStrategy: an algorithm is at work during fit() only")
-        return self.wrapper.bagua_algorithm.native
-
-    def pre_backward(self, closure_loss: Tensor) -> None:
-        super().pre_backward(closure_loss)
-        if self.wrapper is not None:
-            before_backward(self.lightning_module, self.wrapper.inner.engine, closure_loss)
+    def algorithm_of(self, wrapper: DistributedDataParallel) -> Any:
+        return wrapper.bagua_algorithm.native
 
     def abort(self, wrapper: Any) -> None:
         if self._algorithm == "async":

@@ -1,4 +1,4 @@
-"""Trainer(sync_batchnorm=True) on CPUs, where torch's SyncBatchNorm does not run: that of the Bagua face, and back."""
+"""Trainer(sync_batchnorm=True) on CPUs, by the Bagua face's SyncBatchNorm: torch's works on GPUs only."""
 
 from torch import nn
 
@@ -6,13 +6,13 @@ from gossamer.bagua.torch_api.contrib.sync_batchnorm import SyncBatchNorm
 
 
 class JoinedBatchNorm:
-    """A LayerSync: apply() when a model is fitted, revert() at the end."""
+    """A LayerSync of Lightning, which calls apply() when a fit begins and revert() when it ends."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[str, nn.Module]] = []
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Replaces every BatchNorm in the model, in place; parameters stay the same objects."""
+        """Replace every BatchNorm in the model, in place. Parameters stay the same objects."""
         before = dict(model.named_modules(remove_duplicate=False))
         SyncBatchNorm.convert_sync_batchnorm(model)
         now = model.named_modules(remove_duplicate=False)
@@ -20,7 +20,7 @@ class JoinedBatchNorm:
         return model
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Puts the BatchNorms back, with what they have become."""
+        """Put the original BatchNorms back, with the trained parameters and buffers."""
         for path, original in self._originals:
             trained = model.get_submodule(path)
             for name, value in [*trained._parameters.items(), *trained._buffers.items()]:

@@ -1,7 +1,7 @@
-"""What a checkpoint of Lightning or Fabric holds beside what they put there: the algorithm's state of every rank.
+"""The part of a Lightning or Fabric checkpoint that belongs to Gossamer: the algorithm's state of every rank.
 
-One file serves all ranks, so rank 0 gets the others' states. Where ranks hold weights of their own, those and the
-optimizers' states are among them. Who calls: trainer.py and fabric_strategy.py.
+One file serves all ranks, so rank 0 gathers the states. Where ranks hold different weights, a state also has
+weights and the optimizers' states. trainer.py and fabric_strategy.py use this module.
 """
 
 import logging
@@ -16,7 +16,7 @@ from gossamer.algorithms import Algorithm
 from gossamer.errors import ConfigError
 from gossamer.torch_private import tree_map
 
-KEY = "gossamer"  # of the checkpoint's dictionary
+KEY = "gossamer"  # in the checkpoint's dictionary
 
 _log = logging.getLogger("gossamer")
 
@@ -24,19 +24,19 @@ _log = logging.getLogger("gossamer")
 def gather(
     wrapper: Any, algorithm: Algorithm, optimizers: Mapping[Any, torch.optim.Optimizer]
 ) -> dict[str, Any] | None:
-    """What own_state() returns of all ranks, on rank 0; None on the others. Collective."""
+    """Return the own_state() of all ranks on rank 0, and None on the others. Collective."""
     return gather_states(own_state(wrapper, algorithm, optimizers))
 
 
 def own_state(
     wrapper: Any, algorithm: Algorithm, optimizers: Mapping[Any, torch.optim.Optimizer]
 ) -> tuple[str, dict[str, Any]]:
-    """The algorithm's name, and this rank's state.
+    """Return the algorithm's name and this rank's state.
 
     Args:
-        wrapper: gossamer.DataParallel, or the Bagua face's DistributedDataParallel.
-        algorithm: what is at work in it.
-        optimizers: its optimizers, by the names that restore() is to know them by.
+        wrapper: a gossamer.DataParallel, or the Bagua face's DistributedDataParallel.
+        algorithm: the algorithm of the wrapper.
+        optimizers: the optimizers, under the names that restore() will be given.
     """
     own: dict[str, Any] = {"algorithm": wrapper.algorithm_state_dict()}
     if algorithm.own_weights:
@@ -47,7 +47,7 @@ def own_state(
 
 
 def gather_states(own: tuple[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """What restore() takes, on rank 0; None on the others. Collective."""
+    """Return the argument of restore() on rank 0, and None on the others. Collective."""
     name, state = own
     every: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(state, every)
@@ -60,10 +60,10 @@ def restore(
     optimizers: Mapping[Any, torch.optim.Optimizer],
     saved: Mapping[str, Any] | None,
 ) -> None:
-    """Gives this rank back what gather() took from it. Collective. Load model and optimizers first.
+    """Load this rank's part of what gather() returned. Collective. Load model and optimizers first.
 
     Raises:
-        ConfigError: the state is of another algorithm, or of another number of ranks and cannot be divided.
+        ConfigError: Another algorithm saved the state; or another number of ranks did, and the state cannot be divided.
     """
     name = type(algorithm).__name__
     if saved is None:
@@ -94,4 +94,4 @@ def _own(algorithm: str, saved: Mapping[str, Any]) -> dict[str, Any]:
             f"checkpoint: the state of {algorithm} was saved by {len(states)} ranks, and this run has "
             f"{size}; resume with as many, or load its weights alone and begin anew"
         )
-    return states[0]  # counters and the bucket plan, which ranks have in common
+    return states[0]  # counters and the bucket plan, which are equal on all ranks

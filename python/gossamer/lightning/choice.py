@@ -1,6 +1,6 @@
-"""What the strategies of the Trainer and of Fabric are given, and how models are wrapped with it.
+"""The arguments that both GossamerStrategy classes take, and how a model is wrapped with them.
 
-Arguments alone: the two classes that have them are in native.py and fabric_strategy.py.
+native.py has the class for the Trainer, fabric_strategy.py the class for Fabric.
 """
 
 from datetime import timedelta
@@ -17,13 +17,17 @@ from gossamer.lightning.namespaces import Base
 
 
 class Choice:
-    """The algorithm that a strategy was given, and how models are wrapped with it.
+    """Wraps models with the algorithm that a strategy was given.
 
     Args:
         algorithm: an Algorithm, or its name.
-        arguments: of the class of that name.
-        options: of DataParallel.
-        hierarchical: None: sums go by hosts where ranks share hosts; True, False: they do, they do not.
+        arguments: arguments of the algorithm's class; only with a name.
+        options: arguments of DataParallel.
+        hierarchical: whether sums go by hosts; None: they do where ranks share hosts.
+
+    Raises:
+        ConfigError: The algorithm is unknown, or arguments are given with an Algorithm.
+        TypeError: The algorithm does not have one of the arguments.
     """
 
     def __init__(
@@ -40,10 +44,10 @@ class Choice:
             )
         self._algorithm, self._arguments = algorithm, arguments
         self._options, self._hierarchical = options, hierarchical
-        self._make()  # refuses wrong arguments here, and not in the workers
+        self._make()  # raises for wrong arguments here, and not in the workers
 
     def wrap(self, module: Any, optimizers: Any) -> DataParallel:
-        """Collective."""
+        """Return the module in a DataParallel. Collective."""
         group = {None: None, True: Hierarchical(), False: Flat()}[self._hierarchical]
         return DataParallel(module, optimizers, algorithm=self._make(), process_group=group, **self._options)
 
@@ -54,25 +58,24 @@ class Choice:
 
 
 class Chosen(Base):
-    """A mixin over one of Lightning's DDPStrategies.
+    """A mixin over one of Lightning's DDPStrategy classes.
 
     Args:
         algorithm: an Algorithm, or its name, such as "bytegrad".
         accelerator, parallel_devices, cluster_environment, checkpoint_io, process_group_backend, timeout, start_method:
-            as of Lightning's DDPStrategy. The backend is "gossamer" for CPUs by default, and "cpu:gossamer,cuda:nccl"
-            for GPUs.
-        bucket_bytes, first_bucket_bytes, autotune: as of gossamer.DataParallel.
-        hierarchical: whether gradients are exact inside hosts, and compressed between them: True is
-            gossamer.Hierarchical(), False gossamer.Flat(). None: where ranks share hosts.
-        algorithm_kwargs: arguments of the algorithm of that name; and Lightning's `precision_plugin`, or in Fabric
-            `precision`.
+            as in Lightning's DDPStrategy. The default backend is "gossamer" for CPUs and "cpu:gossamer,cuda:nccl" for
+            GPUs.
+        bucket_bytes, first_bucket_bytes, autotune: as in gossamer.DataParallel.
+        hierarchical: whether gradients are exact inside hosts, and compressed between them. True is
+            gossamer.Hierarchical(), False is gossamer.Flat(); None: hierarchical where ranks share hosts.
+        algorithm_kwargs: arguments of the named algorithm; also Lightning's `precision_plugin`, in Fabric `precision`.
 
     Raises:
-        ConfigError: an unknown algorithm, or arguments with an Algorithm.
-        TypeError: arguments that the algorithm does not have.
+        ConfigError: The algorithm is unknown, or arguments are given with an Algorithm.
+        TypeError: The algorithm does not have one of the arguments.
     """
 
-    precision_argument: ClassVar[str]  # what Lightning calls it
+    precision_argument: ClassVar[str]  # Lightning's name for the precision
 
     def __init__(
         self,
@@ -109,6 +112,6 @@ class Chosen(Base):
         self._choice = Choice(algorithm, algorithm_kwargs, options, hierarchical)
 
     def _take_precision(self, arguments: dict[str, Any]) -> None:
-        # Not in __init__: LightningCLI reads there what becomes of keyword arguments.
+        # Not in __init__, which LightningCLI reads to see where keyword arguments go.
         if self.precision_argument in arguments:
             setattr(self, self.precision_argument, arguments.pop(self.precision_argument))

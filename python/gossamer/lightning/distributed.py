@@ -1,4 +1,4 @@
-"""Lightning's distributed utilities, by the names that they had in pytorch_lightning.utilities.distributed 1.7."""
+"""Lightning's distributed utilities, under the names of pytorch_lightning.utilities.distributed 1.7."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-# torch's DDP refuses hooks of these names where torch is built without CUDA, although Gloo and "gossamer" sum bfloat16.
+# Without CUDA, torch's DDP refuses hooks with these names, although Gloo and "gossamer" sum bfloat16.
 _REFUSED_ON_CPUS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
 
@@ -37,12 +37,12 @@ def init_dist_connection(
     world_size: int | None = None,
     **kwargs: Any,
 ) -> None:
-    """init_process_group() with the rank, size and address of a ClusterEnvironment; sets MASTER_ADDR and MASTER_PORT.
+    """Call init_process_group() with the rank, size and address of a ClusterEnvironment.
 
-    A group that exists is kept if it has this rank and size.
+    It sets MASTER_ADDR and MASTER_PORT. It keeps an existing group that has this rank and size.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: A group exists that has another rank or size.
         RuntimeError: torch.distributed is not available.
     """
     connect = installed()[0].of_fabric("utilities.distributed")._init_dist_connection
@@ -66,13 +66,16 @@ def register_ddp_comm_hook(
     *,
     state: object = None,
 ) -> None:
-    """model.register_comm_hook(state, wrapper(hook)), on any device; hooks may be functools.partial or objects.
+    """Call model.register_comm_hook(state, wrapper(hook)), on any device. Do nothing if all arguments are None.
 
-    torch's bf16_compress_hook and bf16_compress_wrapper are taken for models on the CPU too.
-    `state` is another name of ddp_comm_state. Nothing is done if all are None.
+    A hook may be a functools.partial or an object. torch's bf16_compress_hook and bf16_compress_wrapper also work for
+    models on the CPU.
+
+    Args:
+        state: another name of ddp_comm_state.
 
     Raises:
-        ConfigError: a state or a wrapper without a hook; both states.
+        ConfigError: A state or a wrapper has no hook, or both states are given.
     """
     if ddp_comm_state is not None and state is not None:
         raise ConfigError("register_ddp_comm_hook: give ddp_comm_state or state, got both")
@@ -86,7 +89,7 @@ def register_ddp_comm_hook(
 
 
 def require_hook(where: str, state: object, hook: object, wrapper: object) -> None:
-    """ConfigError if there is no hook for the state or the wrapper, which would have no effect."""
+    """Raise ConfigError if there is a state or a wrapper but no hook, so that it would have no effect."""
     given = {"ddp_comm_state": state, "ddp_comm_wrapper": wrapper}
     idle = [name for name, value in given.items() if value is not None]
     if hook is None and idle:
@@ -94,7 +97,7 @@ def require_hook(where: str, state: object, hook: object, wrapper: object) -> No
 
 
 def _named(hook: Any, *, on_cpu: bool) -> Any:
-    """A function where the hook is none, since torch asks hooks for their names; under a name that torch takes."""
+    """Return the hook as a function with a name that torch accepts. Torch asks a hook for its name."""
     name = getattr(getattr(hook, "func", hook), "__name__", type(hook).__name__)
     refused = on_cpu and name in _REFUSED_ON_CPUS
     if hasattr(hook, "__name__") and hasattr(hook, "__qualname__") and not refused:

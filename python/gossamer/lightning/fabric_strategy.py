@@ -14,12 +14,12 @@ from gossamer.lightning.reductions import all_gather_ddp_if_available, reduce
 
 
 class GossamerStrategy(Chosen):
-    """Trains with one of Gossamer's algorithms, on CPUs or GPUs; one process for each device.
+    """Trains with one of Gossamer's algorithms, on CPUs or GPUs, with one process for each device.
 
     fabric.setup(model, optimizer) wraps the model with all optimizers that it is given. fabric.save() adds the
-    algorithm's state of all ranks to the file, and fabric.load() gives each rank its own back.
+    algorithm's state of all ranks to the file, and fabric.load() restores each rank's state.
 
-    Arguments: see Chosen.
+    The arguments are those of Chosen.
     """
 
     precision_argument = "precision"
@@ -32,7 +32,7 @@ class GossamerStrategy(Chosen):
         self._backward_sync_control = SyncControl()
         asked = self._process_group_backend
         super()._setup_distributed()
-        self._process_group_backend = asked  # Lightning leaves its default there, which nobody has asked for
+        self._process_group_backend = asked  # Lightning has put its own default there
         require_group(asked, size=self.world_size, device=self.root_device)
 
     def setup_module_and_optimizers(self, module: Any, optimizers: list[Any], scheduler: Any = None) -> Any:
@@ -52,7 +52,7 @@ class GossamerStrategy(Chosen):
     def save_checkpoint(
         self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None
     ) -> None:
-        """Adds the states of the algorithms. Collective."""
+        """Save a checkpoint with the states of the algorithms. Collective."""
         states = {
             name: checkpoint.gather(wrapper, wrapper.algorithm, _optimizers_in(state, wrapper))
             for name, wrapper in _wrappers_in(state).items()
@@ -63,7 +63,7 @@ class GossamerStrategy(Chosen):
     def load_checkpoint(
         self, path: Any, state: Any = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Gives the algorithms their states back, where `state` names their models. Collective."""
+        """Load a checkpoint, and restore the algorithms of the models that `state` names. Collective."""
         rest: dict[str, Any] = super().load_checkpoint(path, state, strict, weights_only)
         wrappers = _wrappers_in(state)
         if wrappers:
@@ -75,10 +75,10 @@ class GossamerStrategy(Chosen):
 
 
 class SyncControl:
-    """fabric.no_backward_sync() of a DataParallel."""
+    """Serves fabric.no_backward_sync() for a DataParallel."""
 
     def no_backward_sync(self, module: Any, enabled: bool) -> contextlib.AbstractContextManager[None]:
-        """Within it, backward accumulates without communication."""
+        """Let backward accumulate gradients without communication, if `enabled`."""
         if not enabled:
             return contextlib.nullcontext()
         if not isinstance(module, DataParallel):
@@ -94,7 +94,7 @@ def _wrappers_in(state: Any) -> dict[str, DataParallel]:
 
 
 def _optimizers_in(state: dict[str, Any], wrapper: DataParallel) -> dict[str, Any]:
-    """Those of the state that the wrapper was given."""
+    """Return the optimizers in the state that have parameters of the wrapper."""
     own = {id(param) for param in wrapper.module.parameters()}
     return {
         name: each

@@ -1,4 +1,4 @@
-"""Whether torch's default group, which may be older than a strategy, is the one that the strategy needs."""
+"""The backend of a strategy's process group, and a check of a group that exists already."""
 
 import torch
 import torch.distributed as dist
@@ -7,19 +7,19 @@ from gossamer.errors import ConfigError
 
 
 def backend_for(asked: str | None, device: torch.device) -> str:
-    """What a strategy of ours trains over: what was asked for, or shared memory on the CPU and NCCL on GPUs."""
+    """Return the backend to use: the one asked for; else shared memory on the CPU and NCCL on GPUs."""
     return asked or ("gossamer" if device.type == "cpu" else "cpu:gossamer,cuda:nccl")
 
 
 def require_group(backend: str | None, *, size: int, device: torch.device) -> None:
-    """ConfigError if the default group, which may be older than the strategy, has another size or backend.
+    """Raise ConfigError if the default group, which may be older than the strategy, has another size or backend.
 
     Args:
-        backend: what the user has asked for, if anything.
-        device: what the backend is for.
+        backend: the backend that the user has asked for; None: any.
+        device: the device whose backend is compared.
     """
     if dist.group.WORLD is None:
-        return  # there is something else in the place of init_process_group(), as in Lightning's own tests
+        return  # init_process_group() was replaced, as Lightning's own tests do
     if dist.get_world_size() != size:
         raise ConfigError(
             f"setup_distributed: torch.distributed is initialised with {dist.get_world_size()} ranks, and this "

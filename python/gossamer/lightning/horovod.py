@@ -1,6 +1,6 @@
-"""HorovodStrategy: the class of Lightning 1.6 to 1.9, over the Horovod face. A mixin; see gossamer.lightning.pytorch.
+"""HorovodStrategy: the class of Lightning 1.6 to 1.9, on the Horovod face. A mixin; see gossamer.lightning.pytorch.
 
-Processes come from a launcher (gossamer run, torchrun, mpirun). The model is not wrapped: its optimizers are.
+A launcher starts the processes (gossamer run, torchrun, mpirun). The strategy wraps the optimizers, and not the model.
 """
 
 import contextlib
@@ -16,22 +16,22 @@ from gossamer.lightning.horovod_environment import devices_of_host
 from gossamer.lightning.rates import scale_learning_rates
 from gossamer.lightning.trainer import Collective
 
-_NEVER = 2**31 - 1  # gradients before a reduction
+_NEVER = 2**31 - 1  # gradients until a reduction
 
 
 class HorovodStrategy(Collective):
-    """Trains with hvd.DistributedOptimizer, on CPUs or GPUs. A Trainer that is given it calls hvd.init().
+    """Trains with hvd.DistributedOptimizer, on CPUs or GPUs. The Trainer calls hvd.init().
 
-    Learning rates, and those that schedulers go by, are multiplied by the number of ranks. Rank 0's weights, buffers
-    and optimizer states are given to all. Gradients are averaged while backward runs, in the last backward of those
-    that accumulate; clipping sees the averages. After a backward by hand, those of all optimizers are averaged.
+    The strategy multiplies learning rates, those of schedulers too, by the number of ranks. It copies weights, buffers
+    and optimizer states from rank 0. Gradients are averaged while backward runs; if they accumulate, in the last
+    backward. Clipping sees the averages. A manual backward averages the gradients of all optimizers.
 
     Args:
-        accelerator, checkpoint_io, precision_plugin: as of Lightning's DDPStrategy.
-        parallel_devices: one for each process of this host; one of CPUs, or devices=1, stands for as many.
+        accelerator, checkpoint_io, precision_plugin: as in Lightning's DDPStrategy.
+        parallel_devices: one device for each process of this host. One CPU, or devices=1, stands for all of them.
     """
 
-    environment: Any  # HorovodEnvironment in this namespace
+    environment: Any  # the HorovodEnvironment of this Lightning package
     optimizers: list[Any]
     parallel_devices: Any
     _blocked = _failed = False
@@ -43,18 +43,12 @@ class HorovodStrategy(Collective):
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
     ) -> None:
-        super().__init__(
-            accelerator=accelerator,
-            parallel_devices=parallel_devices,
-            cluster_environment=self.environment(),
-            checkpoint_io=checkpoint_io,
-            precision_plugin=precision_plugin,
-        )
+        super().__init__(accelerator, parallel_devices, self.environment(), checkpoint_io, precision_plugin)
 
     # --- who takes part ---
 
     def _configure_launcher(self) -> None:
-        """None: the processes are there."""
+        """Do nothing: the processes exist already."""
 
     def set_world_ranks(self) -> None:
         hvd.init()
@@ -71,7 +65,7 @@ class HorovodStrategy(Collective):
     # --- collectives ---
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A new tensor; the mean of integers has fractions. None is the mean. What is no tensor: itself."""
+        """Return the reduction as a new tensor, or what is no tensor unchanged. None is the mean, which is a float."""
         if not isinstance(tensor, Tensor) or not hvd.is_initialized():
             return tensor
         return horovod_reductions.reduce(tensor, group, reduce_op)
@@ -84,16 +78,16 @@ class HorovodStrategy(Collective):
         *,
         tensor: Tensor | None = None,
     ) -> Tensor:
-        """The ranks' tensors one after the other along dimension 0, which may differ; 0 dimensions count as 1.
+        """Return the ranks' tensors, joined along dimension 0, whose size may differ. A scalar counts as [1].
 
-        The gradient is the mean over the ranks, with either value of sync_grads.
+        The gradient is the mean over the ranks, whatever sync_grads is.
 
         Args:
-            result: this rank's tensor, under the name that Lightning 1.9 gave it.
-            tensor: the same, under the name that Lightning 2 gives it.
+            result: this rank's tensor, under Lightning 1.9's name.
+            tensor: this rank's tensor, under Lightning 2's name.
 
         Raises:
-            TypeError: both, or neither.
+            TypeError: Both are given, or neither.
         """
         if (result is None) == (tensor is None):
             given = "both" if tensor is not None else "neither"
@@ -109,16 +103,16 @@ class HorovodStrategy(Collective):
             hvd.barrier()
 
     def join(self) -> None:
-        """Answers what other ranks reduce, until all ranks have joined. Collective."""
+        """Take part in the other ranks' reductions until all ranks have joined. Collective."""
         hvd.join()
 
     # --- training ---
 
     @property
     def handles_gradient_accumulation(self) -> bool:
-        """True, as in Lightning 1.9: Lightning calls optimizer_step() for every batch, which knows when to step.
+        """True, as in Lightning 1.9: Lightning calls optimizer_step() for every batch, and that decides when to step.
 
-        False in the last batch of an epoch, so that Lightning counts the step of a window that is shorter.
+        It is False in the last batch of an epoch, so that Lightning counts the step of a shorter accumulation.
         """
         module = self.lightning_module
         if module is None or module._trainer is None or not module.trainer.training:
@@ -130,7 +124,7 @@ class HorovodStrategy(Collective):
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
-        """Nothing: optimizers are what is wrapped."""
+        """Do nothing: the optimizers are wrapped, and not the model."""
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
@@ -139,20 +133,20 @@ class HorovodStrategy(Collective):
         state = self.lightning_module.state_dict()
         hvd.broadcast_parameters({name: each for name, each in state.items() if isinstance(each, Tensor)}, 0)
         for optimizer in self.optimizers:
-            if not isinstance(optimizer, torch.optim.LBFGS):  # whose state is empty yet
+            if not isinstance(optimizer, torch.optim.LBFGS):  # LBFGS has no state yet
                 hvd.broadcast_optimizer_state(optimizer, 0)
         self.optimizers = [self._distributed(optimizer) for optimizer in self.optimizers]
 
     def _distributed(self, optimizer: Any) -> Any:
         if hasattr(optimizer, "skip_synchronize"):
-            return optimizer  # by configure_optimizers()
+            return optimizer  # configure_optimizers() has wrapped it
         own = {id(param) for group in optimizer.param_groups for param in group["params"]}
         named = self.lightning_module.named_parameters()
         return hvd.DistributedOptimizer(optimizer, [(name, each) for name, each in named if id(each) in own])
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Within it, backward accumulates without communication."""
+        """Let backward accumulate gradients without communication."""
         self._blocked = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""Lightning's view of who takes part, where hvd.init() knows it. Made a ClusterEnvironment by namespaces.subclass()."""
+"""Lightning's ClusterEnvironment where hvd.init() has set up the ranks, and the devices of a host."""
 
 import torch
 
@@ -7,14 +7,14 @@ from gossamer.errors import ConfigError
 
 
 class HorovodEnvironment:
-    """A ClusterEnvironment, whose ranks are those of hvd.init()."""
+    """A ClusterEnvironment with the ranks of hvd.init(). namespaces.subclass() makes it a subclass."""
 
     creates_processes_externally = True
     main_address, main_port = "", 0  # hvd.init() has made the connections
 
     @staticmethod
     def detect() -> bool:
-        """False: it comes with the strategy."""
+        """Return False: the strategy brings the environment."""
         return False
 
     def world_size(self) -> int:
@@ -30,20 +30,20 @@ class HorovodEnvironment:
         return hvd.cross_rank() if hvd.is_initialized() else 0
 
     def set_world_size(self, size: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def set_global_rank(self, rank: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def devices_of_host(devices: list[torch.device], num_nodes: int) -> list[torch.device]:
-    """One device for each process of this host, in the order of local ranks. Call after hvd.init().
+    """Return one device for each process of this host, in the order of local ranks. Call it after hvd.init().
 
     Args:
-        devices: the Trainer's. One stands for as many as there are processes; of GPUs there may be more.
+        devices: the Trainer's devices. One device stands for all processes. There may be more GPUs than processes.
 
     Raises:
-        ConfigError: another number of devices or hosts than the launcher has started.
+        ConfigError: The launcher has started another number of processes or hosts.
     """
     here = hvd.local_size()
     if num_nodes not in (1, hvd.cross_size()):

@@ -1,4 +1,4 @@
-"""HorovodStrategy's reduce() and all_gather(), over hvd. Called by horovod.py once hvd.init() has been called."""
+"""reduce() and all_gather() of HorovodStrategy, by hvd's operations. They need hvd.init()."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ _OPERATIONS = {
 
 
 def reduce(tensor: Tensor, group: Any, reduce_op: Any) -> Any:
-    """A new tensor; the mean of integers has fractions. None is the mean. Collective.
+    """Return the reduction as a new tensor. None is the mean, and the mean of integers is a float. Collective.
 
     Raises:
-        ConfigError: a group; an unknown reduction.
+        ConfigError: A group is given, or the reduction is unknown.
     """
     _require_all("reduce", group)
     name = reduce_op.lower() if isinstance(reduce_op, str) else reduce_op
@@ -37,10 +37,10 @@ def reduce(tensor: Tensor, group: Any, reduce_op: Any) -> Any:
 
 
 def gather(tensor: Tensor, group: Any) -> Tensor:
-    """The ranks' tensors one after the other along dimension 0; 0 dimensions count as 1. Collective.
+    """Return the ranks' tensors, joined along dimension 0. A scalar counts as [1]. Collective.
 
     Raises:
-        ConfigError: a group.
+        ConfigError: A group is given.
     """
     _require_all("all_gather", group)
     return hvd.allgather(tensor.reshape(1) if tensor.ndim == 0 else tensor)

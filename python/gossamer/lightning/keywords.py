@@ -1,4 +1,4 @@
-"""Keyword arguments that a strategy hands on to another class: refused where that class has none of that name."""
+"""Checks the keyword arguments that a strategy passes to another class."""
 
 import difflib
 import inspect
@@ -9,12 +9,13 @@ from typing import Any
 def require_keywords(
     strategy: type, taker: Callable[..., Any], given: Mapping[str, Any], *, taken: int = 0
 ) -> None:
-    """TypeError with the nearest argument, if the taker does not have one of the given names.
+    """Raise TypeError, with the name that comes nearest, if the taker lacks one of the given arguments.
 
     Args:
-        strategy: the class whose constructor was given them. Its own arguments may be the nearest too.
-        taker: a class or function.
-        taken: how many of the taker's first arguments the strategy gives it itself.
+        strategy: the class whose constructor got the arguments. The nearest name may be one of its own arguments.
+        taker: the class or function that they are passed to.
+        given: the arguments.
+        taken: the number of the taker's first arguments that the strategy passes itself.
     """
     everything = list(inspect.signature(taker).parameters)
     reserved, known = everything[:taken], everything[taken:]

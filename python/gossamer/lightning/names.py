@@ -1,5 +1,6 @@
-"""The classes of one namespace, and the strings for them that Trainer(strategy="...") and Fabric(strategy="...") take
-once gossamer.lightning is imported. Called by pytorch.py, pytorch_lightning.py, fabric.py and lightning_fabric.py.
+"""Makes the classes for one Lightning package, and registers the strings for Trainer(strategy="...") and Fabric.
+
+pytorch.py, pytorch_lightning.py, fabric.py and lightning_fabric.py call it when they are imported.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from gossamer.lightning.namespaces import Namespace, subclass
 from gossamer.lightning.refusals import Refusals
 
 _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
-# Unused parameters need no setting; the endings are those of "ddp".
+# The endings of "ddp". Unused parameters need no setting here.
 _ENDINGS = ("", "_find_unused_parameters_false", "_find_unused_parameters_true")
 
 
@@ -26,7 +27,11 @@ class Trainers(NamedTuple):
 
 
 def for_trainer(namespace: Namespace, module: str) -> Trainers:
-    """The strategies for that Trainer, registered. `module`: where they can be found again, as pickle needs it."""
+    """Make and register the strategies for one Trainer.
+
+    Args:
+        module: the module that will hold the classes, as pickle needs it.
+    """
     strategies = namespace.of_trainer("strategies")
     base, registry = strategies.DDPStrategy, strategies.StrategyRegistry
     error = namespace.of_fabric("utilities.exceptions").MisconfigurationException
@@ -50,7 +55,11 @@ def for_trainer(namespace: Namespace, module: str) -> Trainers:
 
 
 def for_fabric(namespace: Namespace, module: str) -> Any:
-    """The same for that Fabric, which has one."""
+    """Make and register the strategy for one Fabric.
+
+    Args:
+        module: the module that will hold the class, as pickle needs it.
+    """
     strategies = namespace.of_fabric("strategies")
     made = subclass(fabric_strategy.GossamerStrategy, strategies.DDPStrategy, module=module)
     registry = strategies.STRATEGY_REGISTRY
@@ -61,7 +70,7 @@ def for_fabric(namespace: Namespace, module: str) -> Any:
 
 
 def _register(registry: Any, strategy: Any) -> None:
-    """gossamer, gossamer_bytegrad, ... with each way to start processes and each ending; again replaces them."""
+    """Register gossamer, gossamer_bytegrad, ... with each way to start processes and each ending."""
     algorithms = {"gossamer": "gradient_allreduce", **{f"gossamer_{name}": name for name in ALGORITHMS}}
     for prefix, algorithm in algorithms.items():
         for way, start_method in _START_METHODS.items():

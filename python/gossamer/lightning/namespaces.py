@@ -1,7 +1,7 @@
-"""The two names under which Lightning is published, and which of them are installed. Nothing of Gossamer.
+"""The two packages that Lightning is published as, and which of them are installed.
 
-`lightning` and `pytorch_lightning` are unrelated class trees that reject each other's strategies, so every class of
-this face is made once for each, by subclass().
+`lightning` and `pytorch_lightning` have separate classes, and each rejects the other's strategies. So subclass() makes
+every class of this face once for each package.
 """
 
 import importlib
@@ -17,17 +17,17 @@ else:
 
 @dataclass(frozen=True)
 class Namespace:
-    """One of the two."""
+    """One of the two packages."""
 
     trainer: str  # the package with Trainer
     fabric: str  # the package with Fabric
 
     def of_trainer(self, module: str) -> Any:
-        """A module of the Trainer's package."""
+        """Import a module of the Trainer's package."""
         return importlib.import_module(f"{self.trainer}.{module}")
 
     def of_fabric(self, module: str) -> Any:
-        """A module of Fabric's package."""
+        """Import a module of Fabric's package."""
         return importlib.import_module(f"{self.fabric}.{module}")
 
 
@@ -36,10 +36,10 @@ PYTORCH_LIGHTNING = Namespace("pytorch_lightning", "lightning_fabric")
 
 
 def installed() -> list[Namespace]:
-    """Those that can be imported.
+    """Return the packages that can be imported.
 
     Raises:
-        ImportError: none.
+        ImportError: There is none.
     """
     found = [
         each
@@ -55,6 +55,11 @@ def installed() -> list[Namespace]:
 
 
 def subclass(mixin: type, base: type, *, module: str, extra: dict[str, Any] | None = None) -> Any:
-    """The class of that mixin for one namespace; `module` is where it can be found again, as pickle needs it."""
+    """Make the class of a mixin for one package.
+
+    Args:
+        module: the module that will hold the class, as pickle needs it.
+        extra: more attributes of the class.
+    """
     name = mixin.__name__
     return type(name, (mixin, base), {"__module__": module, "__doc__": mixin.__doc__, **(extra or {})})

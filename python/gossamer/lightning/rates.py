@@ -1,18 +1,18 @@
-"""Learning rates for more ranks, as Lightning's HorovodStrategy had them: n times the rate for n times the batch."""
+"""Scales learning rates with the number of ranks, as Lightning's HorovodStrategy did."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-_OF_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")  # what schedulers keep there, beside what is used now
+_OF_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")  # schedulers keep the others beside the current rate
 _OF_SCHEDULERS = ("base_lrs", "max_lrs")
 
 
 def scale_learning_rates(
     optimizers: Iterable[torch.optim.Optimizer], schedulers: Iterable[Any], factor: int
 ) -> None:
-    """Multiplies the rates of all groups, and those that schedulers go by, in place."""
+    """Multiply the learning rates of all parameter groups and schedulers, in place."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for key in _OF_GROUPS:

@@ -1,7 +1,8 @@
-"""Reductions and gathers of single tensors, as Lightning 1.7 had them. distributed.py has the names for users.
+"""Reductions and gathers of single tensors, as in Lightning 1.7. distributed.py exports the public names.
 
-What is mended: reduce_op=None is the sum, as documented; every letter case; numbers; a mean leaves its input alone;
-groups without rank 0 have right gradients; unlike shapes are an error on every rank. docs/lightning.md has a table.
+Differences from Lightning: reduce_op=None is the sum, as documented; every letter case and numbers are accepted; a mean
+does not change its input; groups without rank 0 have right gradients; different shapes are an error on every rank.
+docs/lightning.md has a table.
 """
 
 from typing import Any
@@ -15,25 +16,25 @@ from gossamer.errors import ConfigError
 
 _OPERATIONS = ("sum", "product", "min", "max", "band", "bor", "bxor")
 _DTYPES = sorted(str(value) for value in vars(torch).values() if isinstance(value, torch.dtype))
-_MOST_DIMENSIONS = 64  # of a torch tensor
+_MOST_DIMENSIONS = 64  # that a torch tensor can have
 
 
 def sync_ddp(result: Any, group: Any = None, reduce_op: Any = None, *, inplace: bool = False) -> Tensor:
-    """The reduction of a tensor or number over the ranks of a group. Collective.
+    """Return the reduction of a tensor or number over the ranks of a group. Collective.
 
-    Means are new tensors, true-divided: integers and booleans give floats, and `result` stays as it is. All other
-    reductions overwrite `result`, and return it.
+    A mean is a new tensor; the mean of integers and booleans is a float. All other reductions change `result` in place,
+    and return it.
 
     Args:
-        result: a tensor of any layout in memory; a number becomes a tensor.
+        result: a tensor with any strides, or a number.
         group: a process group; None: all ranks.
-        reduce_op: "mean" or "avg", "sum", "product", "min", "max", "band", "bor", "bxor" in any case, a
-            torch.distributed.ReduceOp, or None: the sum.
-        inplace: a mean overwrites `result` too, as in Lightning 2.1 and later.
+        reduce_op: "mean" or "avg", "sum", "product", "min", "max", "band", "bor", "bxor" in any letter case; a
+            torch.distributed.ReduceOp; or None, the sum.
+        inplace: a mean changes `result` in place too, as in Lightning 2.1 and later.
 
     Raises:
-        ConfigError: torch.distributed is not initialised; this rank is not in the group; an unknown reduction; a mean
-            in the place of integers.
+        ConfigError: torch.distributed is not initialised, this rank is not in the group, the reduction is unknown, or
+            the mean of integers shall be in place.
     """
     size = _size("sync_ddp", group)
     operation = _operation(reduce_op)
@@ -58,12 +59,12 @@ def sync_ddp(result: Any, group: Any = None, reduce_op: Any = None, *, inplace: 
 def sync_ddp_if_available(
     result: Any, group: Any = None, reduce_op: Any = None, *, inplace: bool = False
 ) -> Any:
-    """sync_ddp(), or `result` itself where torch.distributed is not initialised."""
+    """Return sync_ddp(), or `result` itself if torch.distributed is not initialised."""
     return sync_ddp(result, group, reduce_op, inplace=inplace) if dist.is_initialized() else result
 
 
 def reduce(tensor: Any, group: Any, reduce_op: Any) -> Any:
-    """sync_ddp() of a tensor, in place where its dtype can hold the result."""
+    """Reduce a tensor by sync_ddp(), in place if its dtype can hold the result. Return anything else unchanged."""
     if not isinstance(tensor, Tensor):
         return tensor
     inplace = tensor.is_floating_point() or tensor.is_complex()
@@ -72,9 +73,9 @@ def reduce(tensor: Any, group: Any, reduce_op: Any) -> Any:
 
 
 def gather_all_tensors(result: Tensor, group: Any = None) -> list[Tensor]:
-    """Every rank's tensor, in rank order, each contiguous and in memory of its own. No gradient. Collective.
+    """Return every rank's tensor, in rank order, without gradients. Collective.
 
-    Shapes may differ between ranks, the number of dimensions may not.
+    Each result is contiguous and has its own memory. Shapes may differ between ranks, but not the number of dimensions.
 
     Raises:
         ConfigError: on every rank, if dtypes or numbers of dimensions differ; torch.distributed is not initialised.
@@ -94,14 +95,15 @@ def gather_all_tensors(result: Tensor, group: Any = None) -> list[Tensor]:
 
 
 class AllGatherGrad(torch.autograd.Function):
-    """apply(tensor, group=None): [size, *shape], of equal shapes. Backward sums the gradients of all ranks for its own.
+    """apply(tensor, group=None) returns [size, *shape]: the tensors of all ranks, which have equal shapes.
 
-    So it is the derivative of the sum of the losses of all ranks. Collective, both ways.
+    Backward returns the sum of all ranks' gradients for this rank's tensor. That is the derivative of the sum of the
+    losses of all ranks. Forward and backward are collective.
     """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: Any = None) -> Tensor:
-        """Stacks the tensors in rank order. ConfigError on every rank, if shapes or dtypes differ."""
+        """Stack the tensors in rank order. Raise ConfigError on every rank if shapes or dtypes differ."""
         size = _size("all_gather", group)
         shapes = _shapes("all_gather", tensor, group)
         if any(shape != shapes[0] for shape in shapes):
@@ -117,17 +119,19 @@ class AllGatherGrad(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_output: Tensor) -> Any:
-        """The sum over the ranks of the gradients of this rank's row."""
+        """Return the sum over the ranks of the gradients of this rank's row."""
         gradient = grad_output[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient, group=ctx.group)
         return gradient[dist.get_rank(ctx.group)], None
 
 
 def all_gather_ddp_if_available(tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-    """[size, *shape]: every rank's tensor; `tensor` itself where torch.distributed is not initialised. Collective.
+    """Return [size, *shape], every rank's tensor; `tensor` itself if torch.distributed is not initialised.
+
+    Collective.
 
     Args:
-        sync_grads: gradients go back to the ranks, summed; otherwise the result has none.
+        sync_grads: backward sends gradients back to the ranks, and sums them. False: the result has no gradient.
 
     Raises:
         ConfigError: on every rank, if shapes or dtypes differ.
@@ -139,7 +143,7 @@ def all_gather_ddp_if_available(tensor: Any, group: Any = None, sync_grads: bool
 
 
 def _operation(reduce_op: Any) -> Any:
-    """A torch.distributed.ReduceOp; None for the mean."""
+    """Return a torch.distributed.ReduceOp; None for the mean."""
     if reduce_op is None:
         return dist.ReduceOp.SUM
     if not isinstance(reduce_op, str):
@@ -156,7 +160,7 @@ def _operation(reduce_op: Any) -> Any:
 
 
 def _all_reduce(tensor: Tensor, operation: Any, group: Any) -> None:
-    """In place, whatever the strides; autograd does not see it."""
+    """All-reduce in place, with any strides, unseen by autograd."""
     own = tensor.detach()
     flat = own.contiguous()
     dist.all_reduce(flat, operation, group=group)
@@ -173,7 +177,7 @@ def _size(what: str, group: Any) -> int:
 
 
 def _shapes(what: str, tensor: Tensor, group: Any) -> list[list[int]]:
-    """Every rank's shape. ConfigError on every rank, if dtypes or numbers of dimensions differ."""
+    """Return every rank's shape. Raise ConfigError on every rank if dtypes or numbers of dimensions differ."""
     own = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64)
     own[:2] = torch.tensor([_DTYPES.index(str(tensor.dtype)), tensor.ndim])
     own[2 : 2 + tensor.ndim] = torch.tensor(tensor.shape)

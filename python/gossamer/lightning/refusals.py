@@ -1,7 +1,7 @@
-"""What a Trainer or Fabric says of a strategy of Gossamer's that it does not have. names.py puts it there.
+"""Error messages of a Trainer or Fabric for a strategy of Gossamer that it does not have.
 
-Lightning's own text knows neither Gossamer's names nor that each class exists once for each package. Its check of
-arguments is wrapped, because nothing that can be registered is asked about what it lacks.
+Lightning's own text does not know Gossamer's names, nor that each class exists once for each package. Lightning offers
+no place to register a message, so its check of arguments is wrapped.
 """
 
 import difflib
@@ -20,11 +20,11 @@ class Refusals:
     """The refusals of one Trainer or Fabric.
 
     Args:
-        taker: the package with it, such as "lightning.pytorch".
-        base: what its strategies are objects of.
+        taker: its package, such as "lightning.pytorch".
+        base: the base class of its strategies.
         registry: its strategies by name.
-        module: where Gossamer's classes for it are.
-        classes: their names.
+        module: the module with Gossamer's classes for it.
+        classes: the names of these classes.
     """
 
     taker: str
@@ -34,9 +34,9 @@ class Refusals:
     classes: tuple[str, ...]
 
     def wrap(self, connector: Any) -> None:
-        """Makes Lightning's class that reads the arguments ask require_known() first.
+        """Let Lightning's class that reads the arguments call require_known() first.
 
-        A Lightning that has no such check keeps its own text.
+        A Lightning without such a check keeps its own text.
         """
         check = getattr(connector, "_check_config_and_set_final_flags", None)
         if check is None:
@@ -50,14 +50,14 @@ class Refusals:
         connector._check_config_and_set_final_flags = checked
 
     def require_known(self, strategy: Any) -> None:
-        """ConfigError for a name that begins as Gossamer's do and is none, and for a class of another taker."""
+        """Raise ConfigError for an unknown name that begins with "gossamer", and for a class of another package."""
         if isinstance(strategy, str):
             self._require_name(strategy)
         elif not isinstance(strategy, self.base):
             self._require_class(type(strategy))
 
     def _require_name(self, name: str) -> None:
-        lower = name.lower()  # as Lightning reads it
+        lower = name.lower()  # as Lightning does
         if not lower.startswith(_OURS) or lower in self.registry:
             return
         ours = sorted(each for each in self.registry if each.startswith(_OURS))

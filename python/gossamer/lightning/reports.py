@@ -1,4 +1,4 @@
-"""A callback for either Trainer that logs where its steps go: the figures of gs.report(), to the loggers it has."""
+"""A callback for either Trainer that logs the figures of gs.report()."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from gossamer.observe.report import Reports
 
 
 class ReportCallback(Base):
-    """Logs `gossamer/step_ms`, `gossamer/exposed_ms` and the other figures of gs.report() of rank 0 while fitting.
+    """Logs rank 0's figures of gs.report() during fit(), such as `gossamer/step_ms` and `gossamer/exposed_ms`.
 
-    Each point is over the steps since the one before, 100 at most: the counters begin anew with it.
+    Each point covers the steps since the previous one, but at most 100. The counters then begin anew.
 
     Args:
         every_n_steps: optimizer steps between two points.
 
     Raises:
-        ConfigError: fewer than one step; in fit(), a Trainer without a logger, or whose strategy is none of Gossamer's.
+        ConfigError: every_n_steps is less than 1; in fit(), the Trainer has no logger, or no strategy of Gossamer.
     """
 
     def __init__(self, every_n_steps: int = 50) -> None:
@@ -28,7 +28,7 @@ class ReportCallback(Base):
         self._logged = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Looks whether there is a logger; counts steps from here."""
+        """Check that there is a logger, and start to count."""
         if not trainer.loggers:
             raise ConfigError(
                 "ReportCallback: the Trainer must have a logger, got none; give it one, such as TensorBoardLogger"
@@ -39,13 +39,12 @@ class ReportCallback(Base):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Logs, if it is time."""
+        """Log a point if one is due."""
         if trainer.global_step - self._logged < self.every_n_steps:
             return
         self._logged = trainer.global_step
-        reports = Reports(
-            each for each in report_all(reset=True) if each["steps"]
-        )  # models that rest say nothing
+        # A model without a step since the last point is left out.
+        reports = Reports(each for each in report_all(reset=True) if each["steps"])
         if not reports:
             raise ConfigError(
                 f"ReportCallback: the strategy must be one that averages through Gossamer, got "

@@ -1,6 +1,6 @@
-"""DDPStrategy: Lightning's own, with torch's DistributedDataParallel, and every argument at work on every device.
+"""DDPStrategy: Lightning's own strategy with torch's DistributedDataParallel; every argument works on every device.
 
-A mixin; see gossamer.lightning.pytorch. Hooks, post-local SGD for each optimizer, and both in checkpoints.
+A mixin; see gossamer.lightning.pytorch. It adds hooks on CPUs, post-local SGD for each optimizer, and checkpoints.
 """
 
 from collections.abc import Callable
@@ -20,25 +20,27 @@ from gossamer.lightning.distributed import register_ddp_comm_hook, require_hook
 from gossamer.lightning.keywords import require_keywords
 from gossamer.lightning.trainer import Collective
 
-KEY = "gossamer_ddp"  # of a checkpoint
+KEY = "gossamer_ddp"  # in a checkpoint
 
 
 class DDPStrategy(Collective):
-    """As lightning.pytorch.strategies.DDPStrategy, with hooks and post-local SGD also on CPUs.
+    """lightning.pytorch.strategies.DDPStrategy, with hooks and post-local SGD also on CPUs.
 
-    Post-local SGD averages the parameters of each optimizer at the first and then every `model_averaging_period`-th of
-    its steps with local gradients. Its counters, and a ddp_comm_state that has a state_dict(), are in checkpoints.
+    Post-local SGD averages the parameters of an optimizer at its first step with local gradients, and at every
+    `model_averaging_period`-th such step after it. Checkpoints hold its counters, and a ddp_comm_state that has a
+    state_dict().
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-        timeout, start_method: as there. "gossamer" is a backend too.
-        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: as of register_ddp_comm_hook().
-        model_averaging_period: steps between two averagings; needs a PostLocalSGDState.
+            timeout, start_method: as in Lightning. The backend may be "gossamer".
+        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: as in register_ddp_comm_hook().
+        model_averaging_period: steps between two averages; needs a PostLocalSGDState.
         kwargs: arguments of torch's DistributedDataParallel.
 
     Raises:
-        ConfigError: a state or wrapper without a hook, a period without a PostLocalSGDState or the other way round.
-        TypeError: an argument that DistributedDataParallel does not have.
+        ConfigError: A state or wrapper has no hook, or only one of model_averaging_period and a PostLocalSGDState is
+            given.
+        TypeError: DistributedDataParallel does not have an argument of kwargs.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class DDPStrategy(Collective):
         super()._enable_model_averaging()  # refuses optimizers that are distributed themselves
         self._model_averager = None
         state: Any = self._ddp_comm_state
-        if state.subgroup is None:  # as torch's, but also where there is no GPU to count
+        if state.subgroup is None:  # as torch makes it, but also without GPUs
             state.subgroup, _ = dist.new_subgroups(group_size=self.num_processes)
         comm, _ = private(state.process_group, self.root_device)
         period = self._model_averaging_period or 1
@@ -134,27 +136,27 @@ class DDPStrategy(Collective):
         self._ddp_comm_state.load_state_dict(states[self.global_rank])
 
     def setup(self, trainer: Any) -> None:
-        self._averages = None  # which a checkpoint after the last fit() still took
+        self._averages = None  # a checkpoint after the last fit() still needed it
         super().setup(trainer)
 
 
 class Averages:
-    """Of each optimizer's parameters, among all ranks, while gradients are local.
+    """Averages each optimizer's parameters over all ranks, while gradients are local.
 
     Args:
-        state: of the hook; its `iter` stays at start_localSGD_iter once gradients are local.
-        period: steps of an optimizer from one to the next.
-        comm: of all ranks.
-        count: of optimizers.
+        state: the state of the hook. Its `iter` stays at start_localSGD_iter once gradients are local.
+        period: steps of an optimizer between two averages.
+        comm: the communicator of all ranks.
+        count: the number of optimizers.
     """
 
     def __init__(self, state: PostLocalSGDState, period: int, comm: Communicator, count: int) -> None:
         self._state, self._period, self._comm = state, period, comm
         self._local_steps = [0] * count
-        self._seen = state.iter  # at the last step of any of them
+        self._seen = state.iter  # state.iter at the last step of any optimizer
 
     def after_step(self, index: int, optimizer: Any) -> None:
-        """Counts a step of that optimizer. Collective where it is one to average after."""
+        """Count a step of one optimizer, and average its parameters if the step is due. Collective if it is."""
         was_local = self._seen >= self._state.start_localSGD_iter
         self._seen = self._state.iter
         if not was_local:
@@ -166,10 +168,10 @@ class Averages:
         self._local_steps[index] += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, the same on every rank."""
+        """Return the counters, which are equal on all ranks."""
         return {"local_steps": list(self._local_steps), "seen": self._seen, "iter": self._state.iter}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """What state_dict() returned."""
+        """Load what state_dict() returned."""
         self._local_steps, self._seen = list(saved["local_steps"]), saved["seen"]
         self._state.iter = saved["iter"]

@@ -1,7 +1,7 @@
-"""What the Trainer's strategies of this face share: reductions, wrapping, checkpoints, and how a run ends.
+"""What the Trainer's strategies have in common: reductions, wrapping, checkpoints, and the end of a run.
 
-Mixins over the DDPStrategy of either namespace, which brings launchers, ranks and process groups. No class here is used
-as it is; see gossamer.lightning.pytorch.
+The classes are mixins over the DDPStrategy of either Lightning package, which brings launchers, ranks and process
+groups. No class here is used alone; see gossamer.lightning.pytorch.
 """
 
 import contextlib
@@ -21,67 +21,84 @@ _log = logging.getLogger("gossamer")
 
 
 class Collective(Base):
-    """reduce() and all_gather() of gossamer.lightning.distributed, and a group that is what was asked for."""
+    """Uses the reductions of gossamer.lightning.distributed, and checks that the process group is the one asked for."""
 
     _layer_sync: Any
     _process_group_backend: str | None
     model: Any
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """sync_ddp(); a mean of floats is in place, one of integers a new tensor. What is no tensor: itself."""
+        """Reduce a tensor as sync_ddp() does: in place, but for a mean of integers. Return anything else unchanged."""
         return reduce(tensor, group, reduce_op)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """all_gather_ddp_if_available()."""
+        """Gather a tensor as all_gather_ddp_if_available() does."""
         gathered: Tensor = all_gather_ddp_if_available(tensor, group, sync_grads)
         return gathered
 
     def setup_distributed(self) -> None:
         asked = self._process_group_backend
         super().setup_distributed()
-        self._process_group_backend = asked  # Lightning leaves its default there, which nobody has asked for
+        self._process_group_backend = asked  # Lightning has put its own default there
         require_group(asked, size=self.world_size, device=self.root_device)
 
     def _interrupted(self) -> bool:
-        """An exception ends the run: callbacks hear of it before on_exception() does."""
+        """Whether an exception ends the run. Callbacks learn of it before on_exception() does."""
         module = self.lightning_module
         return module is not None and module._trainer is not None and module.trainer.interrupted
 
     def setup(self, trainer: Any) -> None:
         if self.root_device.type == "cpu" and type(self._layer_sync).__name__ == "TorchSyncBatchNorm":
-            self._layer_sync = JoinedBatchNorm()  # torch's works on GPUs only
+            self._layer_sync = JoinedBatchNorm()  # torch's SyncBatchNorm works on GPUs only
         super().setup(trainer)
 
 
 class Wrapping(Collective):
-    """The model in a wrapper of Gossamer while it is fitted. Subclasses say which by wrap()."""
+    """Wraps the model while it is fitted. A subclass says by wrap() which wrapper it uses."""
 
     _failed = False
     _paused = False
-    _last: tuple[str, dict[str, Any]] | None = None  # this rank's state when fit() ended
+    _last: tuple[str, dict[str, Any]] | None = None  # the state of this rank at the end of fit()
 
     def wrap(self, model: Any) -> Any:
-        """The wrapped model. Collective."""
+        """Return the model in its wrapper, which has an `engine`. Collective."""
         raise NotImplementedError
 
     def unwrap(self, wrapper: Any, *, crashed: bool) -> None:
-        """Ends what wrap() made; crashed: without waiting for other ranks."""
+        """End what wrap() made.
+
+        Args:
+            crashed: do not wait for other ranks.
+        """
+        raise NotImplementedError
+
+    def algorithm_of(self, wrapper: Any) -> Any:
+        """Return the gossamer.Algorithm of a wrapper."""
         raise NotImplementedError
 
     @property
     def wrapper(self) -> Any:
-        """What wrap() made; None outside fit()."""
+        """The wrapped model; None outside of fit()."""
         return self.model if self.model is not self.lightning_module else None
 
     @property
     def running(self) -> Any:
-        """The gossamer.Algorithm at work in the wrapper."""
-        raise NotImplementedError
+        """The gossamer.Algorithm that trains the model.
+
+        Raises:
+            ConfigError: no fit() is under way.
+        """
+        if self.wrapper is None:
+            raise ConfigError(f"{type(self).__name__}: an algorithm is at work during fit() only")
+        return self.algorithm_of(self.wrapper)
 
     def consensus(self) -> None:
-        """Replaces weights and floating-point buffers by their exact mean over the ranks. Collective, during fit().
+        """Replace weights and floating-point buffers by their exact mean over the ranks, in place. Collective.
 
-        For algorithms whose ranks hold different weights, before a validation or at the end of training.
+        With algorithms whose ranks hold different weights, call it before a validation or at the end of training.
+
+        Raises:
+            ConfigError: no fit() is under way.
         """
         if self.wrapper is None:
             raise ConfigError("consensus: the model is wrapped during fit() only; call it in a hook of fit()")
@@ -96,21 +113,33 @@ class Wrapping(Collective):
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
-        """Nothing: algorithms need the optimizers, which are made next."""
+        """Do nothing: an algorithm needs the optimizers, which Lightning makes next."""
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
         self.model = self.wrap(self.model)
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Tell the engine about a forward that did not go through the wrapper, as in manual optimization."""
+        super().pre_backward(closure_loss)
+        if self.wrapper is None or self.lightning_module.automatic_optimization:
+            return
+        engine = self.wrapper.engine
+        # One training_step() may make several steps by hand. Without lockstep a forward may change weights, and this
+        # backward belongs to a forward that has used the weights before that.
+        if engine.algorithm.lockstep:
+            engine.before_forward()
+        engine.after_forward(closure_loss)
 
     # --- saving and resuming ---
 
     def save_checkpoint(
         self, checkpoint_: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Adds the algorithm's state of all ranks, also after fit(). Collective.
+        """Save a checkpoint with the algorithm's state of all ranks, also after fit(). Collective.
 
-        After an exception the file goes without, and the other ranks, which may know nothing of it yet, are told: they
-        must come to the barrier that follows.
+        After an exception the file has no such state. The other ranks, which may not know about the exception yet, get
+        an error, so that they come to the barrier that follows.
         """
         if self._interrupted():
             _log.warning("gossamer: saved after an exception, without the algorithm's state: %s", filepath)
@@ -134,11 +163,11 @@ class Wrapping(Collective):
             saved, optimizers = checkpoint_.get(checkpoint.KEY), dict(enumerate(self.optimizers))
             checkpoint.restore(self.wrapper, self.running, optimizers, saved)
 
-    # --- asynchronous algorithms rest while this rank does not train ---
+    # --- asynchronous algorithms pause while this rank does not train ---
 
     @contextlib.contextmanager
     def pause(self) -> Any:
-        """Within it, asynchronous averaging goes on without this rank."""
+        """Let asynchronous averaging go on without this rank inside the context."""
         began_here = not self._paused
         self._rest()
         try:
@@ -158,10 +187,10 @@ class Wrapping(Collective):
             self.resume(self.wrapper)
 
     def abort(self, wrapper: Any) -> None:
-        """Of an asynchronous algorithm; nothing otherwise."""
+        """Stop an asynchronous algorithm. Do nothing for any other."""
 
     def resume(self, wrapper: Any) -> None:
-        """Of an asynchronous algorithm; nothing otherwise."""
+        """Start an asynchronous algorithm again. Do nothing for any other."""
 
     def on_validation_start(self) -> None:
         self._rest()

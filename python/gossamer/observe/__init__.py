@@ -1,4 +1,4 @@
-"""Eyes on what happens: figures of each step, and a timeline of all ranks. The recorder is native; see csrc/observe."""
+"""Shows what happens: figures of each step, a timeline of all ranks, the stall watch. csrc/observe records it."""
 
 from gossamer.observe.report import Report, Reports
 from gossamer.observe.timeline import start_timeline, stop_timeline

@@ -1,7 +1,8 @@
-# Parts of a trace on their way to rank 0, and how far each rank's clock is from rank 0's. Over the store that the ranks
-# met through, so it works on any number of hosts and needs no communication that a dead rank could hold up: every wait
-# is bounded. Used by timeline.py. Times are nanoseconds of each rank's own steady clock.
-"""The exchange between the ranks when a timeline ends."""
+"""Brings the ranks' parts of a trace to rank 0, and measures how far each rank's clock is from rank 0's.
+
+Parts travel through the store of the rendezvous, so this works on any number of hosts, and a dead rank holds up nobody:
+every wait has a limit. Times are nanoseconds of each rank's own steady clock. timeline.py uses this module.
+"""
 
 import json
 import time
@@ -15,14 +16,14 @@ from typing import Any
 import torch.distributed as dist
 
 ROUND_TRIPS = 16
-ANSWER_S = 5.0  # between two messages of one rank that is being served
+ANSWER_S = 5.0  # limit between two messages of one rank
 POLL_S = 0.005
-CHUNK_BYTES = 1 << 20  # of one value in a store
+CHUNK_BYTES = 1 << 20  # size of one value in a store
 
 
 @dataclass(frozen=True)
 class Clock:
-    """What to add to a rank's times to have rank 0's, and by how much that may be wrong."""
+    """The nanoseconds to add to a rank's times to get rank 0's, and the largest error of that number."""
 
     offset_ns: int
     uncertainty_ns: int
@@ -32,13 +33,13 @@ class Clock:
 class TraceGroup:
     """The ranks that write one trace."""
 
-    store: Any  # torch.distributed.Store
+    store: Any  # a torch.distributed.Store; None where one rank is alone
     rank: int
     size: int
 
 
 def boot_id() -> str:
-    """The same in all processes whose steady clocks are one; empty where the system does not say."""
+    """Return a text that is equal in all processes with the same steady clock; empty if it is not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -46,9 +47,11 @@ def boot_id() -> str:
 
 
 def smallest(trips: list[tuple[int, int, int]], *, same_clock: bool) -> Clock:
-    """Of round trips (sent, rank 0's time, answered), the shortest: rank 0's time was somewhere within it.
+    """Return the clock that the shortest round trip gives: rank 0 read its time somewhere within the trip.
 
-    same_clock: both are on one host; then the clocks are one, if that is not further off than the trip allows.
+    Args:
+        trips: (sent, rank 0's time, answered) in nanoseconds.
+        same_clock: both ranks are on one host. Then the offset is 0, if the trip allows that.
     """
     sent, there, answered = min(trips, key=lambda trip: trip[2] - trip[0])
     offset, uncertainty = there - (sent + answered) // 2, (answered - sent + 1) // 2
@@ -58,7 +61,11 @@ def smallest(trips: list[tuple[int, int, int]], *, same_clock: bool) -> Clock:
 def hand_over(
     group: TraceGroup, key: str, part: dict[str, Any], now_ns: Callable[[], int], timeout_s: float
 ) -> bool:
-    """On every rank but 0: measures the clock and gives rank 0 this rank's part. False if rank 0 does not answer."""
+    """Measure the clock and pass this rank's part to rank 0. Called on every rank but 0.
+
+    Returns:
+        False if rank 0 does not answer.
+    """
     mine = f"{key}/{group.rank}"
     try:
         group.store.set(f"{mine}/here", boot_id())
@@ -69,7 +76,7 @@ def hand_over(
             there = _get(group.store, f"{mine}/answer/{turn}", timeout_s if turn == 0 else ANSWER_S)
             trips.append((sent, int(there), now_ns()))
         same = _get(group.store, f"{key}/boot", ANSWER_S).decode() == boot_id() != ""
-        clock = smallest(trips[1:], same_clock=same)  # the first waits for its turn
+        clock = smallest(trips[1:], same_clock=same)  # the first trip waits until rank 0 turns to this rank
         measured = smallest(trips[1:], same_clock=False)
         content = {**part, "clock": vars(clock), "measured": vars(measured)}
         text = zlib.compress(json.dumps(content).encode(), 1)
@@ -77,7 +84,7 @@ def hand_over(
         for number, chunk in enumerate(chunks):
             group.store.set(f"{mine}/part/{number}", chunk)
         group.store.set(f"{mine}/parts", str(len(chunks)))
-        _get(group.store, f"{mine}/taken", timeout_s)  # whoever serves the store must not leave before
+        _get(group.store, f"{mine}/taken", timeout_s)  # a rank that hosts the store must not leave earlier
     except (RuntimeError, TimeoutError):
         return False
     return True
@@ -86,7 +93,7 @@ def hand_over(
 def collect(
     group: TraceGroup, key: str, now_ns: Callable[[], int], timeout_s: float
 ) -> dict[int, dict[str, Any]]:
-    """On rank 0: the parts of the other ranks, by rank, as far as they come in time; each has its clock."""
+    """Return the parts of the other ranks that come in time, by rank, each with its clock. Called on rank 0."""
     parts: dict[int, dict[str, Any]] = {}
     awaited = set(range(1, group.size))
     deadline = time.monotonic() + timeout_s
@@ -99,11 +106,13 @@ def collect(
                 part = _serve(group.store, f"{key}/{rank}", now_ns)
                 if part is not None:
                     parts[rank] = part
-                deadline = max(deadline, time.monotonic() + POLL_S)  # whoever was here meanwhile is looked at
+                deadline = max(
+                    deadline, time.monotonic() + POLL_S
+                )  # look once more at ranks that came meanwhile
             if not here:
                 time.sleep(POLL_S)
     except (RuntimeError, TimeoutError):
-        pass  # whoever serves the store is gone: so are the parts that are missing
+        pass  # the host of the store is gone, and so are the missing parts
     return parts
 
 
@@ -130,7 +139,7 @@ def _get(store: Any, key: str, timeout_s: float) -> bytes:
 
 
 def of_default_group(store: Callable[[], Any]) -> TraceGroup | None:
-    """The ranks of torch's default group; None where there is none."""
+    """Return the ranks of torch's default group; None if there is none."""
     if not dist.is_available() or not dist.is_initialized():
         return None
     return TraceGroup(store(), dist.get_rank(), dist.get_world_size())

@@ -1,7 +1,8 @@
-# The figures of model.report() as Prometheus metrics, through the package prometheus_client, which is needed here
-# alone. A collector: it asks the models when a registry is asked, and at no other time. Whether and where the registry
-# is served is up to the program.
-"""``Exporter``: reports for Prometheus."""
+"""Exporter: the figures of model.report() as Prometheus metrics. Needs the package prometheus_client.
+
+An Exporter is a collector: it asks the models for their reports when somebody asks the registry. The program decides
+whether and where to serve the registry.
+"""
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ except ImportError as error:
         f"run `pip install 'gossamer[metrics]'`"
     ) from error
 
-# metric, its key in a report, its unit in that of the report, help
+# metric, its key in a report, factor from the report's unit, help
 _GAUGES = (
     ("step_seconds", "step_ms", 1e-3, "Median time of a step."),
     ("compute_seconds", "compute_ms", 1e-3, "Median time of a step without waiting for communication."),
@@ -37,19 +38,20 @@ _GAUGES = (
 
 
 class Exporter:
-    """Registers the figures of wrapped models, which stand in every text that the registry is asked for.
+    """Adds the figures of wrapped models to a registry.
 
-    Times are in seconds, over the last steps as in a report; `gossamer_steps_total` and `gossamer_bytes_total` count
-    from the wrapping on. Labels: model, rank, and those given. A model that is closed or gone has no figures any more.
+    Times are in seconds, over the last steps as in a report. `gossamer_steps_total` and `gossamer_bytes_total` count
+    from the time of wrapping. The labels are model, rank and the given ones. A model that is closed or deleted has no
+    figures.
 
     Args:
-        models: a wrapped model, or a dict of them by the names that their label gets; it keeps none alive.
-        registry: a prometheus_client.CollectorRegistry; None: the one that prometheus_client serves by default.
-        labels: further labels, the same for all.
+        models: a wrapped model, or a dict of wrapped models by the values of their label. They are not kept alive.
+        registry: a prometheus_client.CollectorRegistry; None: the default one of prometheus_client.
+        labels: further labels, equal for all models.
 
     Raises:
-        ConfigError: a model without report(), a label of its own; ValueError of prometheus_client: a second Exporter in
-            the same registry.
+        ConfigError: A model has no report(), or a label has a name that the Exporter uses itself.
+        ValueError: The registry has an Exporter already.
     """
 
     def __init__(
@@ -74,19 +76,19 @@ class Exporter:
         self.registry.register(self)
 
     def close(self) -> None:
-        """Takes the figures out of the registry. Once."""
+        """Remove the figures from the registry. Call it once."""
         self.registry.unregister(self)
 
     def text(self) -> str:
-        """What the registry holds now, in Prometheus' text format."""
+        """Return the current figures of the registry, in Prometheus' text format."""
         return str(prometheus_client.generate_latest(self.registry).decode())
 
     def describe(self) -> Iterable[Any]:
-        """For the registry: the metrics without figures."""
+        """Return the metrics without figures. The registry calls this."""
         return self._families().values()
 
     def collect(self) -> Iterator[Any]:
-        """For the registry: the metrics with the figures of now."""
+        """Yield the metrics with the current figures. The registry calls this."""
         families = self._families()
         for name, model in self._models.items():
             wrapped = model()

@@ -1,26 +1,30 @@
-# What a model's steps took, out of the counters of its native recorder: medians, a dict and a table. It knows no engine
-# and asks no other rank; engine/reporting.py gives it the counters and the bytes.
-"""The figures of ``model.report()``."""
+"""The figures of model.report(): medians of the native recorder's counters, as a mapping and as a table.
+
+engine/reporting.py provides the counters and bytes. Nothing here knows an engine or asks another rank.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-WINDOW = 100  # steps that medians are over, at most; the native recorder keeps as many
-MS = 1e6  # of nanoseconds
+WINDOW = 100  # the most steps that a median covers; the native recorder keeps as many
+MS = 1e6  # nanoseconds
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What a report is made of. Times in nanoseconds, since the counters were reset.
+    """The counters that a report is made of, since the last reset. Times are nanoseconds.
 
     Attributes:
-        steps: of each of the last WINDOW steps (wall, communication, exposed, waits, communication by bucket).
-        totals: of all of them: (steps, wall, communication, exposed).
-        backwards, bytes_out, bytes_in: synchronised backwards, and payload bytes that went out and came in with them.
-        timed: whether operations are over when they return, as on a CPU; else their times are not known.
-        buckets: index, bytes and codec of each.
+        steps: (wall, communication, exposed, waits, communication by bucket) of each of the last WINDOW steps.
+        totals: (steps, wall, communication, exposed) of all steps.
+        backwards, bytes_out, bytes_in: synchronised backwards, and the payload bytes that they sent and received.
+        timed: operations have ended when they return, as on a CPU. Else their times are not known.
+        algorithm: the algorithm with its settings.
+        sums: "flat" or "by hosts", and why.
+        buckets: the index, bytes and codec of each bucket.
+        codec_error: see Report; None: not asked for.
     """
 
     steps: Sequence[tuple[int, int, int, int, Sequence[int]]]
@@ -36,27 +40,27 @@ class Counted:
 
 
 class Report(Mapping[str, Any]):
-    """Figures of one wrapped model on this rank. A mapping; `print(report)` shows a table.
+    """The figures of one wrapped model on this rank. It is a mapping; `print(report)` shows a table.
 
-    A step lasts from the end of a synchronised backward to the end of the next one. Times are medians, in milliseconds,
-    over the steps since the counters were reset, the last 100 of them at most; None where there was no step, or where
-    the device runs on after an operation has returned.
+    A step lasts from the end of a synchronised backward to the end of the next one. Times are medians in milliseconds
+    over the steps since the last reset, but at most the last 100. A time is None if there was no step, or if the device
+    still works after an operation has returned.
 
     Keys:
-        steps: how many steps the medians are over.
-        step_ms: from end to end, with whatever the program does in between.
-        exposed_ms: what a thread of the program stood still for the worker, in backward and elsewhere.
-        compute_ms: the rest of the step: all that was no waiting.
-        communication_ms: while at least one operation with other ranks was under way on the worker, from its start
-            until its result was taken. It is hidden behind compute_ms as far as it is not exposed.
+        steps: the number of steps that the medians cover.
+        step_ms: the whole step, with whatever the program does in it.
+        exposed_ms: the time in which the program waited for the worker, in backward and elsewhere.
+        compute_ms: the rest of the step.
+        communication_ms: the time in which at least one operation with other ranks was under way on the worker. The
+            part that is not exposed is hidden behind compute_ms.
         bytes_out, bytes_in: payload bytes to and from other ranks, the mean of a step.
-        bandwidth_bytes_per_s: bytes_out over the time of communication, of all steps together.
+        bandwidth_bytes_per_s: bytes_out divided by the time of communication, over all steps.
         codec_error: |decoded - gradient| / |gradient| of this rank's gradients in the last step, over the buckets that
-            have a codec; None unless asked for.
-        algorithm: with its settings.
-        sums: "flat" or "by hosts", and why: whether the sums of its gradients are exact inside hosts, and through the
-            codec between them.
-        buckets: a dict each, in the order in which they are sent: index, bytes (of gradients), codec or None,
+            have a codec; None unless it was asked for.
+        algorithm: the algorithm with its settings.
+        sums: "flat" or "by hosts", and why. By hosts, gradients are summed exactly inside a host, and through the codec
+            between hosts.
+        buckets: a dict for each bucket, in the order in which they are sent: index, bytes of gradients, codec or None,
             communication_ms, and codec_error if it was asked for.
         waits: how often the program waited for the worker in a step.
     """
@@ -65,11 +69,11 @@ class Report(Mapping[str, Any]):
         self._figures = _figures(counted)
 
     def as_dict(self) -> dict[str, Any]:
-        """A copy, of plain numbers, strings and lists."""
+        """Return a copy of plain numbers, strings and lists."""
         return {**self._figures, "buckets": [dict(bucket) for bucket in self._figures["buckets"]]}
 
     def scalars(self) -> dict[str, float]:
-        """The known figures that are one number each, as `gossamer/step_ms` and so on: what TensorBoard shows."""
+        """Return the figures that are one number each, as `gossamer/step_ms` and so on, for TensorBoard."""
         numbers = {key: value for key, value in self.items() if isinstance(value, (int, float))}
         return {f"gossamer/{key}": float(value) for key, value in numbers.items()}
 
@@ -92,10 +96,10 @@ class Report(Mapping[str, Any]):
 
 
 class Reports(list[Report]):
-    """The reports of all models of this process, in the order in which they were wrapped; prints as tables."""
+    """The reports of all models of this process, in the order in which they were wrapped. Prints as tables."""
 
     def scalars(self) -> dict[str, float]:
-        """Those of the one report; of several with the number of each, as `gossamer/0/step_ms`."""
+        """Return the scalars of the reports. Of several reports each has its number, as in `gossamer/0/step_ms`."""
         if len(self) == 1:
             return self[0].scalars()
         numbered = ((f"gossamer/{number}/", each.scalars()) for number, each in enumerate(self))

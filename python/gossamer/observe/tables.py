@@ -1,5 +1,4 @@
-# The tables of a report, as text. Of report.py, which imports it when something is printed: rich takes a while.
-"""``print(report)``."""
+"""The tables of print(report). report.py imports this module when it prints, because importing rich takes a while."""
 
 from collections.abc import Mapping
 from io import StringIO
@@ -10,7 +9,7 @@ from rich.table import Table
 
 
 def text_of(report: Mapping[str, Any]) -> str:
-    """The figures of a step, and those of its buckets."""
+    """Return the figures of a step and of its buckets as text."""
     return _text(report["algorithm"], _summary(report), _of_buckets(report))
 
 

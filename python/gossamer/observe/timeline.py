@@ -1,6 +1,8 @@
-# The timeline: the native recorder's spans of all ranks, merged by rank 0 into one Chrome trace on one clock. Started
-# by the program, or by GOSSAMER_TIMELINE when the first model is wrapped; ended by the program or with the process.
-"""``gs.start_timeline()`` and ``gs.stop_timeline()``."""
+"""The timeline: rank 0 merges the native recorder's spans of all ranks into one Chrome trace on one clock.
+
+The program starts it, or GOSSAMER_TIMELINE does when the first model is wrapped. It ends by stop_timeline(), or with
+the process.
+"""
 
 import atexit
 import logging
@@ -28,7 +30,7 @@ _log = logging.getLogger("gossamer")
 class _Event(NamedTuple):
     name: str
     category: str
-    thread: int  # 0: the program's; else a worker's number
+    thread: int  # 0: the program; else the number of a worker
     instant: bool
     bucket: int
     step: int
@@ -38,7 +40,7 @@ class _Event(NamedTuple):
 
 
 class _Running:
-    """A timeline from its start on."""
+    """A timeline that is being recorded."""
 
     def __init__(self, path: str | Path, capacity: int) -> None:
         self.path = Path(path).absolute()
@@ -46,7 +48,9 @@ class _Running:
         if self.group is None or self.group.rank == 0:
             _require_writable(self.path)
         self.started_unix_s, self.started_ns = time.time(), _C.now_ns()
-        self._steps: dict[int, int] = {}  # optimizers that are stepping, and since when
+        self._steps: dict[
+            int, int
+        ] = {}  # ids of the optimizers that are stepping, with the start of the step
         self._hooks = [
             register_optimizer_step_pre_hook(self._step_begins),
             register_optimizer_step_post_hook(self._step_ended),
@@ -54,7 +58,7 @@ class _Running:
         _C.start_trace(capacity)
 
     def end(self) -> dict[str, Any]:
-        """No more events; this rank's part."""
+        """Stop recording, and return this rank's part."""
         events, replaced = _C.stop_trace()
         for hook in self._hooks:
             hook.remove()
@@ -71,19 +75,19 @@ class _Running:
 
 
 _running: _Running | None = None
-_ended = 0  # timelines of this process: they exchange under keys of their own
+_ended = 0  # timelines so far; each has its own keys in the store
 _from_environment = False
 
 
 def start_timeline(path: str | Path, *, capacity: int = CAPACITY) -> None:
-    """Begins to record what Gossamer does on this rank. Call it on every rank; it sends nothing.
+    """Begin to record what Gossamer does on this rank. Call it on every rank. Sends nothing.
 
     Args:
         path: the file that stop_timeline() writes on rank 0, a Chrome trace in JSON.
-        capacity: events that are kept, the last ones; about 100 bytes each.
+        capacity: the number of events to keep, about 100 bytes each. A new event then replaces the oldest.
 
     Raises:
-        ConfigError: a timeline is being written already; the file cannot be written (on rank 0).
+        ConfigError: A timeline is being recorded already, or rank 0 cannot write the file.
     """
     global _running
     if _running is not None:
@@ -96,10 +100,11 @@ def start_timeline(path: str | Path, *, capacity: int = CAPACITY) -> None:
 
 
 def stop_timeline(*, timeout_s: float = TIMEOUT_S) -> Path | None:
-    """Ends the timeline, and on rank 0 writes the events of all ranks. Call it on every rank.
+    """End the timeline; rank 0 writes the events of all ranks. Call it on every rank.
 
-    Waits for the other ranks for `timeout_s` seconds at most; the file names those that did not come, and is written
-    without them. A rank that rank 0 does not answer writes its own events, with its number in the file's name.
+    Rank 0 waits for the other ranks for at most `timeout_s` seconds. The file names the ranks that did not come, and is
+    written without them. A rank that gets no answer from rank 0 writes its own events to a file with its number in the
+    name.
 
     Returns:
         The file that this rank wrote; None if rank 0 has this rank's events, or no timeline was recorded.
@@ -123,7 +128,7 @@ def stop_timeline(*, timeout_s: float = TIMEOUT_S) -> Path | None:
 
 
 def begin_from_environment() -> None:
-    """Starts the timeline that GOSSAMER_TIMELINE asks for, once a process. Called when a model is wrapped."""
+    """Start the timeline that GOSSAMER_TIMELINE asks for, once in a process. Called when a model is wrapped."""
     global _from_environment
     path = config.current().timeline
     if path is None or _from_environment or _running is not None:
@@ -135,7 +140,7 @@ def begin_from_environment() -> None:
 
 @atexit.register
 def _end_with_the_process() -> None:
-    # Registered before the engine's own, and so called after it: workers have ended.
+    # Registered before the engine's handler, and so called after it, when workers have ended.
     try:
         stop_timeline(timeout_s=AT_EXIT_S)
     except Exception:
@@ -143,7 +148,7 @@ def _end_with_the_process() -> None:
 
 
 def _note_group() -> None:
-    """The group may be gone when the timeline ends; its store can still be asked then."""
+    """Remember the group: it may be gone when the timeline ends, but its store still answers."""
     if _running is not None:
         _running.group = _group() or _running.group
 
@@ -163,7 +168,7 @@ def _require_writable(path: Path) -> None:
 
 
 def _write(path: Path, running: _Running, parts: dict[int, dict[str, Any]], size: int) -> Path:
-    """Merges the parts. Times of the file are in microseconds from the start on the rank that writes it."""
+    """Merge the parts into a file. Its times are microseconds since the start on the rank that writes it."""
     ranks = {str(rank): _about(part) for rank, part in sorted(parts.items())}
     missing = [rank for rank in range(size) if rank not in parts]
     if missing:

@@ -1,6 +1,7 @@
-# The writer of Chrome traces (chrome://tracing, ui.perfetto.dev), event by event. It knows the format and no meaning:
-# timeline.py writes the merged trace of all ranks with it, horovod/common/timeline.py Horovod's.
-"""A JSON file of trace events."""
+"""Writes Chrome traces (chrome://tracing, ui.perfetto.dev), event by event.
+
+timeline.py writes the merged trace of all ranks with it, and the Horovod face its own timeline.
+"""
 
 import json
 from pathlib import Path
@@ -8,14 +9,14 @@ from typing import Any, TextIO
 
 
 class TraceFile:
-    """Written as it goes; valid JSON once it is closed.
+    """A JSON file of trace events. Events are written at once; the JSON is valid when the file is closed.
 
     Args:
         path: the file, which is replaced.
-        metadata: what goes beside the events, under "otherData"; None: the file is a plain array of events.
+        metadata: the content of "otherData" beside the events; None: the file is a plain array of events.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
 
     def __init__(self, path: str | Path, metadata: dict[str, Any] | None = None) -> None:
@@ -30,7 +31,13 @@ class TraceFile:
     def event(
         self, name: str, ph: str, *, pid: int, tid: int = 0, ts_us: float | None = None, **more: Any
     ) -> None:
-        """One event of the format: `ph` says of which kind, `ts_us` when, `more` its other fields."""
+        """Write one event.
+
+        Args:
+            ph: the kind of event, a letter of the format.
+            ts_us: its time in microseconds.
+            more: its other fields.
+        """
         event: dict[str, Any] = {"name": name, "pid": pid, "tid": tid, "ph": ph, **more}
         if ts_us is not None:
             event["ts"] = round(ts_us, 3)
@@ -38,10 +45,10 @@ class TraceFile:
         self._first = False
 
     def flush(self) -> None:
-        """So that a reader sees what there is."""
+        """Make the events so far visible to readers of the file."""
         self._file.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Complete the JSON and close the file."""
         self._file.write(self._end)
         self._file.close()
