@@ -182,7 +182,6 @@ def test_the_ten_largest_files_are_printed(capsys) -> None:
     "path", [path for path in MODULES if PACKAGE / "lightning" in path.parents], ids=name
 )
 def test_file_of_the_lightning_face_only_translates(path) -> None:
-    assert len(path.read_text().splitlines()) < 200
     calls = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
     moves = calls & {"all_to_all", "all_to_all_single", "reduce_scatter", "isend", "irecv", "send", "recv"}
     sums = (
