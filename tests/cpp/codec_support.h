@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "codec/codec_list.h"
 
 namespace gossamer::test {
 
@@ -23,8 +24,9 @@ using codec::Spec;
 using Bytes = std::vector<uint8_t>;
 
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16};
-constexpr Kind kKinds[] = {Kind::identity,  Kind::bf16, Kind::fp16,  Kind::int8,
-                           Kind::minmax_u8, Kind::int4, Kind::onebit};
+#define GOSSAMER_KIND(number, name, Codec) Kind::name,
+constexpr Kind kKinds[] = {GOSSAMER_CODECS(GOSSAMER_KIND)};
+#undef GOSSAMER_KIND
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
