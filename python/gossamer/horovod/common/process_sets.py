@@ -24,10 +24,8 @@ class ProcessSet:
     ``ranks``: in ascending order. ``process_set_id``: None while the set is not registered; 0 is the set of all ranks.
 
     Args:
-        ranks_or_comm: the ranks, or an mpi4py communicator of them.
-
-    Raises:
-        ValueError: a rank is negative, not an integer, or given twice.
+        ranks_or_comm: the ranks, or an mpi4py communicator of them. Raises ValueError for a rank that is negative, not
+            an integer, or given twice.
     """
 
     process_set_id: int | None = None
@@ -48,10 +46,9 @@ class ProcessSet:
         return len(self.ranks)
 
     def rank(self) -> int | None:
-        """Returns this process's number within the set; None while the set is not registered.
+        """Returns this process's number within the set; None while it is not registered.
 
-        Raises:
-            ValueError: this process is no member.
+        Raises ValueError if this process is no member.
         """
         if self.process_set_id is None or self.ranks is None:
             return None
@@ -116,11 +113,7 @@ global_process_set.ranks = None
 
 
 def ranks_of_comm(comm: Any, world: Any) -> list[int]:
-    """Returns the ranks of an mpi4py communicator within that of all workers.
-
-    Raises:
-        ValueError: the workers did not meet over MPI.
-    """
+    """Returns the global ranks of an mpi4py communicator. Raises ValueError if the workers did not meet over MPI."""
     if world is None:
         raise ValueError("hvd.ProcessSet: an MPI communicator needs workers that mpirun started")
     group = comm.Get_group()

@@ -124,8 +124,7 @@ def _begin(session: Session, static: list[ProcessSet]) -> None:
 def _agreed_sets(place: Place, static: list[ProcessSet]) -> list[ProcessSet]:
     """Returns the sets of all ranks in one order. The groups of one MPI_Comm_split are several sets at one place.
 
-    Raises:
-        ValueError: on all ranks, if the ranks' sets differ in another way.
+    Raises ValueError on all ranks if the ranks' sets differ in another way.
     """
     given = [[ranks for ranks, _ in told] for told in place.told]
     for rank, told in enumerate(place.told):

@@ -71,8 +71,7 @@ def rows_of(
 ) -> list[int] | None:
     """Returns how many rows an alltoall sends to each rank; None for equal parts.
 
-    Raises:
-        ValueError: the splits, or equal parts, do not fit the tensor and the number of ranks.
+    Raises ValueError if the splits, or equal parts, do not fit the tensor and the number of ranks.
     """
     size = process_set.native().size
     if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:

@@ -42,7 +42,10 @@ def allreduce_async(
 
 @takes_arguments_of(allreduce_async)
 def allreduce_async_(tensor: Tensor, *arguments: Any, **named: Any) -> Handle:
-    """Begins ``allreduce_()``. Do not touch the tensor before ``synchronize()``, which returns it."""
+    """Begins ``allreduce_()``, with the arguments of ``allreduce_async()``.
+
+    Do not touch the tensor before ``synchronize()``, which returns it.
+    """
     return _allreduce(one, True, tensor, *arguments, **named)
 
 
@@ -62,7 +65,10 @@ def grouped_allreduce_async(
 
 @takes_arguments_of(grouped_allreduce_async)
 def grouped_allreduce_async_(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> Handle:
-    """Begins ``grouped_allreduce_()``. Do not touch the tensors before ``synchronize()``, which returns them."""
+    """Begins ``grouped_allreduce_()``, with the arguments of ``grouped_allreduce_async()``.
+
+    Do not touch the tensors before ``synchronize()``, which returns them.
+    """
     return _allreduce(group, True, tensors, *arguments, **named)
 
 

@@ -54,7 +54,10 @@ def allreduce(
 
 @takes_arguments_of(asynchronous.allreduce_async)
 def allreduce_(*arguments: Any, **named: Any) -> Tensor:
-    """Does ``allreduce()`` in place, for any strides, without compression or gradient. Returns the tensor."""
+    """Does ``allreduce()`` in place, for any strides, without compression or gradient. Returns the tensor.
+
+    Takes the arguments of ``allreduce_async()``.
+    """
     return synchronize(asynchronous.allreduce_async_(*arguments, **named))
 
 
@@ -76,7 +79,10 @@ def grouped_allreduce(
 
 @takes_arguments_of(asynchronous.grouped_allreduce_async)
 def grouped_allreduce_(*arguments: Any, **named: Any) -> list[Tensor]:
-    """Does ``grouped_allreduce()`` in place, without compression or gradient. Returns the tensors."""
+    """Does ``grouped_allreduce()`` in place, without compression or gradient. Returns the tensors.
+
+    Takes the arguments of ``grouped_allreduce_async()``.
+    """
     return synchronize(asynchronous.grouped_allreduce_async_(*arguments, **named))
 
 
@@ -109,7 +115,7 @@ def broadcast(
 
 @takes_arguments_of(asynchronous.broadcast_async_)
 def broadcast_(*arguments: Any, **named: Any) -> Tensor:
-    """Does ``broadcast()`` in place, for any strides, without gradient. Returns the tensor."""
+    """Does ``broadcast()`` in place, with its arguments, for any strides, without gradient. Returns the tensor."""
     return synchronize(asynchronous.broadcast_async_(*arguments, **named))
 
 

@@ -89,11 +89,7 @@ def handle_of(pending: Pending) -> Handle:
 
 
 def poll(handle: int) -> bool:
-    """Returns whether ``synchronize(handle)`` would return at once.
-
-    Raises:
-        ValueError: the handle was synchronized before.
-    """
+    """Returns whether ``synchronize(handle)`` would return at once. Raises ValueError if it was synchronized before."""
     pending = _live.get(handle)
     if pending is None:
         raise ValueError(f"hvd.poll: needs a handle that is not synchronized yet, got {handle!r}")

@@ -51,24 +51,30 @@ class AdasumStep(ReducingOptimizer):
         return _Differences(request, passes)
 
 
-class _Differences:
+class _Differences(Passes):
     """What a step changes in the parameters of a request, and its Adasum."""
 
     way, why = "negotiated", "op is Adasum"
     buckets: tuple[Any, ...] = ()
 
     def __init__(self, request: Request, passes: int) -> None:
+        super().__init__(request.names, request.params, passes)
         self._request = request
-        self._passes = Passes(request.names, request.params, passes)
-        self.set_passes, self.abandon = self._passes.set_passes, self._passes.reset
-        self.retire = self._passes.remove
         if request.process_set.included():
-            self._passes.install()
+            self.install()
 
     @property
     def under_way(self) -> bool:
         """Whether a parameter has all its gradients."""
-        return bool(self._passes.complete)
+        return bool(self.complete)
+
+    def abandon(self) -> None:
+        """Forgets the gradients of an unfinished step."""
+        self.reset()
+
+    def retire(self) -> None:
+        """Ends counting: another object takes its place."""
+        self.remove()
 
     @torch.no_grad()
     def start(self) -> list[Tensor]:
@@ -78,7 +84,7 @@ class _Differences:
     @torch.no_grad()
     def finish(self, start: list[Tensor]) -> None:
         """Replaces what this rank's step changed since `start` by the Adasum over the ranks."""
-        self._passes.reset()
+        self.reset()
         params, request = self._members(), self._request
         if not request.process_set.included() or not params:
             return

@@ -52,7 +52,7 @@ def refusal_of(request: Request) -> str:
     return ""
 
 
-class EngineReduction:
+class EngineReduction(Rounds):
     """Reduces the gradients of a request. Collective over the ranks of its process set.
 
     Args:
@@ -68,7 +68,7 @@ class EngineReduction:
         ranks, settings = request.process_set.ranks, config.current()
         assert ranks is not None
         size = settings.bucket_bytes if bucket_bytes is None else max(1, bucket_bytes)
-        self._holder = _Holder(request)
+        self._holder = _Holder(request)  # the engine holds its module weakly
         algorithm: Algorithm = _Reduction(request, len(ranks))
         with internal_errors(CommError, ConfigError):
             comm, control = private_among(None, ranks, request.params[min(request.trained)].device, key=key)
@@ -84,32 +84,23 @@ class EngineReduction:
                 broadcast=False,
                 stall=basics.stall_limits(),
             )
-            self._rounds = Rounds(self._engine)
-            self._rounds.begin(passes, order)
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a parameter has all its gradients, and may be travelling."""
-        return self._rounds.under_way
+            super().__init__(self._engine)
+            self.begin(passes, order)
 
     @property
     def buckets(self) -> list[_C.Bucket]:
         """The current buckets."""
         return self._engine.buckets
 
-    def set_passes(self, passes: int) -> None:
-        """Lets every parameter that is not complete wait for so many gradients from now on."""
-        self._rounds.set_passes(passes)
-
     def synchronize(self) -> None:
         """Waits for the reduced gradients. Raises HorovodInternalError on every rank if a reduction failed."""
         with internal_errors(CommError, ConfigError):
-            self._rounds.end()
+            self.end()
 
     def shadow(self) -> None:
         """Adds zeros to the other ranks' reductions until every rank does so."""
         with internal_errors(CommError, ConfigError):
-            self._rounds.shadow()
+            super().shadow()
 
     def abandon(self) -> None:
         """Completes a step that has begun, so that no rank waits for this one."""

@@ -44,11 +44,7 @@ class NegotiatedReduction:
             self._submit(unit)
 
     def synchronize(self) -> None:
-        """Submits what is left, and waits until every parameter has the reduced gradient.
-
-        Raises:
-            HorovodInternalError: an operation failed. All operations have been waited for.
-        """
+        """Submits what is left, and waits for all. Raises HorovodInternalError, at the end, if an operation failed."""
         try:
             for unit in self._units:
                 if unit not in self._submitted and self._request.is_trained(unit[0]):
