@@ -13,7 +13,7 @@ from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
 from gossamer.horovod.torch.operations.arguments import reduction, require_scatter, root_of, rows_of
 from gossamer.horovod.torch.operations.handles import Handle, PendingSplits
 from gossamer.horovod.torch.operations.signatures import takes_arguments_of
-from gossamer.horovod.torch.operations.submission import Average, group, group_names, one
+from gossamer.horovod.torch.operations.submission import OPS, Average, group, group_names, one
 
 __all__ = ["allreduce_async", "allreduce_async_", "grouped_allreduce_async", "grouped_allreduce_async_"]
 __all__ += [
@@ -36,8 +36,10 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Begins ``allreduce()``, without compression. ``synchronize()`` returns the new tensor."""
-    scales = prescale_factor, postscale_factor
-    return _allreduce(one, False, tensor, average, name, op, *scales, process_set)
+    if average is not None or op not in OPS:
+        op = reduction(op, average, name, process_set)
+    scales: dict[str, Any] = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return one("allreduce", tensor, name, process_set, op=op, **scales)
 
 
 @takes_arguments_of(allreduce_async)
@@ -46,7 +48,7 @@ def allreduce_async_(tensor: Tensor, *arguments: Any, **named: Any) -> Handle:
 
     Do not touch the tensor before ``synchronize()``, which returns it.
     """
-    return _allreduce(one, True, tensor, *arguments, **named)
+    return _allreduce_in_place(one, tensor, *arguments, **named)
 
 
 def grouped_allreduce_async(
@@ -59,8 +61,9 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Begins ``grouped_allreduce()``, without compression. ``synchronize()`` returns the list of new tensors."""
-    scales = prescale_factor, postscale_factor
-    return _allreduce(group, False, tensors, average, name, op, *scales, process_set)
+    op = reduction(op, average, name, process_set, members=len(tensors))
+    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return group("allreduce", tensors, name, process_set, op=op, **scales)
 
 
 @takes_arguments_of(grouped_allreduce_async)
@@ -69,12 +72,11 @@ def grouped_allreduce_async_(tensors: Sequence[Tensor], *arguments: Any, **named
 
     Do not touch the tensors before ``synchronize()``, which returns them.
     """
-    return _allreduce(group, True, tensors, *arguments, **named)
+    return _allreduce_in_place(group, tensors, *arguments, **named)
 
 
-def _allreduce(
+def _allreduce_in_place(
     submit: Callable[..., Handle],
-    in_place: bool,
     tensors: Any,
     average: Any = None,
     name: Any = None,
@@ -83,9 +85,11 @@ def _allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    op = reduction(op, average, name, process_set, members=len(tensors) if submit is group else None)
+    if average is not None or op not in OPS:
+        members = len(tensors) if submit is group else None
+        op = reduction(op, average, name, process_set, members=members)
     scales = {"prescale": prescale_factor, "postscale": postscale_factor}
-    return submit("allreduce", tensors, name, process_set, in_place=in_place, op=op, **scales)
+    return submit("allreduce", tensors, name, process_set, in_place=True, op=op, **scales)
 
 
 def allgather_async(

@@ -106,8 +106,10 @@ def group(
             reason = f"the arguments must be tensors, got {type(tensor).__name__}"
             refuse(process_set, kind, names, reason)
     whole, site = f"grouped_{kind}.{name}" if name else "", call_site()
-    with internal_errors(CommError):
+    try:
         operations = native.submit(kind, tensors, names, in_place, group=whole, call_site=site, **options)
+    except CommError as error:
+        raise HorovodInternalError(str(error)) from error
     return handle_of(PendingGroup(operations, tensors if in_place else None))
 
 
