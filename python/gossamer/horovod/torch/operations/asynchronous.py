@@ -16,13 +16,8 @@ from gossamer.horovod.torch.operations.signatures import takes_arguments_of
 from gossamer.horovod.torch.operations.submission import OPS, Average, group, group_names, one
 
 __all__ = ["allreduce_async", "allreduce_async_", "grouped_allreduce_async", "grouped_allreduce_async_"]
-__all__ += [
-    "allgather_async",
-    "alltoall_async",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather_async",
-]
+__all__ += ["allgather_async", "alltoall_async", "grouped_allgather_async"]
+__all__ += ["broadcast_async", "broadcast_async_"]
 __all__ += ["grouped_reducescatter_async", "reducescatter_async"]
 
 
@@ -85,9 +80,7 @@ def _allreduce_in_place(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    if average is not None or op not in OPS:
-        members = len(tensors) if submit is group else None
-        op = reduction(op, average, name, process_set, members=members)
+    op = reduction(op, average, name, process_set, members=len(tensors) if submit is group else None)
     scales = {"prescale": prescale_factor, "postscale": postscale_factor}
     return submit("allreduce", tensors, name, process_set, in_place=True, op=op, **scales)
 

@@ -19,12 +19,8 @@ from gossamer.horovod.torch.operations.handles import synchronize
 from gossamer.horovod.torch.operations.submission import Average, Sum
 
 __all__ = ["HorovodAllreduce", "HorovodAlltoall", "HorovodBroadcast", "HorovodGroupedAllreduce"]
-__all__ += [
-    "HorovodAllgather",
-    "HorovodGroupedAllgather",
-    "HorovodGroupedReducescatter",
-    "HorovodReducescatter",
-]
+__all__ += ["HorovodAllgather", "HorovodGroupedAllgather"]
+__all__ += ["HorovodGroupedReducescatter", "HorovodReducescatter"]
 
 
 class HorovodAllreduce(Function):
