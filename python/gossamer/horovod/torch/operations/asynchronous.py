@@ -57,7 +57,7 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Begins ``grouped_allreduce()``, without compression. ``synchronize()`` returns the list of new tensors."""
     op = reduction(op, average, name, process_set, members=len(tensors))
-    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
+    scales: dict[str, Any] = {"prescale": prescale_factor, "postscale": postscale_factor}
     return group("allreduce", tensors, name, process_set, op=op, **scales)
 
 
@@ -81,7 +81,7 @@ def _allreduce_in_place(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     op = reduction(op, average, name, process_set, members=len(tensors) if submit is group else None)
-    scales = {"prescale": prescale_factor, "postscale": postscale_factor}
+    scales: dict[str, Any] = {"prescale": prescale_factor, "postscale": postscale_factor}
     return submit("allreduce", tensors, name, process_set, in_place=True, op=op, **scales)
 
 
