@@ -1,6 +1,6 @@
-# Where this process stands among all workers: finds the launcher, joins torch.distributed, answers
-# rank() and size(). Re-implements no transport and no rendezvous. The engine does not use it: it works
-# on any process group; users and the faces call it.
+# This process among all workers: finds the launcher, joins torch.distributed, and answers rank() and size(). It has
+# no transport and no rendezvous of its own. Users and the faces call it. The engine does not: it works on any process
+# group.
 """Joining the group of workers: ``init()``, ``rank()``, ``size()``, ``shutdown()``."""
 
 import gc
@@ -27,22 +27,22 @@ class _Membership:
     local_rank: int
     local_size: int
     node_rank: int
-    adopted: bool  # the caller made torch's default group; shutdown() leaves it alone
+    adopted: bool  # the caller made torch's default group, so shutdown() leaves it
 
 
 _membership: _Membership | None = None
 _stores: dict[Placement, dist.Store] = {}
 _has_gpu = False
-_joins = 0  # of this process, so that each gets keys of its own in a store that outlives the group
+_joins = 0  # times that this process has joined: each has keys of its own in a store that outlives the group
 
 
 def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
-    """Joins all workers of this run; every worker calls it once, before anything else of Gossamer.
+    """Joins all workers of this run. Every worker calls it once, before anything else of Gossamer.
 
-    The place is found from the environment of ``gossamer run``/torchrun, of mpirun (Open MPI, MPICH; the
-    rendezvous goes through mpi4py) or of srun; without any of them the process is alone, with size 1.
+    The worker's place comes from the environment of ``gossamer run`` or torchrun, of mpirun (Open MPI, MPICH; the
+    rendezvous goes through mpi4py) or of srun. Without any of them the process is alone, with size 1.
     If ``torch.distributed`` is initialised already, its default group is adopted as it is. In an elastic run
-    it waits for a place in the next group.
+    init() waits for a place in the next group.
 
     ``backend``: a torch.distributed backend string; None is "gossamer", or "cpu:gossamer,cuda:nccl" where a
     GPU is visible, and then the GPU numbered ``local_rank`` becomes the current one.
@@ -79,7 +79,7 @@ def join(
     backend: str | None = None,
     timeout_s: float | None = None,
 ) -> None:
-    """init() for workers that found each other by themselves: through a store, at places that the caller gives.
+    """Joins as init() does, through a store, at a place that the caller gives.
 
     Without ``local_rank`` and ``node_rank``, ``local_size`` workers are on each host, with ranks in a row. The
     launcher's environment is not asked. Raises as init() does; ConfigError also if torch.distributed is
@@ -103,10 +103,10 @@ def join(
 
 
 def announce(backend: str | None = None) -> Outlook | None:
-    """For faces whose newcomers must not keep the others of an elastic run waiting until they are ready.
+    """Announces a newcomer of an elastic run, so that the others train on until it is ready. Faces call it.
 
-    Returns the place that init() would give, while the group goes on without this worker. None: there is no such group,
-    and init() is next. ``backend`` as for init(). Raises as it does.
+    Returns the place that init() would give, while the group goes on without this worker; None if there is no such
+    group, and init() is next. ``backend`` as for init(). Raises as it does.
     """
     if dist.is_initialized() or (member := membership.member()) is None:
         return None
@@ -116,7 +116,7 @@ def announce(backend: str | None = None) -> Outlook | None:
 
 
 def meet(timeout_s: float | None = None) -> tuple[Placement, dist.Store]:
-    """The launcher's place for this worker and a store of all workers, for those that will join() in smaller groups.
+    """Returns this worker's place and a store of all workers, for workers that will join() in smaller groups.
 
     Every worker must call it. ConfigError and CommError as init() does.
     """
@@ -154,12 +154,12 @@ def local_size() -> int:
 
 
 def node_rank() -> int:
-    """Number of this worker's host among the hosts, 0 where no launcher counted them. ConfigError before ``init()``."""
+    """Number of this worker's host among the hosts, 0 if no launcher counted them. ConfigError before ``init()``."""
     return _joined("node_rank").node_rank
 
 
 def shutdown() -> None:
-    """Leaves the group; ``init()`` may be called again. Does nothing if not initialised.
+    """Leaves the group, after which ``init()`` may be called again. Does nothing before ``init()``.
 
     Destroys torch's default group if ``init()`` made it, and leaves an adopted one to its maker.
     """
@@ -180,7 +180,7 @@ def _joined(what: str) -> _Membership:
 
 
 def _prepare(what: str, timeout_s: float | None) -> float:
-    """What comes before joining: one group at a time, the log; returns the timeout in seconds."""
+    """Checks that no group is joined yet, sets up the log, and returns the timeout in seconds."""
     late_entry.enter_now()
     if is_initialized():
         raise ConfigError(
@@ -212,7 +212,7 @@ def _enter(
 
 
 def _choose(backend: str | None, placement: Placement) -> str:
-    """The backend, whose GPU becomes the current one. In an elastic run it stays: the model is there."""
+    """Returns the backend, and makes its GPU the current one. In an elastic run the GPU stays: it has the model."""
     global _has_gpu
     chosen = backend or ("cpu:gossamer,cuda:nccl" if torch.cuda.is_available() else "gossamer")
     if "nccl" in chosen and not (placement.source == "elastic" and _has_gpu):
@@ -249,7 +249,7 @@ def _join(placement: Placement, backend: str, timeout_s: float, store: dist.Stor
             dist.init_process_group(**options, store=store)
     except (RuntimeError, TimeoutError) as error:
         if not dist.is_initialized():
-            # torch numbers groups, this one too; those that have not failed with us would look for another number.
+            # torch numbers groups. This one must count too, because on ranks that did not fail it has counted.
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
             dist.destroy_process_group()
         why = f"with backend {backend!r} in {timeout_s:g} s: {error}"
@@ -264,7 +264,7 @@ def _not_joined(what: str, placement: Placement, why: str) -> CommError:
 
 
 def _store_of(placement: Placement, timeout_s: float) -> dist.Store:
-    """A store through which the workers find each other. One that has an address is kept: it cannot be served twice."""
+    """Returns a store through which workers meet. A store with an address is kept: it cannot be served twice."""
     if placement.source == "mpirun":
         return mpi.store_of(mpi.world_of(placement), timeout_s)
     if placement.master_addr is None:

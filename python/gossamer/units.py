@@ -1,5 +1,5 @@
-# Quantities with units as people write them ("10gbit", "50us", "25MiB", "1.2e9"), to numbers and back.
-# Nothing is measured or decided here. Callers: the planner, and whatever shapes or benchmarks networks.
+# Quantities with units as people write them ("10gbit", "50us", "25MiB", "1.2e9"), to numbers and back. Used by the
+# planner, the lab, the demo and the benchmarks.
 """Parsers of rates, times, sizes and counts, and the same numbers as text."""
 
 import math
@@ -10,7 +10,7 @@ from gossamer.errors import ConfigError
 
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(.*)")
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-# As tc writes them, with or without "/s"; tc's "mbps" is bytes and other people's is bits, so it is refused.
+# As tc writes them, with or without "/s". "mbps" is refused: for tc it is bytes, for others bits.
 _BITS = {f"{prefix}bit{per}": scale / 8 for prefix, scale in _DECIMAL.items() for per in ("", "/s")}
 _BYTES_PER_S = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -19,26 +19,26 @@ _COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of a rate above zero: "10gbit", "100mbit", "1.5Gbit/s", "25GB/s". ConfigError otherwise."""
+    """Returns the bytes per second of a rate above zero: "10gbit", "1.5Gbit/s", "25GB/s". ConfigError otherwise."""
     number, unit = _split(text)
     scale = _BITS.get(unit.lower(), _BYTES_PER_S.get(unit))
     return _positive("rate", text, number, scale, "10gbit, 100mbit or 25GB/s")
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of a time above zero: "50us", "1.5ms", "2s". ConfigError otherwise."""
+    """Returns the seconds of a time above zero: "50us", "1.5ms", "2s". ConfigError otherwise."""
     number, unit = _split(text)
     return _positive("time", text, number, _SECONDS.get(unit), "50us, 1.5ms or 2s")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a size above zero: "25MiB", "4MB", "26214400". ConfigError otherwise."""
+    """Returns the bytes of a size above zero: "25MiB", "4MB", "26214400". ConfigError otherwise."""
     number, unit = _split(text)
     return _whole("size", text, _positive("size", text, number, _BYTES.get(unit), "25MiB, 4MB or 26214400"))
 
 
 def parse_count(text: str) -> int:
-    """A whole number above zero: "1.2e9", "350M", "7B" (billions), "64". ConfigError otherwise."""
+    """Returns a whole number above zero: "1.2e9", "350M", "7B" (billions), "64". ConfigError otherwise."""
     number, unit = _split(text)
     return _whole("count", text, _positive("count", text, number, _COUNTS.get(unit), "1.2e9, 350M or 7B"))
 
@@ -61,22 +61,22 @@ def _whole(what: str, text: str, value: float) -> int:
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """Bytes per second in bits: "10 Gbit/s"."""
+    """Writes bytes per second in bits: "10 Gbit/s"."""
     return _scaled(bytes_per_s * 8, {"Tbit/s": 1e12, "Gbit/s": 1e9, "Mbit/s": 1e6, "kbit/s": 1e3, "bit/s": 1})
 
 
 def seconds_text(seconds: float) -> str:
-    """ "43.1 ms"."""
+    """Writes seconds: "43.1 ms"."""
     return _scaled(seconds, {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
 
 
 def bytes_text(count: float) -> str:
-    """ "4.81 GB"."""
+    """Writes bytes: "4.81 GB"."""
     return _scaled(count, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1})
 
 
 def count_text(count: float) -> str:
-    """ "1.2 B" for billions; plain below a thousand."""
+    """Writes a count: "1.2 B" for billions, plain below a thousand."""
     return _scaled(count, {"T": 1e12, "B": 1e9, "M": 1e6, "K": 1e3, "": 1}).rstrip()
 
 

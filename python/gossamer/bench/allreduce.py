@@ -1,6 +1,6 @@
-# `gossamer bench allreduce`: one call at each size on each backend, through each codec, in turns with torch's own. It
-# measures what a user's call takes between these workers; the limits of shared memory and MPI are compared with by
-# benchmarks/bench_allreduce.py. bench/cli.py calls it; launch/workers.py starts the workers where there is no job.
+# `gossamer bench allreduce`: one call at each size, on each backend and through each codec, in turns with torch's
+# own. It measures a user's call between these workers; benchmarks/bench_allreduce.py compares with the limits of
+# shared memory and with MPI. bench/cli.py calls it; launch/workers.py starts the workers if there is no job.
 """Time and bandwidth of an all-reduce of float32 between workers: of each size, on each backend, through each codec.
 
 Alone it starts workers on this machine (-np) or on others (-H); inside a job it measures between the job's workers.
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a JSON line a figure on stdout and a table on stderr, and draws. 0."""
+    """Measures, prints a JSON line for each figure on stdout and a table on stderr, draws, and returns 0."""
     plot = values.plot_file(args.plot)
     settings = {
         "sizes": values.sizes(args.sizes, "--sizes"),
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """What one worker does; the lines of the results, the same on every rank."""
+    """Does the work of one worker, and returns the lines of the results, the same on every rank."""
     runtime.init(backend="gossamer")
     try:
         names = dict.fromkeys([BASELINE, *settings["backends"]])  # in this order on every rank
@@ -106,7 +106,7 @@ def measure(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def at_size(nbytes: int, settings: dict[str, Any], groups: dict[str, Any]) -> list[dict[str, Any]]:
-    """All contenders at one size."""
+    """Returns the lines of all contenders at one size."""
     x = torch.randn(nbytes // 4, generator=torch.Generator().manual_seed(runtime.rank()))
     exact = x.double()
     dist.all_reduce(exact, group=groups[BASELINE])
@@ -134,10 +134,10 @@ def at_size(nbytes: int, settings: dict[str, Any], groups: dict[str, Any]) -> li
 def contender(
     x: torch.Tensor, exact: torch.Tensor, codec_name: str, group: Any
 ) -> tuple[Callable[[], object], dict[str, Any]]:
-    """A call of ours, and what one call sends and how far it is from the exact sum.
+    """Returns a call of ours, the bytes that one call sends, and its distance from the exact sum.
 
     Raises:
-        CommError: without a codec, and not the sum.
+        CommError: the call has no codec and its result is not the sum.
     """
     codec = None if codec_name == NONE else (values.CODECS | values.FEEDBACK)[codec_name]
     error = torch.zeros_like(x) if codec is not None and codec.feeds_back else None
@@ -151,7 +151,7 @@ def contender(
             f"bench allreduce: rank {runtime.rank()}/{runtime.size()}: the sum of {x.numel()} float32 must be within "
             f"{EXACT:g} of the exact one, got {apart:.3g} apart"
         )
-    # A mean stays what it is from call to call; dividing costs a pass of its own only where nothing is encoded.
+    # A mean stays the same from call to call, while a sum would grow. Without a codec the division costs a pass.
     own, op = (torch.zeros_like(x), "sum") if codec is None else (x.clone(), "mean")
     body = partial(all_reduce, own, codec=codec, op=op, error=error, group=group)
     return body, {"bytes_sent": sent, "relative_error": short(apart)}

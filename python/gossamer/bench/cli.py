@@ -1,6 +1,6 @@
-# `gossamer bench NAME`: a table of benchmarks, each a module that is imported only when it is asked for. A module
-# offers add_arguments(parser), run(options) -> int, EXAMPLES for --help, and a docstring that --help begins with.
-# What is measured is theirs; how results are written is in measuring.py. launch/cli.py calls build_parser and main.
+# `gossamer bench NAME`: a table of benchmarks. A benchmark is a module, imported only when it is used, that offers
+# add_arguments(parser), run(options) -> int, EXAMPLES for --help, and a docstring with which --help begins.
+# measuring.py writes results. launch/cli.py calls build_parser and main.
 """The ``gossamer bench`` command."""
 
 import argparse
@@ -35,7 +35,7 @@ SUBCOMMANDS = {
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
-    """Takes the benchmark's name; what follows it is for the parser of that benchmark."""
+    """Returns a parser of the benchmark's name, which leaves the rest to that benchmark's own parser."""
     width = max(map(len, SUBCOMMANDS))
     listing = "\n".join(f"  {name:{width}}  {each.summary}" for name, each in SUBCOMMANDS.items())
     parser = argparse.ArgumentParser(

@@ -1,6 +1,5 @@
-# `gossamer bench codec`: what each codec costs and saves on this machine, one process. The ladder of instruction sets
-# and the rooflines of single kernels are benchmarks/bench_codec.py's, which times the operations defined here.
-# bench/cli.py calls it.
+# `gossamer bench codec`: what each codec costs and saves on this machine, in one process. benchmarks/bench_codec.py
+# times the same operations for each instruction set, with rooflines. bench/cli.py calls it.
 """Every codec on this machine: speed of encode, decode and decode_add, relative error, bytes per element.
 
 GB/s are of the float32 tensor, not of the wire; the baseline is a copy of that tensor, in turns in the same run. The
@@ -28,7 +27,7 @@ examples:
   gossamer bench codec --device cuda --size 64MiB
   gossamer bench codec --codecs int8,int4 --plot codecs.png > codecs.jsonl
 """
-ROWS = 4  # that the fused reduce sums
+ROWS = 4  # rows that the fused reduce sums
 OPERATIONS = ("encode", "decode", "decode_add")
 COLUMNS = {
     "codec": "codec",
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a JSON line a codec on stdout and a table on stderr, and draws. 0."""
+    """Measures, prints a JSON line for each codec on stdout and a table on stderr, draws, and returns 0."""
     plot = values.plot_file(args.plot)
     names = values.chosen(args.codecs, list(values.CODECS), "--codecs")
     sizes = values.sizes(args.size, "--size")
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(name: str, nbytes: int, *, device: str, rounds: int) -> dict[str, Any]:
-    """The line of one codec, on normally distributed values."""
+    """Returns the line of one codec, on normally distributed values."""
     codec = values.CODECS[name]
     x = torch.randn(1, nbytes // 4, generator=torch.Generator().manual_seed(0)).to(device)
     wire = codec.encode(x)
@@ -115,7 +114,7 @@ def measure(name: str, nbytes: int, *, device: str, rounds: int) -> dict[str, An
 
 
 def native(codec: NativeCodec, x: torch.Tensor) -> tuple[Bodies, dict[str, int]]:
-    """The native operations on x [1, numel], and the bytes that each must move: what it reads and what it writes."""
+    """Returns the native operations on x [1, numel], and the bytes that each must read and write."""
     kind, block, key = codec.kind, codec.block, codec.native.key
     part = x.numel() // ROWS
     wire, rows = _ops.encode(x, kind, block, key), _ops.encode(x.view(ROWS, part), kind, block, key)
@@ -138,7 +137,7 @@ def native(codec: NativeCodec, x: torch.Tensor) -> tuple[Bodies, dict[str, int]]
 
 
 def of_any(codec: Codec, x: torch.Tensor) -> Bodies:
-    """The operations of a codec written in Python, on x [1, numel]."""
+    """Returns the operations of a codec written in Python, on x [1, numel]."""
     wire, acc, out = codec.encode(x), torch.zeros_like(x[0]), torch.empty_like(x)
     return {
         "encode": lambda: codec.encode(x),
@@ -148,7 +147,7 @@ def of_any(codec: Codec, x: torch.Tensor) -> Bodies:
 
 
 def speeds_of(bodies: Bodies, device: str, *, calls: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a call, a figure for each turn of `calls` calls."""
+    """Returns the seconds of a call, one figure for each turn of `calls` calls."""
     timed = {name: as_one(body, calls, device) for name, body in bodies.items()}
     turns = interleaved(timed, rounds=rounds, repeats=1)
     return {name: [s / calls for s in each.seconds] for name, each in turns.items()}

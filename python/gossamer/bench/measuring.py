@@ -1,7 +1,6 @@
-# What everything that measures shares: turns of several bodies, medians and ratios, and the JSON line of a result.
-# It starts no process and decides nothing about targets. Called by the modules of `gossamer bench` and, in a checkout,
-# by benchmarks/harness.py.
-"""Timing in turns, and the line that tells a result."""
+# What all benchmarks share: turns of several bodies, medians and ratios, and the JSON line of a result. It starts no
+# process and sets no target. Called by the modules of `gossamer bench` and, in a checkout, by benchmarks/harness.py.
+"""Timing in turns, and the JSON line of a result."""
 
 import json
 import os
@@ -26,7 +25,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass
 class Turns:
-    """One body's figures, a turn each: median and mean time of a call, mean processor time of one on all threads."""
+    """The figures of one body, one for each turn: median and mean time of a call, mean processor time of a call."""
 
     seconds: list[float] = field(default_factory=list)
     mean_seconds: list[float] = field(default_factory=list)
@@ -41,13 +40,13 @@ def interleaved(
     before: Callable[[], object] = lambda: None,
     untimed: int = 1,
 ) -> dict[str, Turns]:
-    """Times the bodies in turns, so that whatever else the machine does falls on all alike.
+    """Times the bodies in turns, so that other work on the machine slows all of them alike.
 
-    Every body is called twice at first. A turn calls one `untimed` times and then `repeats` times; the order moves on
-    by one every round.
+    Every body is called twice at first. A turn calls one body `untimed` times and then `repeats` times. The order moves
+    on by one every round.
 
     Args:
-        before: called ahead of each turn, such as a barrier between ranks.
+        before: called before each turn, for example a barrier between ranks.
     """
     names = list(bodies)
     turns = {name: Turns() for name in names}
@@ -71,7 +70,7 @@ def interleaved(
 
 
 def slowest(turns: Mapping[str, Turns], *, mean: bool = False) -> dict[str, list[float]]:
-    """The (mean) seconds of each turn on the rank that took longest; a collective of the default group."""
+    """Returns the median (or mean) seconds of each turn on the slowest rank. A collective of the default group."""
     mine = {name: each.mean_seconds if mean else each.seconds for name, each in turns.items()}
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, mine)
@@ -79,12 +78,12 @@ def slowest(turns: Mapping[str, Turns], *, mean: bool = False) -> dict[str, list
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> list[float]:
-    """The ratio of each round; its median is steadier than the ratio of medians on a busy machine."""
+    """Returns the ratio of each round. On a busy machine its median is steadier than the ratio of medians."""
     return [mine / other for mine, other in zip(seconds, of, strict=True)]
 
 
 def spread(samples: Sequence[float]) -> float:
-    """The distance between the quartiles; 0 for a single sample."""
+    """Returns the distance between the quartiles; 0 for a single sample."""
     if len(samples) < 2:
         return 0.0
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
@@ -92,14 +91,14 @@ def spread(samples: Sequence[float]) -> float:
 
 
 def copy_of(moved: int, device: str) -> Callable[[], object]:
-    """A copy that moves `moved` bytes, read and written together: the roofline of whatever moves as many."""
+    """Returns a copy that reads and writes `moved` bytes together: the roofline of an operation that moves as many."""
     source = torch.ones(moved // 2, dtype=torch.uint8, device=device)
     out = torch.empty_like(source)
     return lambda: out.copy_(source)
 
 
 def as_one(body: Callable[[], object], calls: int, device: str) -> Callable[[], object]:
-    """`calls` calls of body, waited for. On a GPU one CUDA graph: what launching costs the host is left out."""
+    """Returns a function that calls body `calls` times and waits. On a GPU it is a CUDA graph, without launch costs."""
     if device == "cpu":
 
         def run() -> None:
@@ -139,15 +138,15 @@ def result(
     samples: Sequence[float] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """One result, as `emit` prints it.
+    """Returns one result, as emit() prints it.
 
     Args:
-        value: the figure; a median where `samples`, in the same unit, are given.
+        value: the figure; a median if `samples`, in the same unit, are given.
         baseline: name and value of the peer, measured in the same run.
-        ratio: value / baseline where None; for timings the median of the ratios of each turn is better.
-        at_least, at_most: the target; `met` tells. None is no target: the figure is there to compare.
-        target_of: "value" or "ratio": what the target is about.
-        more: further fields, after those.
+        ratio: None is value / baseline. For timings the median of the ratios of each turn is better.
+        at_least, at_most: the target; the field `met` says whether it is met. None is no target.
+        target_of: "value" or "ratio", whichever has the target.
+        more: further fields, which come last.
     """
     name, peer = baseline if baseline else (None, None)
     if ratio is None and peer:
@@ -169,7 +168,7 @@ def result(
 
 
 def place(device: str = "cpu") -> dict[str, Any]:
-    """Where a figure was taken: the machine and its load in the last minute, by which to judge timings."""
+    """Returns where a figure was taken: the machine, and its load in the last minute, by which to judge timings."""
     gpu = {"device": torch.cuda.get_device_name()} if device == "cuda" else {}
     machine = {"torch": torch.__version__, "machine": f"{_processor()}, {os.cpu_count()} cores"}
     return gpu | machine | {"instruction_set": _C.instruction_set(), "load": round(os.getloadavg()[0], 1)}
@@ -181,17 +180,17 @@ def emit(line: Mapping[str, Any]) -> None:
 
 
 def note(text: str) -> None:
-    """Prints what is for a reader, and no result, on stderr."""
+    """Prints a note for the reader, which is no result, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def short(value: float | None) -> float | None:
-    """Five digits of a float."""
+    """Rounds a float to five digits."""
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def label(nbytes: int) -> str:
-    """``64 KiB``, ``1 MiB``, ``7 B``: exact, in the largest unit that divides it."""
+    """Returns ``64 KiB``, ``1 MiB`` or ``7 B``: exact, in the largest unit that divides the number."""
     for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
         if nbytes >= unit and nbytes % unit == 0:
             return f"{nbytes // unit} {name}"

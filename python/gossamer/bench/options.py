@@ -31,10 +31,10 @@ FEEDBACK: dict[str, Codec] = {
 
 
 def chosen(text: str, known: Sequence[str], flag: str) -> list[str]:
-    """The names in ``text``, with commas between; all that are known for "all".
+    """Returns the names in ``text``, which are separated by commas, or all known names for "all".
 
     Raises:
-        ConfigError: a name that is not known, or none at all.
+        ConfigError: a name is not known, or there is none.
     """
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if names == ["all"]:
@@ -47,10 +47,10 @@ def chosen(text: str, known: Sequence[str], flag: str) -> list[str]:
 
 
 def sizes(text: str, flag: str) -> list[int]:
-    """``"4KiB,1MiB"`` as bytes of float32, in ascending order.
+    """Returns the sizes of ``"4KiB,1MiB"`` in bytes, in ascending order.
 
     Raises:
-        ConfigError: what is no size, or not of whole float32.
+        ConfigError: an entry is no size, or does not hold whole float32 numbers.
     """
     found = set()
     for part in text.split(","):
@@ -62,14 +62,14 @@ def sizes(text: str, flag: str) -> list[int]:
 
 
 def at_least_one(flag: str, value: int) -> int:
-    """``value``, or ConfigError where it is below 1."""
+    """Returns ``value``. Raises ConfigError if it is below 1."""
     if value < 1:
         raise ConfigError(f"{flag}: must be at least 1, got {value}")
     return value
 
 
 def plot_file(text: str | None) -> Path | None:
-    """Where a PNG is to go; None for none.
+    """Returns the file of a PNG, or None if none is asked for.
 
     Raises:
         ConfigError: matplotlib is missing, or the name does not end in .png.

@@ -12,18 +12,18 @@ from rich.table import Table
 from gossamer.bench.measuring import emit, label, note, short
 
 Line = Mapping[str, Any]
-WIDTH = 120  # where there is no terminal
+WIDTH = 120  # of a table without a terminal
 
 
 def results(title: str, columns: Mapping[str, str], lines: Sequence[Line], *, command: str) -> None:
-    """A line of JSON each on stdout, with the command that measured it, and all of them as a table."""
+    """Prints each line as JSON on stdout, with the command that measured it, and all lines as a table on stderr."""
     for line in lines:
         emit({**line, "command": command})
     table(title, columns, lines)
 
 
 def table(title: str, columns: Mapping[str, str], lines: Sequence[Line]) -> None:
-    """Prints the fields that are the keys of ``columns``, under the heads that are its values, on stderr."""
+    """Prints a table on stderr. The keys of ``columns`` are fields of the lines, its values are the heads."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console = Console(stderr=True, width=WIDTH)
@@ -38,7 +38,7 @@ def table(title: str, columns: Mapping[str, str], lines: Sequence[Line]) -> None
 def curves(
     file: Path, lines: Sequence[Line], *, panels: Mapping[str, str], x: str, series: str, title: str
 ) -> None:
-    """A panel for each field of ``panels`` (its value is the axis' name), over the bytes in field ``x``, log-log."""
+    """Draws a panel for each field of ``panels``, whose value names the axis, over the bytes in field ``x``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.5 * len(panels), 4.5), layout="constrained")
@@ -60,7 +60,7 @@ def curves(
 
 
 def bars(file: Path, lines: Sequence[Line], *, panels: Mapping[str, str], series: str, title: str) -> None:
-    """A panel for each field of ``panels``, a bar for each line, named by its field ``series``."""
+    """Draws a panel for each field of ``panels``, with a bar for each line, named by its field ``series``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6 * len(panels), 1.5 + 0.35 * len(lines)), layout="constrained")

@@ -1,5 +1,5 @@
-# `gossamer bench train`: the demo's GPT as each of the algorithms trains it, beside torch's DDP. It times steps between
-# these workers and judges no loss; `gossamer demo` and benchmarks/bench_convergence.py do that. bench/cli.py calls it,
+# `gossamer bench train`: the demo's GPT under each algorithm and under torch's DDP. It times steps between these
+# workers; `gossamer demo` and benchmarks/bench_convergence.py judge losses. bench/cli.py calls it, and
 # benchmarks/bench_step.py times the same steps.
 """The time of a training step of the demo's GPT (1.07 M parameters) under each algorithm, beside torch's DDP on Gloo.
 
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a JSON line a variant on stdout and a table on stderr, and draws. 0."""
+    """Measures, prints a JSON line for each variant on stdout and a table on stderr, draws, and returns 0."""
     plot = values.plot_file(args.plot)
     settings = {
         "algorithms": values.chosen(args.algorithms, list(ALGORITHMS), "--algorithms"),
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """What one worker does; the lines of the results, the same on every rank."""
+    """Does the work of one worker, and returns the lines of the results, the same on every rank."""
     runtime.init(backend="gloo")
     try:
         group = dist.new_group(backend=settings["backend"])
@@ -130,7 +130,7 @@ class Training:
 
     @property
     def bytes_sent(self) -> int | None:
-        """By this rank until now; None for torch's DDP, which does not count."""
+        """The bytes that this rank has sent; None for torch's DDP, which does not count."""
         return self.model.engine.bytes_sent if isinstance(self.model, DataParallel) else None
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Training:
 
 
 def timed(trainings: Mapping[str, Training], rounds: int) -> tuple[dict[str, Turns], dict[str, float | None]]:
-    """The turns of this rank, and the bytes that it sent in a step."""
+    """Returns the turns of this rank, and the bytes that it has sent in a step."""
     interleaved(trainings, rounds=0, repeats=0)  # the first steps: buckets are planned, warm-ups end
     before = {name: training.bytes_sent for name, training in trainings.items()}
     # No untimed step, so that a turn is a whole period.

@@ -1,4 +1,4 @@
-# The list of all checks of `gossamer doctor`, and how they are run: one that raises becomes an error row, and the
+# The list of all checks of `gossamer doctor`, and how they run. A check that raises becomes an error row, and the
 # others go on. A check is a function Job -> rows in software.py, machine.py, network.py or variables.py. cli.py calls
 # run().
 """All checks."""
@@ -31,7 +31,7 @@ CHECKS: Mapping[str, Check] = {
 
 
 def run(job: Job, checks: Mapping[str, Check] = CHECKS) -> list[Row]:
-    """The rows of every check, in order."""
+    """Returns the rows of every check, in order."""
     rows: list[Row] = []
     for name, check in checks.items():
         try:

@@ -1,5 +1,5 @@
-# `gossamer doctor`: examines the ranks of the job that it is started in, or of one that it starts (-np, -H), or this
-# machine alone; prints the findings. What is looked at is in facts.py and meeting.py, what to think of it in checks.py.
+# `gossamer doctor`: examines the ranks of the job that it runs in, or of a job that it starts (-np, -H), or this
+# machine alone, and prints the findings. facts.py and meeting.py collect facts, the checks of checks.py judge them.
 # launch/cli.py and `python -m gossamer.doctor` call it.
 """The ``gossamer doctor`` command."""
 
@@ -29,7 +29,7 @@ examples:
 exit code: 1 if there is an error, 0 otherwise (warnings too)
 """
 COLOURS = {OK: "green", WARNING: "yellow", ERROR: "red"}
-WIDTH = 120  # where there is no terminal
+WIDTH = 120  # of the table without a terminal
 ALONE = Placement("alone", 0, 1, 0, 1)
 
 
@@ -51,7 +51,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Examines, prints, and returns 1 if any finding is an error."""
+    """Examines, prints the findings, and returns 1 if one of them is an error."""
     if not args.timeout > 0:
         raise ConfigError(f"--timeout: must be above 0 seconds, got {args.timeout}")
     job = examined(args)
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def examined(args: argparse.Namespace) -> Job | None:
-    """What there is to judge; None on ranks other than 0. Workers that cannot be started are a finding too."""
+    """Returns what is to be judged; None on ranks other than 0. Workers that do not start are a finding too."""
     settings: dict[str, Any] = {"timeout_s": args.timeout, "network": not args.no_network}
     try:
         found = workers.on_workers(meeting.examine, settings, nproc=args.nproc, hosts=args.hosts)
@@ -79,7 +79,7 @@ def examined(args: argparse.Namespace) -> Job | None:
 
 
 def show(rows: list[Row]) -> None:
-    """Prints the table and a line that counts, on stdout."""
+    """Prints the table of findings and the number of errors and warnings on stdout."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
@@ -97,6 +97,6 @@ def show(rows: list[Row]) -> None:
 def _rank() -> int:
     try:
         placement = config.launcher_environment()
-    except ConfigError:  # what is wrong with the variables is a finding
+    except ConfigError:  # wrong variables are a finding
         return 0
     return 0 if placement is None else placement.rank

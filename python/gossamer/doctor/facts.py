@@ -1,5 +1,5 @@
-# What one process sees of its machine: versions, devices, network, limits, variables. Judges nothing (the checks do)
-# and talks to no other rank (meeting.py does). A probe that raises leaves its error in place of the fact.
+# What one process sees of its machine: versions, devices, network, limits, variables. The checks judge these facts, and
+# meeting.py sends them to rank 0. A probe that raises leaves its error in the place of the fact.
 """The facts that the checks of ``gossamer doctor`` look at."""
 
 import os
@@ -40,7 +40,7 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_D
 
 
 def collect(placement: Placement) -> dict[str, Any]:
-    """Every fact of this process; JSON can hold it."""
+    """Returns every fact of this process, in a form that JSON can hold."""
     found: dict[str, Any] = {"placement": vars(placement)}
     for name, probe in PROBES.items():
         try:
@@ -51,7 +51,7 @@ def collect(placement: Placement) -> dict[str, Any]:
 
 
 def host() -> dict[str, str]:
-    """Its name, and what is equal for two processes only if they share machine and network."""
+    """Returns the host's name, and an id that two processes share only if they share machine and network."""
     machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {"name": socket.gethostname(), "id": f"{machine} {os.readlink('/proc/self/ns/net')}"}
 
@@ -61,7 +61,7 @@ def versions() -> dict[str, str]:
 
 
 def extension() -> dict[str, Any]:
-    """Where the native part is, and whether an operation of it gives back what it was given."""
+    """Returns where the native extension is, and whether one of its codecs decodes what it has encoded."""
     x = torch.arange(64, dtype=torch.float32)[None]
     kind = Identity.kind
     out = torch.empty_like(x)
@@ -86,7 +86,7 @@ def cuda() -> dict[str, Any]:
 
 
 def nccl() -> dict[str, Any]:
-    """Its version where torch has it and a GPU is there."""
+    """Returns NCCL's version if torch has NCCL and there is a GPU."""
     if not dist.is_nccl_available():
         return {"available": False, "version": None}
     version = torch.cuda.nccl.version() if torch.cuda.is_available() else None
@@ -94,7 +94,7 @@ def nccl() -> dict[str, Any]:
 
 
 def interfaces() -> list[dict[str, Any]]:
-    """The network devices that are up, with their IPv4 address, None without one, and MTU."""
+    """Returns the network devices that are up, each with its IPv4 address (or None) and its MTU."""
     found = []
     for _, name in socket.if_nameindex():
         flags = struct.unpack_from("H", addresses.request(SIOCGIFFLAGS, name) or bytes(32), 16)[0]
@@ -110,7 +110,7 @@ def interfaces() -> list[dict[str, Any]]:
 
 
 def shared_memory() -> dict[str, int] | None:
-    """Bytes of /dev/shm; None where there is none."""
+    """Returns the bytes of /dev/shm, or None without it."""
     if not os.path.isdir("/dev/shm"):
         return None
     stat = os.statvfs("/dev/shm")
@@ -118,7 +118,7 @@ def shared_memory() -> dict[str, int] | None:
 
 
 def cores() -> dict[str, Any]:
-    """Cores that this process may run on, the share of processor time that its container gets, torch's threads."""
+    """Returns the cores that this process may use, its container's share of processor time, and torch's threads."""
     return {
         "usable": len(os.sched_getaffinity(0)),
         "quota": _quota(Path("/sys/fs/cgroup/cpu.max")),
@@ -132,13 +132,13 @@ def open_files() -> dict[str, int]:
 
 
 def environment() -> dict[str, str]:
-    """The variables that launchers, torch's backends and Gossamer read."""
+    """Returns the variables that launchers, torch's backends and Gossamer read."""
     every = config.variables("")
     return {name: text for name, text in every.items() if name.startswith(PREFIXES) or name in NAMES}
 
 
 def refused_settings() -> str | None:
-    """Why config.current() refuses the environment; None where it does not."""
+    """Returns why config.current() refuses the environment, or None if it accepts it."""
     try:
         config.current()
     except ConfigError as error:
@@ -169,7 +169,7 @@ PROBES: dict[str, Callable[[], Any]] = {
 
 
 def _driver() -> str | None:
-    """The version of the NVIDIA driver, as the kernel module tells it; None without one."""
+    """Returns the version of the NVIDIA driver from its kernel module, or None without one."""
     try:
         first = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
     except OSError:
@@ -178,7 +178,7 @@ def _driver() -> str | None:
 
 
 def _quota(file: Path) -> float | None:
-    """Cores' worth of time of the control group; None without a limit."""
+    """Returns the control group's limit in cores, or None without a limit."""
     try:
         limit, period = file.read_text().split()
     except (OSError, ValueError):  # no control groups of version 2

@@ -1,5 +1,5 @@
-# Checks of a machine's resources: shared memory, cores and threads, open files. Pure functions of the facts of all
-# ranks; checks.py lists them.
+# Checks of a machine's resources: shared memory, cores and threads, open files. They are pure functions of the facts of
+# all ranks. checks.py lists them.
 """What a host has for its workers."""
 
 from collections.abc import Callable, Mapping
@@ -8,9 +8,12 @@ from typing import Any
 from gossamer.doctor.rows import ERROR, OK, WARNING, Job, Row
 
 MIB, GIB = 1 << 20, 1 << 30
-SMALL_SHM_BYTES = 64 * MIB  # what Docker gives unless told otherwise
+SMALL_SHM_BYTES = 64 * MIB  # Docker's default
 LEAST_SHM_BYTES = 16 * MIB
-FILES_AT_LEAST, FILES_A_RANK = 1024, 8  # connections of a few groups to every other rank, and a process's own
+FILES_AT_LEAST, FILES_A_RANK = (
+    1024,
+    8,
+)  # a process's own files, and the connections of a few groups to each rank
 
 
 def shared_memory(job: Job) -> list[Row]:
@@ -70,13 +73,13 @@ def open_files(job: Job) -> list[Row]:
             advice = (
                 "ulimit -n 65536 before the start" if enough else "raise nofile in /etc/security/limits.conf"
             )
-            # A group of few connects within less.
+            # A group of few ranks connects with fewer.
             rows.append(Row("open files", ERROR if own["soft"] < need // 4 else WARNING, said, advice))
     return rows or _fine("open files", job, "open_files", _limit)
 
 
 def _fine(check: str, job: Job, name: str, text: Callable[[Any], str]) -> list[Row]:
-    """The fact of every host, in words; once where they are alike."""
+    """Returns an ok row with the fact of every host in words, or once if all hosts are alike."""
     said = {host: text(own) for host, own in job.of_hosts(name).items()}
     if len(set(said.values())) == 1:
         every = " on every host" if len(said) > 1 else ""

@@ -1,5 +1,5 @@
-# Checks of what is between ranks: the device that Gloo takes, MTU, clocks, latency and bandwidth, shared memory. Pure
-# functions of the facts of all ranks and of what measuring.py measured; checks.py lists them.
+# Checks of the network between ranks: the device that Gloo takes, MTU, clocks, latency and bandwidth, shared memory.
+# They are pure functions of the facts of all ranks and of what meeting.py has measured. checks.py lists them.
 """The network between hosts."""
 
 import statistics
@@ -9,10 +9,10 @@ from gossamer.comm import goes_by_hosts, layout_text
 from gossamer.doctor.rows import ERROR, OK, WARNING, Job, Row
 from gossamer.units import rate_text, seconds_text
 
-CLOCK_S = 0.1  # apart: lines of logs are then in the wrong order
+CLOCK_S = 0.1  # with a larger difference, lines of logs are in the wrong order
 SLOW_PAIR = 0.5  # of the median bandwidth
 FAR_PAIR, FAR_S = 3.0, 1e-3  # of the median latency, and no less than that
-MANY_PAIRS = 10  # in a table; more are summed up
+MANY_PAIRS = 10  # rows of pairs; further pairs are summed up in one row
 
 
 def meeting(job: Job) -> list[Row]:
@@ -33,7 +33,7 @@ def meeting(job: Job) -> list[Row]:
 
 
 def interface(job: Job) -> list[Row]:
-    """Gloo listens on an address that the other hosts reach. One that is alone on its host may use any."""
+    """Gloo listens on an address that the other hosts reach. With one host any address is good."""
     rows, said, several = [], [], len(job.hosts) > 1
     for host, ranks in job.hosts.items():
         device, problem = gloo_device(job, ranks[0])
@@ -53,7 +53,7 @@ def interface(job: Job) -> list[Row]:
 
 
 def gloo_device(job: Job, rank: int) -> tuple[dict[str, Any] | None, str]:
-    """The network device that Gloo takes on a rank, and what is wrong with that; empty for nothing."""
+    """Returns the network device that Gloo takes on a rank, and what is wrong with it, or an empty text."""
     own = job.of_ranks("interfaces")[rank]
     given = job.of_ranks("environment")[rank].get("GLOO_SOCKET_IFNAME", "")
     if given:
@@ -72,7 +72,7 @@ def gloo_device(job: Job, rank: int) -> tuple[dict[str, Any] | None, str]:
             return None, f"the host's name means {address}, a loopback address, on which Gloo then listens"
         if address in by_address:
             return by_address[address], ""
-        if ":" in address:  # whose device is not known here
+        if ":" in address:  # IPv6: its device is not among the facts
             return {
                 "name": "the device of the host's name",
                 "address": address,
@@ -124,7 +124,7 @@ def clocks(job: Job) -> list[Row]:
 
 
 def pairs(job: Job) -> list[Row]:
-    """Latency and bandwidth between each pair; one that is far slower than the others is pointed out."""
+    """Latency and bandwidth between each pair, with a warning for a pair that is far slower than the others."""
     if not job.pairs:
         return []
     typical = statistics.median(
@@ -157,7 +157,7 @@ def pairs(job: Job) -> list[Row]:
 
 
 def sharing(job: Job) -> list[Row]:
-    """Ranks of one host share memory, and the launcher counts them as of one host."""
+    """Ranks of one host share memory, and the launcher counts them as one host."""
     rows = []
     for host, ranks in job.hosts.items():
         told = sorted({job.of_ranks("placement")[rank]["local_size"] for rank in ranks})

@@ -1,5 +1,5 @@
-# What the checks of `gossamer doctor` take and give: the facts of every rank, what was measured between hosts, and rows
-# of findings. No check is here. checks.py gathers them, cli.py prints the rows.
+# What the checks of `gossamer doctor` take and return: the facts of every rank, the measurements between hosts, and
+# rows of findings. checks.py runs the checks, cli.py prints the rows.
 """Facts, measurements and findings."""
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ Facts = Mapping[str, Any]
 
 
 class BrokenFactError(Exception):
-    """A probe of some rank failed; the message says which, and of what."""
+    """A probe of a rank failed. The message says which probe of which rank, and why."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One finding. ``advice`` says what to do; empty where there is nothing."""
+    """One finding. ``advice`` says what to do; it is empty if nothing is to be done."""
 
     check: str
     status: str
@@ -31,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Pair:
-    """What one host measured to another: ranks that stood for them, both directions' bytes per second."""
+    """What was measured between two hosts, by one rank of each: latency, clocks and bandwidth both ways."""
 
     ranks: tuple[int, int]
     latency_s: float  # of a message of 8 bytes, one way
@@ -46,10 +46,10 @@ class Job:
     """All that the checks look at.
 
     Args:
-        facts: of each rank; of one process alone where there is no job.
-        failures: why ranks could not be started, joined or heard, and from where.
+        facts: the facts of each rank, or of one process without a job.
+        failures: why ranks did not start, join or answer.
         pairs: what was measured between hosts, or between two ranks of the only host.
-        shared: the ranks of each set that can share memory; None where that was not found out.
+        shared: the ranks of each set that can share memory; None if that is unknown.
     """
 
     facts: Sequence[Facts]
@@ -62,22 +62,22 @@ class Job:
         object.__setattr__(self, "hosts", hosts_of(self.facts))
 
     def of_ranks(self, name: str) -> list[Any]:
-        """The fact `name` of every rank. BrokenFactError if a probe failed."""
+        """Returns the fact `name` of every rank. Raises BrokenFactError if a probe failed."""
         for rank, facts in enumerate(self.facts):
             if isinstance(facts[name], Mapping) and "broken" in facts[name]:
                 raise BrokenFactError(f"rank {rank} cannot tell its {name}: {facts[name]['broken']}")
         return [facts[name] for facts in self.facts]
 
     def of_hosts(self, name: str) -> dict[str, Any]:
-        """The fact `name` of the first rank of every host."""
+        """Returns the fact `name` of the first rank of every host."""
         every = self.of_ranks(name)
         return {host: every[ranks[0]] for host, ranks in self.hosts.items()}
 
 
 def hosts_of(facts: Sequence[Facts]) -> dict[str, list[int]]:
-    """The ranks of each host, by its name; those with equal machine and network are on one.
+    """Returns the ranks of each host, by the host's name. Ranks with equal machine and network share a host.
 
-    Hosts of one name, as containers may be, are told apart by their first ranks.
+    Hosts with the same name, such as containers, get the number of their first rank after the name.
     """
     groups: dict[str, list[int]] = {}
     for rank, own in enumerate(facts):
@@ -91,7 +91,7 @@ def hosts_of(facts: Sequence[Facts]) -> dict[str, list[int]]:
 
 
 def differing(check: str, values: Sequence[Any], what: str, advice: str) -> list[Row]:
-    """An error that says which ranks have which value; nothing where all are equal."""
+    """Returns an error row that says which ranks have which value, or no row if all values are equal."""
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(str(value), []).append(rank)

@@ -1,5 +1,5 @@
-# Checks of what is installed: versions, the native extension, CUDA, NCCL. Pure functions of the facts of all ranks;
-# checks.py lists them.
+# Checks of what is installed: versions, the native extension, CUDA, NCCL. They are pure functions of the facts of all
+# ranks. checks.py lists them.
 """What is installed on the ranks."""
 
 from gossamer.doctor.rows import ERROR, OK, WARNING, Job, Row, differing

@@ -1,5 +1,5 @@
-# Checks of environment variables (unknown, contradictory, different between ranks) and of the program that a start
-# needs. Pure functions of the facts of all ranks; checks.py lists them.
+# Checks of environment variables (unknown, contradictory, different between ranks) and of ssh. They are pure
+# functions of the facts of all ranks. checks.py lists them.
 """The environment of the ranks."""
 
 import difflib
@@ -13,7 +13,7 @@ KNOWN = (
     *BUILD_VARIABLES,
     *ELASTIC_VARIABLES,
 )
-# Those that Gloo and torch's wrapper of it read.
+# The variables that Gloo, and torch's wrapper of it, read.
 GLOO = (
     "GLOO_SOCKET_IFNAME",
     "GLOO_DEVICE_TRANSPORT",
@@ -26,10 +26,10 @@ GLOO = (
     "GLOO_ENABLE_STORE_V2_API",
     "GLOO_LOG_LEVEL",
 )
-# Equal on all ranks where they are set; others may well differ, such as names of network devices.
+# Variables that must be equal on all ranks if they are set. Others may differ, such as names of network devices.
 SHARED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "GLOO_DEVICE_TRANSPORT")
 SHARED_PREFIXES = ("GOSSAMER_", "NCCL_ALGO", "NCCL_PROTO", "NCCL_IB_DISABLE", "TORCH_GLOO_")
-PLACES = {  # of a rank, and how many there are, as launchers tell them
+PLACES = {  # the variables of rank and size, by launcher
     "torchrun": ("RANK", "WORLD_SIZE"),
     "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -37,7 +37,7 @@ PLACES = {  # of a rank, and how many there are, as launchers tell them
 
 
 def unknown(job: Job) -> list[Row]:
-    """No GOSSAMER_* and GLOO_* variable that nobody reads, nor a value that is refused."""
+    """Every GOSSAMER_* and GLOO_* variable is one that is read, and no value is refused."""
     rows: dict[str, Row] = {}
     for own in job.of_ranks("environment"):
         for name in own:
@@ -57,7 +57,7 @@ def unknown(job: Job) -> list[Row]:
 
 
 def contradictory(job: Job) -> list[Row]:
-    """Launchers' variables agree with each other and between ranks; so do those of Gloo and NCCL."""
+    """The variables of launchers agree with each other and between ranks, and so do those of Gloo and NCCL."""
     rows: dict[str, Row] = {}
     every = job.of_ranks("environment")
     for rank, own in enumerate(every):
@@ -97,7 +97,7 @@ def contradictory(job: Job) -> list[Row]:
 
 
 def environment(job: Job) -> list[Row]:
-    """Both of these; what is set, where nothing is wrong."""
+    """Runs unknown() and contradictory(), or lists what is set if nothing is wrong."""
     if rows := unknown(job) + contradictory(job):
         return rows
     first = job.of_ranks("environment")[0]
@@ -108,7 +108,7 @@ def environment(job: Job) -> list[Row]:
 
 
 def ssh(job: Job) -> list[Row]:
-    """The ssh client is there, which `gossamer run -H` starts other hosts with."""
+    """The ssh client is there, with which `gossamer run -H` starts other hosts."""
     path = job.of_ranks("ssh")[0]
     if path is None:
         advice = "install openssh-client, or start on each host with gossamer run --nnodes"

@@ -1,5 +1,5 @@
-# What the kernel has counted on a network interface. Read in the network namespace of the caller, or in another's
-# through hosts.py. It knows nothing of who sent what.
+# What the kernel has counted on a network interface, read in the caller's network namespace, or through hosts.py in
+# another one.
 """Bytes and packets that an interface has sent and received."""
 
 from collections.abc import Callable
@@ -9,13 +9,14 @@ from pathlib import Path
 from gossamer.errors import ConfigError
 
 _NAMES = ("tx_bytes", "tx_packets", "rx_bytes", "rx_packets", "tx_dropped")
-HEADERS = 14 + 20 + 32  # of a packet: Ethernet, IPv4, TCP with time stamps
+HEADERS = 14 + 20 + 32  # bytes of a packet's headers: Ethernet, IPv4, TCP with time stamps
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Since the interface was made; the difference of two tells what went between. Packets as the kernel handed them
-    to the device: one may be several frames.
+    """Counts since the interface was made. The difference of two is what was sent and received between them.
+
+    A packet is what the kernel has handed to the device, and may be several frames.
     """
 
     tx_bytes: int
@@ -28,7 +29,11 @@ class Counters:
     def read(
         cls, device: str, text: Callable[[str], str] = lambda path: Path(path).read_text()
     ) -> "Counters":
-        """Of this process's network; `text` reads a file elsewhere. ConfigError if there is no such device."""
+        """Reads the counters in this process's network. `text` reads a file in another network.
+
+        Raises:
+            ConfigError: there is no such device.
+        """
         folder = f"/sys/class/net/{device}/statistics"
         try:
             return cls(*(int(text(f"{folder}/{name}")) for name in _NAMES))
@@ -42,5 +47,5 @@ class Counters:
 
     @property
     def payload_sent(self) -> int:
-        """tx_bytes less the headers of Ethernet, IP and TCP of each packet."""
+        """tx_bytes without the headers of Ethernet, IP and TCP of each packet."""
         return self.tx_bytes - HEADERS * self.tx_packets

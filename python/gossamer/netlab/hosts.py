@@ -1,6 +1,6 @@
-# Hosts as network namespaces: each has eth0, a cable (veth) to a port of one bridge, which lies in a namespace of its
-# own, so that nothing is changed outside. Everything is removed however the `with` ends. It starts no program: job.py
-# does, and tests do through prefix(). How slow a cable is, is in shaping.py.
+# Hosts as network namespaces. The eth0 of each is one end of a cable (veth) to a port of a bridge. The bridge has a
+# namespace of its own, so that nothing changes outside. All of it is removed, however the `with` ends. This file starts
+# no program on a host; job.py and prefix() are for that. shaping.py says how slow a cable is.
 """Network namespaces around a bridge, as hosts."""
 
 import contextlib
@@ -22,11 +22,11 @@ from gossamer.units import parse_rate
 
 DEVICE = "eth0"
 """The name of a host's only network device."""
-# A container of a rank: its own IPC, mounts (so /dev/shm and /tmp), process ids and host name.
+# A container of a rank has its own IPC, mounts (so its own /dev/shm), process ids and host name.
 _CONTAINER = ("unshare", "--ipc", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c")
-# The shell stays, as process 1 of the container: that one cannot kill itself.
+# The shell stays as process 1 of the container, because process 1 cannot kill itself.
 _OWN_FOLDERS = 'mount -t tmpfs none /dev/shm && hostname "host-$RANK" && "$@"; exit $?'
-_MOST_HOSTS = 250  # addresses of one network
+_MOST_HOSTS = 250  # the addresses of one network
 _PATIENCE_S = 5.0
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 def missing() -> str:
-    """Why there can be no hosts here, and what to do; empty where they can be made."""
+    """Says why no hosts can be made here, and what to do. Empty if they can be made."""
     if os.geteuid() != 0:
         return f"network namespaces need root, got user id {os.geteuid()}; run it with sudo"
     for program in ("ip", "tc"):
@@ -48,24 +48,25 @@ def missing() -> str:
 
 
 def no_containers() -> str:
-    """Why ranks cannot be in containers of their own on a host; empty where they can."""
+    """Says why ranks cannot have containers of their own on a host. Empty if they can."""
     refused = _run(*_CONTAINER, "mount -t tmpfs none /dev/shm && hostname probe")
     return f"containers are refused: {refused.stderr.strip()}" if refused.returncode else ""
 
 
 class Hosts:
-    """with Hosts(4, rate="100mbit") as hosts: subprocess.Popen([*hosts.prefix(1), "python", ...]) runs on host 1.
+    """Hosts on this machine: with Hosts(4, rate="100mbit") as hosts: subprocess.run([*hosts.prefix(1), "ping", ...])
 
-    Host i has the address hosts.address(i) on the device eth0. When the `with` ends, by an error, Ctrl-C, SIGTERM or
-    SIGHUP too, processes that are left on the hosts are killed and the hosts removed; a signal then comes as
-    KeyboardInterrupt. The SIGKILL of this process leaves them: `ip -all netns delete` removes every namespace there is.
+    Host i has the address hosts.address(i) on the device eth0. When the `with` ends, the processes that are left on the
+    hosts are killed and the hosts are removed, also after an error, Ctrl-C, SIGTERM or SIGHUP. A signal then comes as
+    KeyboardInterrupt. Only SIGKILL leaves the hosts; `ip -all netns delete` removes every namespace of the machine.
 
     Args:
-        count: of hosts, 1 to 250.
-        rate: what each sends at most, and receives at most, such as "100mbit"; None: as fast as this machine is.
+        count: number of hosts, 1 to 250.
+        rate: the most that each host sends, and receives, such as "100mbit"; None: no limit.
 
     Raises:
-        ConfigError: no root, no iproute2, a bad argument, or the kernel refuses; the message says what to do.
+        ConfigError: there is no root or no iproute2, an argument is wrong, or the kernel refuses. The message says what
+            to do.
     """
 
     def __init__(self, count: int, *, rate: str | None = None) -> None:
@@ -87,12 +88,12 @@ class Hosts:
         return f"10.213.0.{host + 1}"
 
     def prefix(self, host: int, *, container: bool = False) -> list[str]:
-        """What goes before a command so that it runs on the host, or in a container of that host's network."""
+        """Returns the words before a command that make it run on the host, or in a container on the host's network."""
         inside = [*_CONTAINER, _OWN_FOLDERS, "sh"] if container else []
         return ["ip", "netns", "exec", self.namespace(host), *inside]
 
     def counters(self, host: int) -> Counters:
-        """Of the host's eth0."""
+        """Returns the counters of the host's eth0."""
 
         def text(path: str) -> str:
             read = _run(*self.prefix(host), "cat", path)
@@ -131,7 +132,7 @@ class Hosts:
                 self._command("tc", "-n", space, *shape.qdisc(device))
         self._ip("-n", own, "link", "set", DEVICE, "up")
         self._ip("-n", own, "link", "set", "lo", "up")
-        # Linux's own choice, whatever this machine's is: with another, figures would be of that one.
+        # Linux's own default, whatever this machine has: figures depend on it.
         route = ("10.213.0.0/24", "dev", DEVICE, "src", self.address(host), "congctl", "cubic")
         self._ip("-n", own, "route", "replace", *route)
 
@@ -146,16 +147,16 @@ class Hosts:
         self._handlers = {}
 
     def _catch_endings(self) -> None:
-        """So that what ends this process quietly runs __exit__ first. Handlers that somebody has set stay."""
+        """Makes signals that would end this process run __exit__ first. Handlers that are set already stay."""
         if threading.current_thread() is not threading.main_thread():
-            return  # Python takes handlers from no other
+            return  # only the main thread may set handlers
         for ending in _ENDINGS:
             if signal.getsignal(ending) is signal.SIG_DFL:
                 self._handlers[ending] = signal.signal(ending, _interrupt)
 
     @contextlib.contextmanager
     def _no_interrupts(self) -> Iterator[None]:
-        """A second Ctrl-C would leave half of it; it counts when all is removed."""
+        """Holds back signals until all hosts are removed: a second Ctrl-C would leave some of them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -191,7 +192,7 @@ class Hosts:
 
 
 def _end_processes(namespace: str) -> None:
-    """Returns when they are gone, or after some seconds: one in an uninterruptible call ends when that does."""
+    """Kills a namespace's processes. Returns when they are gone, or after some seconds if one cannot be killed yet."""
     deadline = time.monotonic() + _PATIENCE_S
     while left := _run("ip", "netns", "pids", namespace).stdout.split():
         for process in left:

@@ -1,5 +1,5 @@
-# A command on every host of a network, as so many ranks on each: what a launcher would set, and what they wrote. It
-# parses nothing and restarts nothing. Called by `gossamer bench network`, by benchmarks and by tests.
+# Runs a command on every host of a network, as some ranks on each, with the variables that a launcher would set, and
+# returns what the ranks wrote. It restarts nothing. Used by `gossamer bench network`, the demo, benchmarks and tests.
 """Running a command on hosts."""
 
 import contextlib
@@ -19,8 +19,8 @@ from typing import Any
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.netlab.hosts import DEVICE, Hosts
 
-PORT = 29500  # of the store on host 0: the namespace is new, so nothing else has it
-# The number of the system call, for which Python has no function.
+PORT = 29500  # of the store on host 0; free, because the namespace is new
+# Numbers of the system call sched_setattr, for which Python has no function.
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
 _SLICE_NS = 100_000
 _POLL_S = 0.05
@@ -51,24 +51,24 @@ def run_on_hosts(
     """Runs the command once for each rank, waits for all, and returns what they wrote, in rank order.
 
     Ranks find the variables of torchrun (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,
-    MASTER_PORT), GLOO_SOCKET_IFNAME, and OMP_NUM_THREADS such that all ranks share this machine's cores evenly; the
-    rest of the environment is the caller's. Each rank stays on its share of the cores, as hosts do not take each
-    other's; where there are fewer cores than ranks, several have one, and take turns of 0.1 ms on it (from Linux 6.12
-    on, x86 and ARM; else of some ms): what comes in for a host does not wait for another's computing. Ranks of host 0
-    come first. They share the file system.
+    MASTER_PORT) and GLOO_SOCKET_IFNAME. OMP_NUM_THREADS shares this machine's cores evenly. The rest of the environment
+    is the caller's. Each rank stays on its share of the cores. If there are fewer cores than ranks, several ranks share
+    a core and take turns of 0.1 ms on it (some ms before Linux 6.12 and on machines other than x86 and ARM). So a rank
+    receives without waiting long for the computing of another host. Ranks of host 0 come first. All ranks share the
+    file system.
 
     Args:
-        hosts: their number, and then they are removed afterwards; or the `Hosts` that are there.
-        rate: of each host's link, if `hosts` is a number; see Hosts.
+        hosts: the number of hosts, which are removed afterwards, or `Hosts` that exist.
+        rate: the rate of each host's link, if `hosts` is a number; see Hosts.
         environment: more variables.
         threads: OMP_NUM_THREADS instead.
-        timeout_s: seconds the whole may take.
-        shown: ranks whose stderr goes to that of this process instead.
+        timeout_s: seconds in which all ranks must end.
+        shown: ranks that write to the stderr of this process.
 
     Raises:
         ConfigError: as Hosts does.
-        GossamerError: a rank failed, or they took too long; it tells host, rank and the end of its stderr. The other
-            ranks are killed.
+        GossamerError: a rank failed or took too long. The message has its host, its rank and the end of its stderr. The
+            other ranks are killed.
     """
     if ranks_per_host < 1:
         raise ConfigError(f"run_on_hosts: ranks_per_host must be at least 1, got {ranks_per_host}")
@@ -114,7 +114,7 @@ def _place(hosts: Hosts, rank: int, ranks_per_host: int) -> dict[str, str]:
 
 
 def _take_short_turns(pid: int) -> None:
-    """Of its core, and so all that the process starts."""
+    """Makes a process, and all that it starts, take short turns on its core."""
     if _SCHED_SETATTR is None:
         return
     # struct sched_attr: size, policy (SCHED_OTHER), flags, nice, priority, runtime, deadline, period, two more.
@@ -125,7 +125,7 @@ def _take_short_turns(pid: int) -> None:
 
 
 def _wait(ranks: "list[subprocess.Popen[bytes]]", timeout_s: float) -> tuple[int | None, str]:
-    """The rank that failed first, or has not ended in time, and how; None if all have ended well."""
+    """Returns the rank that failed first, or is late, and how; None if all ranks have ended well."""
     deadline = time.monotonic() + timeout_s
     while True:
         codes = [rank.poll() for rank in ranks]

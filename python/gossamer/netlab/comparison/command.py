@@ -1,5 +1,5 @@
-# `gossamer bench network`: makes the hosts, starts the ranks on them, prints and draws what they measured. The ranks
-# are worker.py's, the figures steps.py's and loss.py's, the lines lines.py's. bench/cli.py and the study in
+# `gossamer bench network`: makes the hosts, starts the ranks (worker.py) on them, and prints and draws what they have
+# measured. steps.py and loss.py measure, lines.py makes the lines of results. bench/cli.py and the study in
 # benchmarks/netlab call it.
 """Trains a model on several hosts over slow links, with every algorithm and with what stock torch has, in one run.
 
@@ -90,7 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a JSON line a variant on stdout and a table on stderr, and draws. 0, or 130 after Ctrl-C."""
+    """Measures, prints a JSON line for each variant on stdout and a table on stderr, and draws.
+
+    Returns 0, or 130 after Ctrl-C.
+    """
     try:
         lines, curves = measure(args)
     except KeyboardInterrupt:
@@ -109,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines of the results, and with --to-loss the curves. Raises as run_on_hosts does, and KeyboardInterrupt."""
+    """Returns the lines of the results, and with --to-loss the curves. Raises as run_on_hosts() does."""
     job = _job(args)
     if args.output is not None:
         values.plot_file(str(args.output / "plot.png"))
@@ -143,7 +146,7 @@ def _job(args: argparse.Namespace) -> dict[str, Any]:
         values.at_least_one("--rows", args.rows)
     if args.lr is not None and not args.lr > 0:
         raise ConfigError(f"--lr: must be above 0, got {args.lr}")
-    Shape(args.rate).burst_bytes  # noqa: B018, an error of the rate now
+    Shape(args.rate).burst_bytes  # noqa: B018, raises if the rate is wrong
     several = args.ranks_per_host > 1 and args.hosts > 1
     known = PEERS | OURS | (FLAT if several else {})
     names = values.chosen(args.algorithms, list(known), "--algorithms")
@@ -170,7 +173,7 @@ def _job(args: argparse.Namespace) -> dict[str, Any]:
 def write(
     args: argparse.Namespace, lines: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]
 ) -> None:
-    """The lines and the curves as files in the folder of --output, and a picture."""
+    """Writes the lines, the curves and a picture into the folder of --output."""
     kind = "loss" if args.to_loss else "steps"
     stem = f"{kind}-{args.hosts}x{args.ranks_per_host}-{args.rate}-{args.model}"
     args.output.mkdir(parents=True, exist_ok=True)
@@ -186,7 +189,7 @@ def draw(
     lines: Sequence[Mapping[str, Any]],
     curves: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Curves of the loss where there are any, else bars of the steps. Needs matplotlib."""
+    """Draws the curves of the loss, or bars of the steps if there are no curves. Needs matplotlib."""
     title = f"{args.hosts} hosts x {args.ranks_per_host}, {args.rate}, {args.model}"
     if curves:
         plot.curves(file, curves, title=title)

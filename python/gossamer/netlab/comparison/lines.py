@@ -1,5 +1,5 @@
-# What the ranks measured, as lines of results: medians over turns and seeds, ratios to stock DDP in the same turn, and
-# the time that the link itself needs for the bytes. It measures nothing. command.py prints the lines.
+# Makes lines of results from what the ranks have measured: medians over turns and seeds, ratios to stock DDP in the
+# same turn, and the time that the link itself needs for the bytes. command.py prints the lines.
 """Lines of ``gossamer bench network``."""
 
 import math
@@ -13,17 +13,17 @@ from gossamer.netlab.comparison.steps import ALONE, COMPARED
 from gossamer.netlab.comparison.variants import VARIANTS
 from gossamer.units import parse_rate
 
-ALLOWED = 1.15  # times the byte limit, beside the compute: what a step is to take at most
+ALLOWED = 1.15  # a step should take at most this times the byte limit, plus its compute
 Ranks = Sequence[Mapping[str, list[float]]]
 
 
 def of_steps(found: Sequence[Mapping[str, Ranks]], about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A line a variant.
+    """Returns a line for each variant.
 
     Args:
-        found: of each group whose variants took turns, the turns of each rank by variant, and of steps alone. What is
-            in several groups counts for each, and has its line from the first.
-        about: the run; `hosts`, `ranks_per_host` and `rate` at least.
+        found: for each group of variants that took turns, the turns of each rank, by variant and for steps alone. A
+            variant in several groups is compared in each, and has its line from the first.
+        about: facts of the run, at least `hosts`, `ranks_per_host` and `rate`.
     """
     lines: list[dict[str, Any]] = []
     first: dict[str, list[float]] = {}
@@ -77,12 +77,12 @@ def _of_group(
 
 
 def _slowest(ranks: Ranks) -> list[float]:
-    """The seconds of each turn on the rank that took longest."""
+    """Returns the seconds of each turn on the slowest rank."""
     return [max(turn) for turn in zip(*(rank["seconds"] for rank in ranks), strict=True)]
 
 
 def _bytes(ranks: Ranks, about: Mapping[str, Any], ddp_bytes: float | None) -> dict[str, Any]:
-    """What a rank sends in a step by Gossamer's count, and a host by the kernel's: means over ranks, and over turns."""
+    """Returns the bytes of a step: of a rank by Gossamer's count, of a host by the kernel's. Means over all turns."""
     counted, kernel, payload = (
         _mean(ranks, each) for each in ("bytes_counted", "bytes_of_kernel", "payload_of_kernel")
     )
@@ -100,10 +100,10 @@ def _bytes(ranks: Ranks, about: Mapping[str, Any], ddp_bytes: float | None) -> d
 
 
 def _limits(line: Mapping[str, Any], step_ms: float, compute_ms: float, *, rests: bool) -> dict[str, Any]:
-    """The time that the link of a host needs for the bytes of a line alone, and the step over it.
+    """Returns the time that a host's link needs for the bytes of a line alone, and the ratio of the step to it.
 
-    Of Gossamer's count where a rank has the link for itself and Gossamer counts, else of the kernel's. None for what
-    never rests; and the step is over no limit where nothing leaves a host.
+    The bytes are Gossamer's count if each host has one rank and Gossamer counts, otherwise the kernel's. None for a
+    variant that never rests. The ratio is None if nothing leaves a host.
     """
     counted = line["bytes_per_step"] if line["ranks_per_host"] == 1 else None
     of_host = line["payload_by_kernel"] if counted is None else counted
@@ -121,10 +121,10 @@ def _mean(ranks: Ranks, field: str) -> float | None:
 
 
 def of_losses(curves: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A line a variant: the median over the seeds of its seconds to the loss that stock DDP ends with.
+    """Returns a line for each variant: its seconds to the loss that stock DDP ends with, the median over the seeds.
 
-    A rank that holds other weights than the rest needs one exact mean more, which is counted. A seed that did not get
-    there in `loss.PATIENCE` times the steps counts as infinitely long; then a median may be missing.
+    If ranks hold different weights, one more exact mean is needed at the end, and its time counts. A seed that does not
+    reach the loss in `loss.PATIENCE` times the steps counts as infinitely long, so a median may be missing.
     """
     seeds = sorted({curve["seed"] for curve in curves})
     full_s = {curve["seed"]: curve["seconds"][-1] for curve in curves if curve["algorithm"] == FIRST}

@@ -1,6 +1,6 @@
-# The validation loss against the seconds of training, on one rank: each variant trains alone, from the same seed, until
-# it has the loss that stock DDP ends with. Validation stops the clock. What the figures mean is for lines.py. worker.py
-# calls it.
+# Measures the validation loss against the seconds of training, on one rank. Each variant trains by itself from the
+# same seed, until it has the loss that stock DDP ends with. The clock stands still during a validation. lines.py
+# makes results of the figures. worker.py calls it.
 """Time to a validation loss over a slow link."""
 
 import copy
@@ -18,14 +18,14 @@ from gossamer.bench.measuring import note
 from gossamer.netlab.comparison.tasks import Task
 from gossamer.netlab.comparison.variants import VARIANTS, Setting, Training
 
-FIRST = "ddp"  # its loss at the end of the full run is what the others are to reach
-PATIENCE = 3  # times as many steps as stock DDP at most
+FIRST = "ddp"  # the others must reach the loss that it ends with
+PATIENCE = 3  # a variant may take this many times the steps of stock DDP
 _WARM_UP_SHARE = 0.1  # of the steps, for the learning rate
 _EXACT_SHARE = 0.25  # of the steps, for QAdam and its kin
 
 
 def measure(task: Task, job: dict[str, Any], setting: Setting, *, rows: int) -> list[dict[str, Any]]:
-    """A curve for each seed and variant: the same on every rank, but only rank 0's clock counts. Collective."""
+    """Returns a curve for each seed and variant, the same on every rank; rank 0's clock counts. Collective."""
     curves = []
     setting = Setting(
         setting.group, setting.ranks_per_host, setting.lr, max(1, round(_EXACT_SHARE * job["steps"]))
@@ -46,18 +46,18 @@ def measure(task: Task, job: dict[str, Any], setting: Setting, *, rows: int) -> 
 
 
 class Run:
-    """One variant and seed."""
+    """The training of one variant from one seed."""
 
     def __init__(self, task: Task, name: str, setting: Setting, *, seed: int, rows: int, every: int) -> None:
         torch.manual_seed(seed)
         self.variant = VARIANTS[name]
         self.task, self.lr, self.rows, self.seed = task, setting.lr, rows, seed
         period = self.variant.period
-        self.every = -(-every // period) * period  # of whole periods: ranks are together then
+        self.every = -(-every // period) * period  # whole periods, after which ranks hold the same weights
         self.training = Training(task.model(), self.variant, setting)
 
     def train(self, steps: int, validator: "Validator", target: float | None) -> dict[str, Any]:
-        """Seconds, losses and numbers of steps at each validation; to the end, or until the target is reached."""
+        """Trains to the end, or until the target is reached. Returns seconds, losses and steps at each validation."""
         seconds, losses, numbers = [0.0], [validator.loss(self)], [0]
         most = steps if target is None else PATIENCE * steps
         clock_s, step = 0.0, 0

@@ -10,7 +10,7 @@ from gossamer.bench.measuring import note
 
 
 def curves(file: Path, runs: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """A colour for each variant, a thin line for each seed; seconds on a logarithmic axis. Needs matplotlib."""
+    """Draws a colour for each variant and a thin line for each seed, over logarithmic seconds. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

@@ -1,6 +1,6 @@
-# The time and the bytes of a step, on one rank: all variants train copies of a model in the same processes, in turns,
-# and count what they send and what the kernel counts on eth0. What the figures mean is for lines.py. Called by
-# worker.py.
+# Measures the time and the bytes of a step, on one rank. All variants train copies of a model in the same processes,
+# in turns. Bytes are counted by Gossamer, and by the kernel on eth0. lines.py makes results of the figures. worker.py
+# calls it.
 """Timing steps over a slow link."""
 
 import contextlib
@@ -22,15 +22,15 @@ from gossamer.netlab.comparison.variants import PERIOD, VARIANTS, Setting, Train
 
 ALONE = "alone, "  # before the optimizer's name: a step without communication
 PER_TURN = 2
-_PER_TURN_BY_CLOCK = 8 * PERIOD  # several rounds, which are counted when they are handed over
-COMPARED = ("ddp", "ddp_fp16_hook")  # with what the others are
-_TOGETHER = 5  # others in the same turns; the threads of each, though they wait, take from all
+_PER_TURN_BY_CLOCK = 8 * PERIOD  # several rounds, because bytes are counted at the end of a round
+COMPARED = ("ddp", "ddp_fp16_hook")  # the variants that the others are compared with
+_TOGETHER = 5  # other variants in the same turns; the waiting threads of each slow all of them
 _FIRST_STEPS = 3  # buckets are planned, warm-ups end, connections are up
 
 
 @dataclass
 class Turns:
-    """One variant on one rank, a figure each turn, for one step."""
+    """The turns of one variant on one rank. Each figure is for one step."""
 
     seconds: list[float] = field(default_factory=list)
     bytes_counted: list[float] = field(default_factory=list)  # by Gossamer, on this rank
@@ -39,7 +39,7 @@ class Turns:
 
 
 class Timed:
-    """A training whose steps are timed on this rank's rows of a batch that stays."""
+    """A training whose steps are timed on this rank's rows of one batch."""
 
     def __init__(self, task: Task, name: str, setting: Setting, rows: int) -> None:
         torch.manual_seed(0)
@@ -55,12 +55,12 @@ class Timed:
             self.steps = _PER_TURN_BY_CLOCK
 
     def begin(self) -> None:
-        """The first steps, not timed: up to the middle of a period, so that no transfer lies between two turns."""
+        """Takes the first steps, up to the middle of a period, so that no transfer lies between two turns."""
         for _ in range(_FIRST_STEPS if self.period == 1 else PERIOD // 2 - 1):
             self.training.step(*self.batch)
 
     def turn(self) -> None:
-        if self.period == 1:  # the link of this variant has been idle
+        if self.period == 1:  # not timed: the connections of this variant have been idle
             self.training.step(*self.batch)
         dist.barrier()
         counted, kernel = self.training.bytes_sent, Counters.read(DEVICE)
@@ -81,9 +81,9 @@ class Timed:
 def measure(
     task: Task, names: list[str], setting: Setting, *, rows: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """The turns of every variant and of steps alone, as every rank has them. Collective; the same on all ranks.
+    """Returns the turns of every variant and of steps alone, on every rank. Collective; the same on all ranks.
 
-    Some at a time, which take turns with each other and with those that they are compared with.
+    Some variants at a time take turns with each other and with the variants that they are compared with.
     """
     found = []
     for number, group in enumerate(_groups(names)):
@@ -108,7 +108,9 @@ def _groups(names: list[str]) -> list[list[str]]:
     count = max(1, math.ceil(len(others) / _TOGETHER))
     ends = [len(others) * number // count for number in range(count + 1)]
     parts = [others[begin:end] for begin, end in itertools.pairwise(ends)]
-    return [[*compared, *part] for part in parts] + [[name] for name in restless]  # would slow others' turns
+    return [[*compared, *part] for part in parts] + [
+        [name] for name in restless
+    ]  # it would slow the turns of others
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-# What `gossamer bench network` trains: the demo's GPT in a larger setting, and a CNN on scikit-learn's digits.
-# Functions of a seed, the same on every rank; nothing here knows of ranks or of time. steps.py and loss.py call it.
+# What `gossamer bench network` trains: a GPT larger than the demo's, and a CNN on scikit-learn's digits. All are
+# functions of a seed and give the same on every rank. steps.py and loss.py call it.
 """The two trainings over slow links."""
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _VALIDATION_ROWS = 512
 class Task:
     """A model whose forward(*batch) is the mean loss, and what it trains on.
 
-    batch(seed, rows) is a global batch, which the ranks share out; `rows` is one rank's where nothing else is said.
+    batch(seed, rows) is a global batch, of which each rank takes its part. `rows` is the default for one rank.
     """
 
     name: str
@@ -47,7 +47,7 @@ class CNN(nn.Module):
 
 
 def gpt() -> Task:
-    """2.5 million parameters in 3 layers: few and large, so that a step computes little for the bytes that it sends."""
+    """Returns a GPT of 2.5 million parameters in 3 large layers: a step computes little for the bytes that it sends."""
     train, validation = source_text.standard_library()
     return Task(
         "gpt",
@@ -60,7 +60,7 @@ def gpt() -> Task:
 
 
 def cnn() -> Task:
-    """ConfigError where scikit-learn is not installed."""
+    """Returns the CNN on digits. Raises ConfigError if scikit-learn is not installed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -69,7 +69,7 @@ def cnn() -> Task:
     order = torch.randperm(len(read.target), generator=torch.Generator().manual_seed(0))
     images = torch.from_numpy(read.images).float()[order, None] / 16
     labels = torch.from_numpy(read.target).long()[order]
-    count = 900  # to train on; the other 897 validate
+    count = 900  # images to train on; the other 897 validate
 
     def batch(seed: int, rows: int) -> Batch:
         chosen = torch.randint(count, (rows,), generator=torch.Generator().manual_seed(seed))

@@ -28,9 +28,11 @@ PERIOD = 16  # steps between two synchronisations of local SGD, ours and torch's
 
 @dataclass(frozen=True)
 class Setting:
-    """Of one run. `group` is that of our algorithms; torch's use the default group, which is Gloo's.
+    """The setting of one run.
 
-    warmup_steps: exact steps that QAdam and its kin begin with.
+    Args:
+        group: the group of our algorithms; torch's variants use the default group, on Gloo.
+        warmup_steps: exact steps at the beginning of QAdam and the other frozen-variance optimizers.
     """
 
     group: Any
@@ -44,13 +46,13 @@ class Variant:
     """A way to train in parallel.
 
     Args:
-        ours: makes the algorithm; None where `hook` says what stock DDP does.
-        hook: registers a hook with stock DDP, and may give an optimizer in the place of the one it gets.
-        period: steps after which the same bytes have gone again; by the clock: some.
-        apart: ranks hold different weights when a step ends that is a multiple of the period.
-        offset: steps after a multiple of the period at which nothing is under way.
-        flat: in one level, also where ranks share hosts.
-        by_clock: it sends by the clock, not by steps, and never rests.
+        ours: makes the algorithm; None if `hook` says what stock DDP does.
+        hook: registers a hook with stock DDP, and returns the optimizer to use.
+        period: steps after which the pattern of sent bytes repeats; any number if it sends by the clock.
+        apart: whether ranks hold different weights at the end of a period.
+        offset: steps after the end of a period at which no transfer is under way.
+        flat: whether sums have one level even if ranks share hosts.
+        by_clock: whether it sends by the clock instead of by steps, and so never rests.
         algorithm: the class whose optimizer the training has.
     """
 
@@ -174,7 +176,7 @@ class Training:
 
     @property
     def bytes_sent(self) -> int | None:
-        """By this rank, as Gossamer counts them; None where torch's own does the sending."""
+        """The bytes that this rank has sent, as Gossamer counts them; None for torch's variants."""
         return None if self.ours is None else self.ours.engine.bytes_sent
 
     def close(self) -> None:
