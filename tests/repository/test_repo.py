@@ -1,9 +1,9 @@
-# The repository's own rules, checked on the source text: layers, who reads the environment,
+# The repository's own rules, checked on the source text: layers, circles of imports, who reads the environment,
 # names, header comments.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -71,9 +71,17 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Modules of the package that a file imports, without the leading "gossamer."."""
-    for node in ast.walk(ast.parse(path.read_text())):
+class _WithoutTypeChecking(ast.NodeTransformer):
+    def visit_If(self, node: ast.If) -> ast.If:
+        if "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+        return node
+
+
+def imports(path: Path, *, of_type_checkers: bool = True) -> Iterator[str]:
+    """Modules of the package that a file imports, also inside functions, without the leading "gossamer."."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree if of_type_checkers else _WithoutTypeChecking().visit(tree)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name == "gossamer" or alias.name.startswith("gossamer."):
@@ -86,8 +94,9 @@ def imports(path: Path) -> Iterator[str]:
             elif source.startswith("gossamer."):
                 inner = source.removeprefix("gossamer.")
                 for alias in node.names:
-                    file = PACKAGE / inner.replace(".", "/") / f"{alias.name}.py"
-                    yield f"{inner}.{alias.name}" if file.exists() else inner
+                    file = PACKAGE / inner.replace(".", "/") / alias.name
+                    is_module = file.is_dir() or file.with_suffix(".py").exists()
+                    yield f"{inner}.{alias.name}" if is_module else inner
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
@@ -103,6 +112,46 @@ def test_module_imports_only_from_layers_below(path) -> None:
         assert LAYER_OF[target] < LAYER_OF[component], (
             f"{name(path)} (layer of {component}) must not import gossamer.{imported}: not a layer below"
         )
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Paths that end where they begin. If the graph has circles, at least one is found."""
+    done: set[str] = set()
+    found = []
+
+    def visit(module: str, path: list[str]) -> None:
+        if module in path:
+            found.append([*path[path.index(module) :], module])
+        elif module not in done:
+            for imported in sorted(graph.get(module, ())):
+                visit(imported, [*path, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+    return found
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}}) == [["a", "b", "c", "a"]]
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Imports inside functions count too, because they would hide a circle; imports for type checkers do not."""
+    graph = {module_name(path): set(imports(path, of_type_checkers=False)) for path in MODULES}
+    assert sum(map(len, graph.values())) > 500
+    assert circles(graph) == []
+
+
+def test_tests_lie_in_rooms() -> None:
+    assert [
+        name(path) for path in (ROOT / "tests").glob("*.py") if path.stem not in ("__init__", "conftest")
+    ] == []
+    rooms = {path.parent for path in (ROOT / "tests").rglob("*.py")}
+    assert [name(room) for room in sorted(rooms) if not (room / "__init__.py").exists()] == [], (
+        "its names may be taken"
+    )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
