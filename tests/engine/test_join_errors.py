@@ -154,7 +154,7 @@ def test_algorithms_that_need_every_rank_are_refused(name):
 
     for error in run_ranks(2, body, errors=True):
         assert isinstance(error, gs.ConfigError)
-        assert "needs every rank in every step; give all ranks as many batches" in str(error)
+        assert "needs every rank in every step; give all ranks equally many batches" in str(error)
 
 
 def test_a_join_inside_a_join_is_an_error_on_every_rank():

@@ -64,7 +64,7 @@ def test_the_text_holds_the_figures_of_the_reports_and_counts_on() -> None:
 def test_what_is_no_wrapped_model_and_a_label_of_its_own_are_refused() -> None:
     with pytest.raises(gs.ConfigError, match=r"must be wrapped by Gossamer, got \['model'\]"):
         Exporter(nn.Linear(2, 2))
-    with pytest.raises(gs.ConfigError, match=r"further ones, got \['rank'\]"):
+    with pytest.raises(gs.ConfigError, match=r"does not use itself, got \['rank'\]"):
         Exporter({}, labels={"rank": "3"})
 
 

@@ -93,7 +93,7 @@ class UnevenInputs:
         """
         if not self._algorithm.uneven_inputs:
             raise ConfigError(
-                f"join: {self._algorithm!r} needs every rank in every step; give all ranks as many batches, by a "
+                f"join: {self._algorithm!r} needs every rank in every step; give all ranks equally many batches, by a "
                 f"DistributedSampler or drop_last=True, or train by gradient_allreduce or bytegrad"
             )
         self._native.worker.check_alive()

@@ -92,6 +92,6 @@ def _own(algorithm: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     ):
         raise ConfigError(
             f"checkpoint: the state of {algorithm} was saved by {len(states)} ranks, and this run has "
-            f"{size}; resume with as many, or load its weights alone and begin anew"
+            f"{size}; resume with equally many ranks, or load its weights alone and begin anew"
         )
     return states[0]  # counters and the bucket plan, which are equal on all ranks

@@ -48,8 +48,8 @@ def devices_of_host(devices: list[torch.device], num_nodes: int) -> list[torch.d
     here = hvd.local_size()
     if num_nodes not in (1, hvd.cross_size()):
         raise ConfigError(
-            f"HorovodStrategy: num_nodes is for the launcher to say, which has started {hvd.cross_size()}, got "
-            f"{num_nodes}; leave it out"
+            f"HorovodStrategy: num_nodes must be the number of hosts that the launcher has started, which is "
+            f"{hvd.cross_size()}, got {num_nodes}; leave it out"
         )
     cuda = devices[0].type == "cuda"
     if len(devices) == 1:

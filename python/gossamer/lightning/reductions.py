@@ -45,7 +45,7 @@ def sync_ddp(result: Any, group: Any = None, reduce_op: Any = None, *, inplace: 
     is_integral = not (tensor.is_floating_point() or tensor.is_complex())
     if inplace and is_integral:
         raise ConfigError(
-            f"sync_ddp: inplace=True needs a floating-point tensor, because the mean of integers is none, got "
+            f"sync_ddp: inplace=True needs a floating-point tensor, because the mean of integers is a float, got "
             f"{tensor.dtype}; use the tensor that is returned without it"
         )
     total = tensor if inplace else tensor.to(torch.int64, copy=True) if is_integral else tensor.clone()

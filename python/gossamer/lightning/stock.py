@@ -131,7 +131,7 @@ class DDPStrategy(Collective):
         if len(states) != self.world_size:
             raise ConfigError(
                 f"checkpoint: the state of ddp_comm_hook was saved by {len(states)} ranks, and this run has "
-                f"{self.world_size}; resume with as many, or load its weights alone and begin anew"
+                f"{self.world_size}; resume with equally many ranks, or load its weights alone and begin anew"
             )
         self._ddp_comm_state.load_state_dict(states[self.global_rank])
 

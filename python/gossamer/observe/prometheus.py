@@ -68,7 +68,9 @@ class Exporter:
                 f"gs.DataParallel(...) or gs.DistributedDataParallel(...) returned"
             )
         if taken := {"model", "rank", "bucket", "codec", "direction"} & {*(labels or {})}:
-            raise ConfigError(f"Exporter: labels must be further ones, got {sorted(taken)}")
+            raise ConfigError(
+                f"Exporter: labels must have names that it does not use itself, got {sorted(taken)}"
+            )
         rank = dist.get_rank() if dist.is_initialized() else 0
         self._labels = {**(labels or {}), "rank": str(rank)}
         self._models = {str(name): weakref.ref(model) for name, model in named.items()}
