@@ -99,7 +99,7 @@ def _horovod(env: Mapping[str, str]) -> Placement | None:
     address = next((pair for pair in _HOROVOD_ADDRESSES if all(env.get(name) for name in pair)), None)
     if address is None and (_open_mpi(env) or _mpich(env)):
         return None  # they meet over MPI
-    if address is None and _integer("HOROVOD_SIZE", env["HOROVOD_SIZE"]) > 1:
+    if address is None and integer("HOROVOD_SIZE", env["HOROVOD_SIZE"]) > 1:
         raise ConfigError(
             "environment: HOROVOD_RANK and HOROVOD_SIZE are set but no address to meet at; set MASTER_ADDR and "
             "MASTER_PORT, or HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT, to a free port of "
@@ -131,12 +131,12 @@ def _placement(
         names: the variables of rank, size, local rank and local size. Without the last two, there is one host.
         address: the variables of rank 0's address and port, if the launcher sets them.
     """
-    rank, size = (_integer(name, env[name]) for name in names[:2])
-    local_rank = _integer(names[2], env.get(names[2], str(rank)))
-    local_size = _integer(names[3], env.get(names[3], str(size)))
+    rank, size = (integer(name, env[name]) for name in names[:2])
+    local_rank = integer(names[2], env.get(names[2], str(rank)))
+    local_size = integer(names[3], env.get(names[3], str(size)))
     if address is None:
         return Placement(source, rank, size, local_rank, local_size)
-    port = _integer(address[1], env[address[1]])
+    port = integer(address[1], env[address[1]])
     return Placement(source, rank, size, local_rank, local_size, env[address[0]], port)
 
 
@@ -147,17 +147,17 @@ def _srun(env: Mapping[str, str]) -> Placement | None:
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
     if size_name not in env:
         raise ConfigError("environment: SLURM_PROCID is set but SLURM_NTASKS is not; start with srun.")
-    size = _integer(size_name, env[size_name])
+    size = integer(size_name, env[size_name])
     tasks = env.get("SLURM_STEP_TASKS_PER_NODE", str(size))
     port = env.get("MASTER_PORT")
     return Placement(
         source="srun",
-        rank=_integer("SLURM_PROCID", env["SLURM_PROCID"]),
+        rank=integer("SLURM_PROCID", env["SLURM_PROCID"]),
         size=size,
-        local_rank=_integer("SLURM_LOCALID", env.get("SLURM_LOCALID", "0")),
-        local_size=_tasks_on_node(tasks, _integer("SLURM_NODEID", env.get("SLURM_NODEID", "0"))),
+        local_rank=integer("SLURM_LOCALID", env.get("SLURM_LOCALID", "0")),
+        local_size=_tasks_on_node(tasks, integer("SLURM_NODEID", env.get("SLURM_NODEID", "0"))),
         master_addr=env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"]),
-        master_port=_integer("MASTER_PORT", port) if port else _slurm_port(env),
+        master_port=integer("MASTER_PORT", port) if port else _slurm_port(env),
     )
 
 
@@ -168,7 +168,7 @@ def node_rank() -> int:
     """
     for variable in ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID", "HOROVOD_CROSS_RANK"):
         if variable in os.environ:
-            return _integer(variable, os.environ[variable])
+            return integer(variable, os.environ[variable])
     return 0
 
 
@@ -227,7 +227,7 @@ def _tasks_on_node(tasks_per_node: str, node: int) -> int:
 def _slurm_port(env: Mapping[str, str]) -> int:
     """The same port for all tasks of a step. Below 32768: Linux gives the ports above to outgoing connections."""
     job, step = env.get("SLURM_JOB_ID", "0"), env.get("SLURM_STEP_ID", "0")
-    return 15000 + (_integer("SLURM_JOB_ID", job) + 997 * _integer("SLURM_STEP_ID", step)) % 15000
+    return 15000 + (integer("SLURM_JOB_ID", job) + 997 * integer("SLURM_STEP_ID", step)) % 15000
 
 
 def _checked(placement: Placement) -> Placement:
@@ -241,7 +241,8 @@ def _checked(placement: Placement) -> Placement:
     return placement
 
 
-def _integer(variable: str, text: str) -> int:
+def integer(variable: str, text: str) -> int:
+    """Returns the integer that a variable's text says. Raises ConfigError for any other text."""
     try:
         return int(text)
     except ValueError:
@@ -249,7 +250,7 @@ def _integer(variable: str, text: str) -> int:
 
 
 def _positive_bytes(variable: str, text: str) -> int:
-    value = _integer(variable, text)
+    value = integer(variable, text)
     if value < 1:
         raise ConfigError(f"environment: {variable} must be at least 1 byte, got {text!r}.")
     return value

@@ -77,7 +77,7 @@ def _enter(*arguments: Any) -> bool:
         now = _session.place.numbers()
         if now != before:
             _log.info(
-                "hvd.init told (rank, size, local and cross) %s; the group has changed since: %s", before, now
+                "hvd.init gave (rank, size, local, cross) %s; the group has changed since: %s", before, now
             )
         return now != before
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer import config
+from gossamer.config import integer
 from gossamer.errors import ConfigError
 
 _log = logging.getLogger("gossamer")
@@ -36,18 +37,11 @@ class Knobs:
 
 
 def _flag(variable: str, text: str) -> bool:
-    return _integer(variable, text) > 0
-
-
-def _integer(variable: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"environment: {variable} must be an integer, got {text!r}.") from None
+    return integer(variable, text) > 0
 
 
 def _count(variable: str, text: str) -> int:
-    value = _integer(variable, text)
+    value = integer(variable, text)
     if value < 0:
         raise ConfigError(f"environment: {variable} must be at least 0, got {text!r}.")
     return value
