@@ -23,7 +23,7 @@ import torch.distributed as dist
 from gossamer import comm, runtime
 from gossamer.bench import options as values
 from gossamer.bench import showing
-from gossamer.bench.measuring import interleaved, label, note, paired, place, result, short, slowest
+from gossamer.bench.measuring import compared, interleaved, label, note, place, short, slowest
 from gossamer.collectives import all_reduce
 from gossamer.errors import CommError
 from gossamer.launch import workers
@@ -122,7 +122,7 @@ def at_size(nbytes: int, settings: dict[str, Any], groups: dict[str, Any]) -> li
     repeats = min(MOST_CALLS, max(1, int(TURN_S / max(map(max, estimate.values())))))
     seconds = slowest(interleaved(bodies, rounds=settings["rounds"], repeats=repeats, before=dist.barrier))
     return [
-        line(name, seconds[name], seconds[PEER], nbytes)
+        line(name, seconds, nbytes)
         | {"contender": name, "size": label(nbytes), "nbytes": nbytes, "ranks": runtime.size()}
         | {"bytes_sent": None, "relative_error": None}
         | facts[name]
@@ -157,18 +157,18 @@ def contender(
     return body, {"bytes_sent": sent, "relative_error": short(apart)}
 
 
-def line(name: str, seconds: list[float], peer: list[float], nbytes: int) -> dict[str, Any]:
-    time_s, size = statistics.median(seconds), runtime.size()
-    rate = nbytes / time_s / 1e9
-    return result(
+def line(name: str, seconds: dict[str, list[float]], nbytes: int) -> dict[str, Any]:
+    """Returns the result of one contender at one size."""
+    size = runtime.size()
+    rate = nbytes / statistics.median(seconds[name]) / 1e9
+    return compared(
         f"all_reduce, {label(nbytes)}, {size} workers, {name}",
-        1e6 * time_s,
+        seconds,
+        name,
+        PEER,
+        scale=1e6,
         unit="us",
         benchmark="allreduce",
-        baseline=None if name == PEER else (PEER, 1e6 * statistics.median(peer)),
-        ratio=None if name == PEER else statistics.median(paired(peer, seconds)),
-        samples=[1e6 * each for each in seconds],
-        ratio_is=f"{PEER} / {name}",
         algorithm_gb_per_s=short(rate),
         bus_gb_per_s=short(rate * 2 * (size - 1) / size),
     )

@@ -167,6 +167,29 @@ def result(
     return line | more
 
 
+def compared(
+    what: str, times: Mapping[str, Sequence[float]], name: str, peer: str, *, scale: float, **more: Any
+) -> dict[str, Any]:
+    """Returns the result of one contender, with its peer as baseline: how many times as fast it is, turn by turn.
+
+    Args:
+        times: the seconds of each turn, by contender.
+        scale: units of the result in a second.
+        more: further arguments of result().
+    """
+    own, others = times[name], times[peer]
+    baseline = None if name == peer else (peer, scale * statistics.median(others))
+    return result(
+        what,
+        scale * statistics.median(own),
+        baseline=baseline,
+        ratio=None if name == peer else statistics.median(paired(others, own)),
+        samples=[scale * each for each in own],
+        ratio_is=f"{peer} / {name}",
+        **more,
+    )
+
+
 def place(device: str = "cpu") -> dict[str, Any]:
     """Returns where a figure was taken: the machine, and its load in the last minute, by which to judge timings."""
     gpu = {"device": torch.cuda.get_device_name()} if device == "cuda" else {}

@@ -24,7 +24,7 @@ from gossamer import runtime
 from gossamer.algorithms import ALGORITHMS, Algorithm, GradientAllReduce
 from gossamer.bench import options as values
 from gossamer.bench import showing
-from gossamer.bench.measuring import Turns, interleaved, note, paired, place, result, short, slowest
+from gossamer.bench.measuring import Turns, compared, interleaved, note, place, short, slowest
 from gossamer.data_parallel import DataParallel
 from gossamer.launch import workers
 from gossamer.workloads.gpt import CONTEXT, GPT
@@ -153,22 +153,18 @@ def timed(trainings: Mapping[str, Training], rounds: int) -> tuple[dict[str, Tur
 
 
 def _line(name: str, seconds: Mapping[str, list[float]], turns: Turns, sent: float | None) -> dict[str, Any]:
-    times, peer = seconds[name], seconds[STOCK]
     size = runtime.size()
-    return (
-        result(
-            f"step of the demo's GPT, {size} workers, {name}",
-            1e3 * statistics.median(times),
-            unit="ms",
-            benchmark="train",
-            baseline=None if name == STOCK else (STOCK, 1e3 * statistics.median(peer)),
-            ratio=None if name == STOCK else statistics.median(paired(peer, times)),
-            samples=[1e3 * each for each in times],
-            ratio_is=f"{STOCK} / {name}",
-            algorithm=name,
-            ranks=size,
-            cpu_ms=short(1e3 * statistics.median(turns.cpu_seconds)),
-            bytes_per_step=None if sent is None else round(sent),
-        )
-        | place()
+    line = compared(
+        f"step of the demo's GPT, {size} workers, {name}",
+        seconds,
+        name,
+        STOCK,
+        scale=1e3,
+        unit="ms",
+        benchmark="train",
+        algorithm=name,
+        ranks=size,
+        cpu_ms=short(1e3 * statistics.median(turns.cpu_seconds)),
+        bytes_per_step=None if sent is None else round(sent),
     )
+    return line | place()

@@ -25,29 +25,16 @@ def extension(job: Job) -> list[Row]:
     for rank, (own, gpu) in enumerate(zip(job.of_ranks("extension"), job.of_ranks("cuda"), strict=True)):
         if not own["works"]:
             advice = "build Gossamer against the torch that is installed: pip install --no-build-isolation ."
-            rows.append(
-                Row(
-                    "extension",
-                    ERROR,
-                    f"rank {rank}: {own['file']} does not give back what it encoded",
-                    advice,
-                )
-            )
+            said = f"rank {rank}: {own['file']} does not give back what it encoded"
+            rows.append(Row("extension", ERROR, said, advice))
         if gpu["available"] and not own["cuda"]:
             advice = "build Gossamer where nvcc is on PATH, with GOSSAMER_BUILD_CUDA=1; or train on the CPU"
-            rows.append(
-                Row(
-                    "extension",
-                    ERROR,
-                    f"rank {rank}: torch sees a GPU, and {own['file']} was built without CUDA",
-                    advice,
-                )
-            )
+            said = f"rank {rank}: torch sees a GPU, and {own['file']} was built without CUDA"
+            rows.append(Row("extension", ERROR, said, advice))
     sets = sorted({own["instruction_set"] for own in job.of_ranks("extension")})
     kind = "with CUDA" if all(own["cuda"] for own in job.of_ranks("extension")) else "for CPUs"
-    return rows or [
-        Row("extension", OK, f"loaded and computes, {kind}, {' and '.join(sets)}, on {_ranks(job)}")
-    ]
+    said = f"loaded and computes, {kind}, {' and '.join(sets)}, on {_ranks(job)}"
+    return rows or [Row("extension", OK, said)]
 
 
 def cuda(job: Job) -> list[Row]:
@@ -58,14 +45,8 @@ def cuda(job: Job) -> list[Row]:
         if own["driver"] and not own["available"]:
             built = f"for CUDA {own['built_for']}" if own["built_for"] else "without CUDA"
             advice = "install a torch for a CUDA that this driver knows; see CUDA_VISIBLE_DEVICES too"
-            rows.append(
-                Row(
-                    "CUDA",
-                    WARNING,
-                    f"{host}: NVIDIA driver {own['driver']}, but torch, built {built}, sees no GPU",
-                    advice,
-                )
-            )
+            said = f"{host}: NVIDIA driver {own['driver']}, but torch, built {built}, sees no GPU"
+            rows.append(Row("CUDA", WARNING, said, advice))
         elif 0 < count < local:
             advice = f"start {count} workers on this host, or use gossamer.init(backend='gloo') on the CPU"
             rows.append(Row("CUDA", ERROR, f"{host}: {count} GPUs for {local} workers", advice))
