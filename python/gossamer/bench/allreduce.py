@@ -56,7 +56,7 @@ MOST_CALLS = 200  # in a turn
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     workers.add_arguments(parser)
-    parser.add_argument("--sizes", default="4KiB,64KiB,1MiB,16MiB", help="of the tensors (%(default)s)")
+    parser.add_argument("--sizes", default="4KiB,64KiB,1MiB,16MiB", help="sizes of the tensors (%(default)s)")
     parser.add_argument(
         "--backends", default="all", help=f"all, or some of {', '.join(BACKENDS)} (%(default)s)"
     )

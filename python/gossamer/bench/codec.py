@@ -44,7 +44,7 @@ Bodies = dict[str, Callable[[], object]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(values.CODECS)
     parser.add_argument("--codecs", default="all", help=f"all, or some of {known} (%(default)s)")
-    parser.add_argument("--size", default="4MiB", help="of the tensor (%(default)s)")
+    parser.add_argument("--size", default="4MiB", help="size of the tensor (%(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(%(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each (%(default)s)")
     parser.add_argument("--plot", metavar="FILE.png", help="draw speed, bytes and error; needs matplotlib")

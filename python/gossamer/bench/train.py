@@ -52,9 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(ALGORITHMS)
     parser.add_argument("--algorithms", default="all", help=f"all, or some of {known} (%(default)s)")
     parser.add_argument("--backend", choices=("gossamer", "gloo"), default="gossamer",
-                        help="of our groups; torch's DDP is on Gloo (%(default)s)")  # fmt: skip
-    parser.add_argument("--rows", type=int, default=8, help="of text per worker and step (%(default)s)")
-    parser.add_argument("--steps", type=int, default=60, help=f"timed, in turns of {PER_TURN} (%(default)s)")
+                        help="backend of our groups; torch's DDP uses Gloo (%(default)s)")  # fmt: skip
+    parser.add_argument("--rows", type=int, default=8, help="rows of text per worker and step (%(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=60, help=f"timed steps, in turns of {PER_TURN} (%(default)s)"
+    )
     parser.add_argument("--plot", metavar="FILE.png", help="draw time and bytes of a step; needs matplotlib")
 
 

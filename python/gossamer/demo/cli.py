@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", default="100mbit", help="rate of the slow links (%(default)s)")
     parser.add_argument("--link-steps", type=int, default=20, metavar="STEPS",
                         help="steps of a run over the slow links, which need root; 0: none (%(default)s)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches (%(default)s)")
     parser.add_argument("--out", type=Path, default="gossamer-demo.png", help="PNG to draw (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures into this file")
     parser.add_argument("--no-plot", action="store_true", help="draw nothing; needs no matplotlib")
 
 

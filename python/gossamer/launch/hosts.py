@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-hostfile", "--hostfile", metavar="FILE", help="the same, a line each: HOST slots=SLOTS"
     )
     group.add_argument(
-        "-p", "--ssh-port", dest="remote_port", type=int, metavar="PORT", help="of ssh, on all hosts"
+        "-p", "--ssh-port", dest="remote_port", type=int, metavar="PORT", help="port of ssh on all hosts"
     )
     group.add_argument(
         "-i", "--ssh-identity-file", dest="identity_file", metavar="FILE", help="private key for ssh"

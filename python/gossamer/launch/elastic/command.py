@@ -52,12 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--host-discovery-script", metavar="COMMAND", help="run each second; prints lines host:slots"
     )
-    group.add_argument("--slots-per-host", type=int, metavar="S", help="of hosts that are printed without")
     group.add_argument(
-        "--elastic-timeout", type=float, metavar="SECONDS", help="for a group to form; default: 600"
+        "--slots-per-host", type=int, metavar="S", help="slots of hosts that are printed without a number"
     )
     group.add_argument(
-        "--reset-limit", type=int, metavar="N", help="end when a group must form anew once more"
+        "--elastic-timeout", type=float, metavar="SECONDS", help="in which a group must form; default: 600"
+    )
+    group.add_argument(
+        "--reset-limit", type=int, metavar="N", help="end if groups would have to form anew more often"
     )
     group.add_argument(
         "--blacklist-cooldown-range",
