@@ -18,7 +18,7 @@ from tests.support.ranks import run_ranks
 
 STEPS = 6
 OWN_OPTIMIZERS = {
-    name: kind.optimizer_class for name, kind in ALGORITHMS.items() if hasattr(kind, "optimizer_class")
+    name: kind.optimizer_class for name, kind in ALGORITHMS.items() if kind.optimizer_class is not None
 }
 ORDERS = {"wrap first": "wrap fuse", "fuse first": "fuse wrap", "wrap after a step": "fuse step wrap"}
 
@@ -29,7 +29,7 @@ def make_algorithm(name: str) -> gs.Algorithm:
     return LocalSGD(period=2) if name == "local_sgd" else ALGORITHMS[name]()
 
 
-def trained(comm, name: str, moments: str, **fuse):
+def parameters_and_optimizer(comm, name: str, moments: str, **fuse):
     """Parameters and optimizer of this rank after some steps; from step "fuse" on by fuse_step()."""
     generator = torch.Generator().manual_seed(comm.rank)
     # All but the last bias have a multiple of 64 bytes, so they lie in a row in a bucket.
@@ -59,7 +59,9 @@ def trained(comm, name: str, moments: str, **fuse):
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - set(OWN_OPTIMIZERS)))
 def test_fused_steps_train_as_unfused_ones(name, order, do_flatten, ranks) -> None:
     plain = unfused(ranks, name, order)
-    fused = run_ranks(ranks, lambda comm: trained(comm, name, ORDERS[order], do_flatten=do_flatten))
+    fused = run_ranks(
+        ranks, lambda comm: parameters_and_optimizer(comm, name, ORDERS[order], do_flatten=do_flatten)
+    )
     for one, other in zip(fused, plain, strict=True):
         assert_same(one, other)
     alone = unfused(1, name, order)
@@ -70,13 +72,17 @@ def test_fused_steps_train_as_unfused_ones(name, order, do_flatten, ranks) -> No
 
 @cache
 def unfused(ranks: int, name: str, order: str) -> list:
-    return run_ranks(ranks, lambda comm: trained(comm, name, ORDERS[order].replace("fuse", "")))
+    return run_ranks(
+        ranks, lambda comm: parameters_and_optimizer(comm, name, ORDERS[order].replace("fuse", ""))
+    )
 
 
 @pytest.mark.parametrize("name", ["decentralized", "local_sgd"])
 def test_a_wrapper_that_holds_the_weights_is_no_error_without_check_flatten(name) -> None:
-    results = run_ranks(2, lambda comm: trained(comm, name, "fuse wrap", check_flatten=False))
-    reference = run_ranks(2, lambda comm: trained(comm, name, "wrap"))
+    results = run_ranks(
+        2, lambda comm: parameters_and_optimizer(comm, name, "fuse wrap", check_flatten=False)
+    )
+    reference = run_ranks(2, lambda comm: parameters_and_optimizer(comm, name, "wrap"))
     for one, other in zip(results, reference, strict=True):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(one[0], other[0], strict=True))
 

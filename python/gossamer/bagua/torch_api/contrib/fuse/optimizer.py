@@ -68,7 +68,7 @@ def fuse_optimizer(
     if is_fused_optimizer(optimizer):
         raise ConfigError(f"fuse_optimizer: this {type(optimizer).__name__} is fused already.")
     for algorithm in ALGORITHMS.values():
-        if isinstance(optimizer, getattr(algorithm, "optimizer_class", ())):
+        if isinstance(optimizer, algorithm.optimizer_class or ()):
             raise ConfigError(
                 f"fuse_optimizer: the algorithm {algorithm.name!r} averages the state of this "
                 f"{type(optimizer).__name__} in its own memory during the step; call step() instead of fuse_step()."
