@@ -16,7 +16,7 @@ def convolutions():
     )
 
 
-def trained(comm, dtype, memory_format, *, infinite_at=None):
+def weights_and_errors(comm, dtype, memory_format, *, infinite_at=None):
     """Weights, and PowerSGD's errors, after 6 steps. Steps with an infinite gradient are skipped."""
     module = seeded(convolutions).to(dtype=dtype, memory_format=memory_format)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)
@@ -39,8 +39,8 @@ def trained(comm, dtype, memory_format, *, infinite_at=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_the_memory_format_of_parameters_does_not_change_what_is_learnt(dtype):
     def body(comm, other):
-        contiguous, _ = trained(comm, dtype, torch.contiguous_format)
-        channels_last, _ = trained(other, dtype, torch.channels_last)
+        contiguous, _ = weights_and_errors(comm, dtype, torch.contiguous_format)
+        channels_last, _ = weights_and_errors(other, dtype, torch.channels_last)
         return contiguous, channels_last
 
     tolerance = {"rtol": 5e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
@@ -53,7 +53,7 @@ def test_the_memory_format_of_parameters_does_not_change_what_is_learnt(dtype):
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_an_infinite_gradient_reaches_all_ranks_and_leaves_nothing_behind(memory_format):
     def body(comm):
-        return trained(comm, torch.float32, memory_format, infinite_at=2)
+        return weights_and_errors(comm, torch.float32, memory_format, infinite_at=2)
 
     for weights, fields in run_ranks(2, body):
         assert torch.isfinite(weights).all()

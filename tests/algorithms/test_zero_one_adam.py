@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 import gossamer as gs
-from tests.support.models import batches, flat_weights, mlp, relative_error, seeded, shard, square
+from tests.support.models import (
+    batches,
+    flat_weights,
+    mlp,
+    relative_error,
+    seeded,
+    shard,
+    square,
+    trained,
+)
 from tests.support.ranks import run_ranks
 
 FREEZE, SCALER, DOUBLE, LONGEST = 6, 2, 2, 4
@@ -134,18 +143,17 @@ def test_parameter_that_is_used_when_the_variance_is_frozen_is_refused():
 
 
 def test_alone_the_algorithm_changes_nothing_and_all_variance_steps_are_adam():
-    def trained(comm, make, wrap):
+    def weights_of(comm, make, wrap):
         module = seeded(mlp)
         optimizer = make(module.parameters())
         model = module
         if wrap:
             algorithm = gs.ZeroOneAdam(gs.Identity(), double_every=DOUBLE, longest=LONGEST)
             model = gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=comm)
-        for batch in batches(12):
-            step(model, optimizer, batch)
+        weights = trained(model, optimizer, batches(12))
         if wrap:
             model.close()
-        return flat_weights(module)
+        return weights
 
     def some(params):
         return gs.ZeroOneAdamOptimizer(params, 0.01, 8, variance_scaler=2)
@@ -157,8 +165,8 @@ def test_alone_the_algorithm_changes_nothing_and_all_variance_steps_are_adam():
         return torch.optim.Adam(params, 0.01)
 
     def body(comm):
-        return [trained(comm, some, True), trained(comm, some, False)], [
-            trained(comm, make, False) for make in (every, adam)
+        return [weights_of(comm, some, True), weights_of(comm, some, False)], [
+            weights_of(comm, make, False) for make in (every, adam)
         ]
 
     for one, other in run_ranks(1, body)[0]:

@@ -187,7 +187,7 @@ def test_store_beside_a_group_of_torch_is_refused() -> None:
         bagua.init_process_group(dist.HashStore(), 0, 1, 1)
 
 
-def trained() -> tuple:
+def model_optimizer_and_scheduler() -> tuple:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -200,7 +200,7 @@ def trained() -> tuple:
 
 
 def test_checkpoint_comes_back_bit_for_bit_from_bagua_files(tmp_path) -> None:
-    model, optimizer, scheduler = trained()
+    model, optimizer, scheduler = model_optimizer_and_scheduler()
     save_checkpoint(3, tmp_path, nn.Linear(3, 2))
     save_checkpoint(12, tmp_path, model, optimizer, scheduler)
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "12"
@@ -210,7 +210,7 @@ def test_checkpoint_comes_back_bit_for_bit_from_bagua_files(tmp_path) -> None:
         "iter_0000012/mp_rank_00_model_states.pt",
         "latest_checkpointed_iteration.txt",
     ]
-    other, other_optimizer, other_scheduler = trained()
+    other, other_optimizer, other_scheduler = model_optimizer_and_scheduler()
     nn.init.zeros_(other.weight)
     other_optimizer.zero_grad()
     assert load_checkpoint(str(tmp_path), other, other_optimizer, other_scheduler) == 12

@@ -27,8 +27,10 @@ from tests.support.models import (
     relative_error,
     seeded,
     shard,
+    shards,
     square,
     train,
+    trained,
 )
 from tests.support.ranks import run_ranks
 
@@ -47,14 +49,11 @@ class Awkward(nn.Module):
         return self.wide((self.sometimes(x) if use else x).double())
 
 
-def trained(comm, algorithm, count=10, *, module=None, group=None, flatten=True, set_to_none=True):
+def train_with_bagua(comm, algorithm, count=10, *, module=None, group=None, flatten=True, set_to_none=True):
     model = module if module is not None else seeded(mlp, seed=comm.rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     bagua.with_bagua(model, [optimizer], algorithm, group or comm, do_flatten=flatten)
-    for batch in batches(count):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        square(model(shard(batch, comm))).backward()
-        optimizer.step()
+    trained(model, optimizer, shards(count, comm), set_to_none=set_to_none)
     model.bagua_ddp.close()
     return flat_weights(model)
 
@@ -66,7 +65,7 @@ def test_mean_gradients_have_the_numbers_of_one_process(size, flatten, bucket_by
     monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", str(bucket_bytes))
 
     def body(comm):
-        return trained(comm, Of(MeanGradients), flatten=flatten, set_to_none=comm.rank == 0)
+        return train_with_bagua(comm, Of(MeanGradients), flatten=flatten, set_to_none=comm.rank == 0)
 
     alone = train(None, wrap=False)
     for weights in run_ranks(size, body):
@@ -95,8 +94,8 @@ def test_compression_by_hosts_loses_little_and_keeps_padding_zero():
 
 def test_averaged_weights_follow_decentralized_averaging():
     def body(comm, other):
-        ours = trained(comm, Of(MeanWeights))
-        theirs = trained(other, bagua.algorithms.decentralized.DecentralizedAlgorithm())
+        ours = train_with_bagua(comm, Of(MeanWeights))
+        theirs = train_with_bagua(other, bagua.algorithms.decentralized.DecentralizedAlgorithm())
         return ours, theirs
 
     for ours, theirs in run_ranks(3, body, groups=2):
@@ -106,7 +105,7 @@ def test_averaged_weights_follow_decentralized_averaging():
 def test_pairs_follow_shift_one():
     def body(comm, other):
         algorithm = bagua.algorithms.decentralized.DecentralizedAlgorithm(peer_selection_mode="shift_one")
-        return trained(comm, Of(MeanWeights, "shift_one")), trained(other, algorithm)
+        return train_with_bagua(comm, Of(MeanWeights, "shift_one")), train_with_bagua(other, algorithm)
 
     for ours, theirs in run_ranks(4, body, groups=2):
         assert relative_error(ours, theirs) < 1e-5
@@ -115,7 +114,9 @@ def test_pairs_follow_shift_one():
 @pytest.mark.parametrize("size", [2, 3])
 def test_compressed_differences_follow_low_precision_decentralized(size):
     def body(comm, other):
-        return trained(comm, Of(LowPrecision)), trained(other, LowPrecisionDecentralizedAlgorithm())
+        return train_with_bagua(comm, Of(LowPrecision)), train_with_bagua(
+            other, LowPrecisionDecentralizedAlgorithm()
+        )
 
     for ours, theirs in run_ranks(size, body, groups=2):
         assert (
@@ -194,7 +195,7 @@ class Phases(MeanGradients):
 def test_python_operations_and_reset():
     def body(comm):
         model = seeded(mlp)
-        weights = trained(comm, Of(Phases), module=model)
+        weights = train_with_bagua(comm, Of(Phases), module=model)
         assert model.bagua_algorithm.resets == 1
         assert not any(is_bagua_tensor(param) for param in model.parameters())
         return weights
@@ -214,7 +215,7 @@ class Raises(MeanGradients):
 
 
 def test_error_of_an_operation_reaches_the_training_thread_and_the_other_ranks():
-    errors = run_ranks(2, lambda comm: trained(comm, Of(Raises)), errors=True)
+    errors = run_ranks(2, lambda comm: train_with_bagua(comm, Of(Raises)), errors=True)
     assert isinstance(errors[1], gs.GossamerError)
     assert "rank 1/2 step 0 bucket '0' (6 tensors" in str(errors[1])
     assert "disk full" in str(errors[1])
@@ -231,7 +232,7 @@ def test_bucket_that_never_begins_is_an_error_of_backward():
     with pytest.raises(
         gs.ConfigError, match=r"end of the backward bucket '0'.*no hook has marked \['2.bias'\]"
     ):
-        run_ranks(1, lambda comm: trained(comm, Of(Forgets)))
+        run_ranks(1, lambda comm: train_with_bagua(comm, Of(Forgets)))
 
 
 def test_gradient_that_comes_twice_in_one_backward_is_an_error_and_the_other_rank_goes_on():

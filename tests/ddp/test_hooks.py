@@ -25,7 +25,18 @@ from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import 
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 import gossamer as gs
-from tests.support.models import batches, flat_grads, flat_weights, mlp, relative_error, seeded, shard, square
+from tests.support.models import (
+    batches,
+    flat_grads,
+    flat_weights,
+    mlp,
+    relative_error,
+    seeded,
+    shard,
+    shards,
+    square,
+    trained,
+)
 from tests.support.ranks import run_ranks
 from tests.support.stock import gloo_group, run_beside, wrap
 
@@ -62,13 +73,8 @@ HOOKS = {
 CUDA_ONLY = ("bf16", "bf16 wrapper")
 
 
-def trained(model, comm):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for batch in batches(5):
-        optimizer.zero_grad()
-        square(model(shard(batch, comm))).backward()
-        optimizer.step()
-    return flat_weights(model)
+def after_five_steps(model, comm):
+    return trained(model, torch.optim.SGD(model.parameters(), lr=0.1), shards(5, comm))
 
 
 @pytest.mark.parametrize("name", HOOKS)
@@ -81,7 +87,7 @@ def test_a_hook_of_torchs_gives_the_weights_it_gives_torchs_ddp(name):
             model = wrap(kind, seeded(mlp), comm, group, {})
             if kind is gs.DistributedDataParallel or name not in CUDA_ONLY:
                 model.register_comm_hook(make_state(group), hook)
-            weights.append(trained(model, comm))
+            weights.append(after_five_steps(model, comm))
         return weights
 
     ranks = run_beside(2, body)
@@ -135,7 +141,7 @@ def test_a_hook_that_fails_on_gloo_under_torchs_ddp_fails_alike_and_loses_no_ran
             model.register_comm_hook(make_state(group), hook)
             errors.append(None)
             try:
-                trained(model, comm)
+                after_five_steps(model, comm)
             except Exception as error:
                 errors[-1] = error
         return errors
@@ -154,7 +160,7 @@ def test_hooks_are_registered_by_torchs_enum():
         for kind in (Stock, gs.DistributedDataParallel):
             model = wrap(kind, seeded(mlp), comm, group, {})
             register_ddp_comm_hook(DDPCommHookType.FP16_COMPRESS, model, group)
-            weights.append(trained(model, comm))
+            weights.append(after_five_steps(model, comm))
         return weights
 
     for theirs, ours in run_beside(2, body):
@@ -198,7 +204,7 @@ def test_torchs_built_in_hooks(kind):
         for each in (Stock, gs.DistributedDataParallel):
             model = wrap(each, seeded(mlp), comm, group, {})
             model._register_builtin_comm_hook(kind)
-            weights.append(trained(model, comm))
+            weights.append(after_five_steps(model, comm))
         return weights
 
     for theirs, ours in run_beside(2, body):
@@ -215,7 +221,7 @@ def test_what_is_no_hook_is_refused_and_a_second_one():
         model.register_comm_hook(group, partial(default_hooks.allreduce_hook))
         with pytest.raises(RuntimeError, match=r"can only be called once"):
             model.register_comm_hook(group, default_hooks.allreduce_hook)
-        trained(model, comm)
+        after_five_steps(model, comm)
         model.close()
 
     run_beside(2, body)

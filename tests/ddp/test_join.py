@@ -16,7 +16,7 @@ from tests.support.uneven import all_equal, alone, inputs, step
 COUNTS = [[2, 5], [4, 0, 2]]
 
 
-def trained(comm, epochs, divide=True, make=mlp, **options):
+def train_unevenly(comm, epochs, divide=True, make=mlp, **options):
     inner = seeded(make)
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
     model = gs.DistributedDataParallel(inner, process_group=comm, optimizer=optimizer, **options)
@@ -33,7 +33,9 @@ def trained(comm, epochs, divide=True, make=mlp, **options):
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"algorithm": "bytegrad"}], ids=str)
 def test_uneven_inputs_train_like_one_process(options, counts, divide):
     epochs = [counts, counts[::-1]]
-    results = run_ranks(len(counts), lambda comm: flat_weights(trained(comm, epochs, divide, **options)))
+    results = run_ranks(
+        len(counts), lambda comm: flat_weights(train_unevenly(comm, epochs, divide, **options))
+    )
     assert all_equal(results)
     assert relative_error(results[0], alone(epochs, divide=divide)) < (
         0.03 if "algorithm" in options else 1e-6
@@ -47,7 +49,7 @@ def normed():
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 def test_buffers_follow_a_rank_that_has_batches(counts):
     def body(comm):
-        inner = trained(comm, [counts, counts[::-1]], make=normed)
+        inner = train_unevenly(comm, [counts, counts[::-1]], make=normed)
         return flat_weights(inner), *(buffer.clone() for buffer in inner.buffers())
 
     results = run_ranks(len(counts), body)

@@ -15,7 +15,7 @@ import gossamer as gs
 from tests.algorithms.test_contract import NAMES, TIMED, build, optimizer_of
 from tests.support.models import batches, flat_grads, flat_weights, mlp, relative_error, seeded, shard, square
 from tests.support.ranks import run_ranks
-from tests.support.stock import Net, both, equal, loss_of, run_beside, trained, wrap
+from tests.support.stock import Net, both, equal, loss_of, run_beside, state_after, wrap
 
 
 def test_every_argument_of_torchs_is_taken_at_its_place_with_its_default():
@@ -51,11 +51,11 @@ def test_weights_and_buffers_have_torchs_bits(options):
     if set(options) - set(inspect.signature(Stock.__init__).parameters):
         pytest.skip("this torch has no such argument")
     seed = 0 if options.get("init_sync") is False else None
-    assert all(equal(states) for states in both(trained, options, Net, 4, seed))
+    assert all(equal(states) for states in both(state_after, options, Net, 4, seed))
 
 
 def test_with_three_ranks_weights_are_those_of_torch_but_for_the_order_of_sums():
-    for theirs, ours in both(trained, {"bucket_cap_mb": 0.0005}, size=3):
+    for theirs, ours in both(state_after, {"bucket_cap_mb": 0.0005}, size=3):
         assert all(relative_error(ours[name], theirs[name]) < 1e-6 for name in theirs if "num" not in name)
 
 

@@ -22,7 +22,7 @@ def _nothing_compiled_before():
     torch._dynamo.reset()
 
 
-def trained(comm, order, algorithm, *, compiler, steps=6):
+def train_compiled(comm, order, algorithm, *, compiler, steps=6):
     """Weights after some steps. `order`: what is compiled; None for nothing."""
     torch.set_num_threads(1)  # MKL's number of threads is per thread, and changes bits
     inner = seeded(mlp)
@@ -52,8 +52,8 @@ def trained(comm, order, algorithm, *, compiler, steps=6):
 )  # fmt: skip
 @pytest.mark.parametrize("order", ["model", "wrapper"])
 def test_a_compiled_model_trains_as_the_model(order, algorithm, compiler) -> None:
-    expected = run_ranks(2, lambda comm: trained(comm, None, algorithm, compiler=compiler))
-    weights = run_ranks(2, lambda comm: trained(comm, order, algorithm, compiler=compiler))
+    expected = run_ranks(2, lambda comm: train_compiled(comm, None, algorithm, compiler=compiler))
+    weights = run_ranks(2, lambda comm: train_compiled(comm, order, algorithm, compiler=compiler))
     for mine, reference in zip(weights, expected, strict=True):
         assert relative_error(mine, reference) < 1e-6
 
@@ -61,7 +61,7 @@ def test_a_compiled_model_trains_as_the_model(order, algorithm, compiler) -> Non
 @pytest.mark.parametrize("order", ["model", "wrapper"])
 def test_the_model_is_one_graph_that_is_compiled_once_whatever_the_step(order) -> None:
     counter = CompileCounterWithBackend("eager")
-    run_ranks(1, lambda comm: trained(comm, order, "gradient_allreduce", compiler=counter, steps=12))
+    run_ranks(1, lambda comm: train_compiled(comm, order, "gradient_allreduce", compiler=counter, steps=12))
     modules_of_the_model = 5
     assert (counter.frame_count, counter.op_count) == (1, modules_of_the_model)
 
@@ -80,7 +80,7 @@ class Asking(gs.GradientAllReduce):
 def test_an_algorithms_own_python_is_not_traced() -> None:
     def body(comm):
         algorithm = Asking()
-        trained(comm, "wrapper", algorithm, compiler="eager")
+        train_compiled(comm, "wrapper", algorithm, compiler="eager")
         return algorithm._traced
 
     (traced,) = run_ranks(1, body)

@@ -14,7 +14,7 @@ from gossamer import _C
 from gossamer import comm as comms
 from tests.support import ranks
 from tests.support.codec_cases import CODECS, DTYPES
-from tests.support.models import batches, mlp, seeded, shard
+from tests.support.models import mlp, seeded, shards, trained
 
 SIZES = [0, 1, 7, 8, 255, 256, 257, 1021, 4096, 10_007]
 
@@ -197,15 +197,12 @@ ALGORITHMS = [
 ]
 
 
-def trained(group, comm, algorithm):
+def weights_and_sums(group, comm, algorithm):
     model = seeded(mlp)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"algorithm": copy.deepcopy(algorithm), "bucket_bytes": 1500, "first_bucket_bytes": 400}
     wrapped = gs.DataParallel(model, optimizer, process_group=group, **options)
-    for batch in batches(6):
-        optimizer.zero_grad()
-        wrapped(shard(batch, comm)).square().mean().backward()
-        optimizer.step()
+    trained(wrapped, optimizer, shards(6, comm))
     direct = [
         _C.sum_in_place(wrapped.engine._comm, bucket.flat("grad"), 1.0) for bucket in wrapped.engine.buckets
     ]
@@ -216,8 +213,8 @@ def trained(group, comm, algorithm):
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
 def test_a_model_trains_to_the_same_bits_with_symmetric_buckets(algorithm):
     def body(comm, other):
-        weights, direct = trained(gs.Symmetric(comm), comm, algorithm)
-        plain, _ = trained(other, other, algorithm)
+        weights, direct = weights_and_sums(gs.Symmetric(comm), comm, algorithm)
+        plain, _ = weights_and_sums(other, other, algorithm)
         return weights, plain, direct
 
     results = ranks.run_ranks(3, body, groups=2)

@@ -33,7 +33,7 @@ def sharded(mesh, **policy):
         fully_shard(part, mesh=mesh, **policy)
     return fully_shard(model, mesh=mesh, **policy)
 
-def trained(model, steps=30):
+def last_loss(model, steps=30):
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(steps):
         rows = text[step, rank : rank + 1]
@@ -46,15 +46,15 @@ def trained(model, steps=30):
     return total.item() / size
 
 world = init_device_mesh("cpu", (size,))
-exact = trained(sharded(world))
-start = trained(sharded(world), steps=1)
+exact = last_loss(sharded(world))
+start = last_loss(sharded(world), steps=1)
 assert exact < 0.8 * start, (exact, start)
 ours = from_group(world.get_group(), "cpu")
 
 def close_to_exact(model, what, **settings):
     gs.fsdp.compress(model, **settings)
     before = ours.bytes_sent
-    loss = trained(model)
+    loss = last_loss(model)
     assert abs(loss - exact) < 0.01 * exact, (what, loss, exact)
     return (ours.bytes_sent - before) / 30
 
@@ -77,7 +77,7 @@ for param in replicas.parameters():
     assert torch.equal(*every)
 
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-exact = trained(sharded(world, mp_policy=policy))
+exact = last_loss(sharded(world, mp_policy=policy))
 close_to_exact(sharded(world, mp_policy=policy), "mixed precision", codec=gs.Int8())
 
 summed, alone = sharded(world), sharded(world)

@@ -11,7 +11,7 @@ from torch import nn
 import gossamer as gs
 import gossamer.horovod.torch as hvd
 from tests.horovod.sets import mine, refused, still_works
-from tests.horovod.training import close, loss_of, reference, sgd, trained, ways, wrapped
+from tests.horovod.training import close, loss_of, reference, sgd, train_over, ways, wrapped
 from tests.support.models import mlp, seeded
 
 pytestmark = pytest.mark.usefixtures("job")
@@ -60,7 +60,7 @@ def test_names_and_class():
 
 def test_a_gradient_too_many():
     for process_set, rank, size, way, compression in ways():
-        model, optimizer = trained(process_set, rank, steps=1, compression=compression)
+        model, optimizer = train_over(process_set, rank, steps=1, compression=compression)
         for _ in range(2):  # each way of the optimizer, in a step that goes on afterwards
             optimizer.zero_grad()
             loss_of(model, rank, 1).backward()
@@ -79,7 +79,7 @@ def test_a_gradient_too_many():
 
 def test_a_gradient_with_a_graph():
     for process_set, rank, _, way, compression in ways():
-        model, optimizer = trained(process_set, rank, steps=1, compression=compression)
+        model, optimizer = train_over(process_set, rank, steps=1, compression=compression)
         optimizer.zero_grad()
         if way == "negotiated":
             with pytest.raises(AssertionError, match="create_graph"):
@@ -226,7 +226,7 @@ def test_another_thread_may_train():
         done = []
 
         def loop(process_set=process_set, rank=rank, compression=compression, done=done):
-            done.append(trained(process_set, rank, compression=compression)[0])
+            done.append(train_over(process_set, rank, compression=compression)[0])
 
         thread = threading.Thread(target=loop)
         thread.start()

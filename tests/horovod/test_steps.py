@@ -15,7 +15,7 @@ from tests.horovod.training import (
     loss_of,
     reference,
     sgd,
-    trained,
+    train_over,
     ways,
     wrapped,
 )
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("job")
 
 def test_steps_are_those_of_one_process_with_the_mean_gradient():
     for process_set, rank, size, way, compression in ways():
-        model, optimizer = trained(process_set, rank, compression=compression)
+        model, optimizer = train_over(process_set, rank, compression=compression)
         assert optimizer.report()["way"] == way
         assert (len(optimizer.report()["buckets"]) > 0) == (way == "engine")
         close(model, reference(size), (way, size), exact=size == 2)
@@ -42,17 +42,17 @@ def test_both_ways_give_the_same_bits_to_two_ranks():
             {"groups": 2},
             {"backward_passes_per_step": 1, "groups": [list(seeded(mlp).parameters())][:0]},
         ):
-            ours, _ = trained(process_set, rank, **options)
-            negotiated, optimizer = trained(process_set, rank, compression=Own, **options)
+            ours, _ = train_over(process_set, rank, **options)
+            negotiated, optimizer = train_over(process_set, rank, compression=Own, **options)
             assert optimizer.report()["way"] == "negotiated"
             close(ours, negotiated, options, exact=True)
 
 
 def test_sum_and_predivide_factor():
     for process_set, rank, size, way, compression in ways():
-        model, _ = trained(process_set, rank, compression=compression, op=hvd.Sum)
+        model, _ = train_over(process_set, rank, compression=compression, op=hvd.Sum)
         close(model, reference(size, factor=1.0), (way, "sum"), exact=size == 2)
-        model, _ = trained(process_set, rank, compression=compression, gradient_predivide_factor=2.0)
+        model, _ = train_over(process_set, rank, compression=compression, gradient_predivide_factor=2.0)
         close(model, reference(size), (way, "predivide"), exact=size == 2)
 
 
@@ -134,7 +134,7 @@ def test_compression():
             (hvd.Compression.gossamer(gs.Int8()), 2e-2),
             (hvd.Compression.gossamer(gs.ErrorFeedback(gs.Int4())), 0.2),
         ):
-            model, optimizer = trained(process_set, rank, compression=compression)
+            model, optimizer = train_over(process_set, rank, compression=compression)
             assert optimizer.report()["way"] == "engine"
             close(model, reference(size), (compression, size), exact=False, tolerance=tolerance)
         narrow = seeded(mlp)

@@ -81,7 +81,7 @@ def reference(size: int, *, steps: int = 3, factor: float | None = None, passes:
     return model
 
 
-def trained(process_set: Any, rank: int, *, steps: int = 3, **options: Any) -> tuple[nn.Module, Any]:
+def train_over(process_set: Any, rank: int, *, steps: int = 3, **options: Any) -> tuple[nn.Module, Any]:
     """A model and its optimizer, after steps over the process set."""
     model = seeded(mlp)
     optimizer = wrapped(model, process_set, **options)

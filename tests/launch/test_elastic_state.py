@@ -32,7 +32,7 @@ def place(monkeypatch, rank: int, size: int) -> None:
     monkeypatch.setattr(sampler_module, "size", lambda: size)
 
 
-def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = torch.nn.Linear(3, 2)
     return model, torch.optim.Adam(model.parameters(), lr=0.1)
 
@@ -154,7 +154,7 @@ def test_other_exceptions_pass_through_the_loop() -> None:
 
 
 def test_model_and_optimizer_go_back_to_the_last_commit(alone) -> None:
-    model, optimizer = trained()
+    model, optimizer = model_and_optimizer()
     state = TorchState(model=model, optimizer=optimizer, batch=0)
     assert state.model is model
     assert state.optimizer is optimizer
@@ -176,7 +176,7 @@ def test_model_and_optimizer_go_back_to_the_last_commit(alone) -> None:
 
 
 def test_another_model_may_take_the_place_of_the_first(alone) -> None:
-    model, optimizer = trained()
+    model, optimizer = model_and_optimizer()
     state = TorchState(model=model, optimizer=optimizer)
     other = torch.nn.Linear(1, 1)
     state.model = other

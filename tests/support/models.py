@@ -36,6 +36,11 @@ def shard(batch: Tensor, comm: Any) -> Tensor:
     return batch[comm.rank * per_rank : (comm.rank + 1) * per_rank]
 
 
+def shards(steps: int, comm: Any) -> list[Tensor]:
+    """This rank's part of each batch."""
+    return [shard(batch, comm) for batch in batches(steps)]
+
+
 def flat_weights(model: nn.Module) -> Tensor:
     return torch.cat([param.detach().double().flatten() for param in model.parameters()])
 
@@ -44,6 +49,19 @@ def flat_grads(model: nn.Module) -> Tensor:
     return torch.cat(
         [param.grad.double().flatten() for param in model.parameters() if param.grad is not None]
     )
+
+
+def square(x):
+    return x.square().mean()
+
+
+def trained(model, optimizer, inputs, *, loss=square, set_to_none=True) -> Tensor:
+    """The weights as float64 after a step of the optimizer on each of the inputs."""
+    for batch in inputs:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss(model(batch)).backward()
+        optimizer.step()
+    return flat_weights(model)
 
 
 def train(
@@ -60,10 +78,7 @@ def train(
     model = seeded(build)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapped = gs.DataParallel(model, optimizer, process_group=comm, **options) if wrap else model
-    for batch in batches(steps):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        wrapped(shard(batch, comm) if wrap else batch).square().mean().backward()
-        optimizer.step()
+    trained(wrapped, optimizer, shards(steps, comm) if wrap else batches(steps), set_to_none=set_to_none)
     if wrap:
         wrapped.close()
     return flat_weights(model)
@@ -71,10 +86,6 @@ def train(
 
 def relative_error(x: Tensor, reference: Tensor) -> float:
     return ((x - reference).norm() / reference.norm()).item()
-
-
-def square(x):
-    return x.square().mean()
 
 
 def gradients(comm, build, forward, algorithm="gradient_allreduce", *, steps=3, loss=square):

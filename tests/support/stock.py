@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as Stock
 
 import gossamer as gs
-from tests.support.models import batches, seeded, shard, square
+from tests.support.models import seeded, shards, square, trained
 from tests.support.ranks import TIMEOUT_S, keep_alive, run_ranks
 
 
@@ -77,14 +77,11 @@ def both(body, *arguments, size=2):
     return run_beside(size, of_rank)
 
 
-def trained(wrap, comm, options, make=Net, steps=4, seed=None):
+def state_after(wrap, comm, options, make=Net, steps=4, seed=None):
     inner = seeded(make, comm.rank if seed is None else seed)
     model = wrap(inner, **options)
     optimizer = torch.optim.SGD([p for p in inner.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
-    for batch in batches(steps):
-        optimizer.zero_grad()
-        loss_of(model(shard(batch, comm))).backward()
-        optimizer.step()
+    trained(model, optimizer, shards(steps, comm), loss=loss_of)
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
