@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "codec/codec_list.h"
 
 using namespace gossamer;
 using namespace gossamer::codec;

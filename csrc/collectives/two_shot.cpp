@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "codec/codec_list.h"
 #include "collectives/pieces.h"
 #include "device_kernels.h"
 #include "errors.h"

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "codec/codec_list.h"
 #include "route/route.h"
 
 namespace gossamer {
