@@ -22,8 +22,7 @@ from gossamer.ddp.buffer_hook import BufferHook
 from gossamer.engine import (
     Engine,
     Face,
-    broadcast_tensors,
-    by_communicator,
+    broadcast_everywhere,
     connect,
     optimizers_of,
     refuse_assigned_parameters,
@@ -287,8 +286,7 @@ class DistributedDataParallel(nn.Module, Face):
         assert self.engine is not None  # which connects anew after unpickling
         # .data: else autograd reports that a buffer, which it has saved for backward, was changed.
         tensors = [each.data for each in (self.modules_buffers if bufs is None else bufs)]
-        for comm, on_device in by_communicator(self._links.comm, self._links.control, tensors):
-            broadcast_tensors(comm, on_device, authoritative_rank)
+        broadcast_everywhere(self._links.comm, self._links.control, tensors, authoritative_rank)
 
     def _buffers_before_forward(self) -> None:
         if self._buffer_hook is not None:

@@ -3,8 +3,8 @@
 from gossamer.autotune import Autotune, Tuned, autotune_of
 from gossamer.engine.admission import Members, refusal_of, tensors_in
 from gossamer.engine.agree import (
+    broadcast_everywhere,
     broadcast_tensors,
-    by_communicator,
     mean_tensors,
     require_equal,
     require_same_model,
@@ -35,8 +35,8 @@ __all__ = [
     "Worker",
     "agree_on_finite",
     "autotune_of",
+    "broadcast_everywhere",
     "broadcast_tensors",
-    "by_communicator",
     "connect",
     "device_of",
     "mean_tensors",

@@ -109,7 +109,7 @@ def agree_on_finite(comm: Communicator, bucket: _C.Bucket) -> None:
     _C.AgreeOnFinite().run(comm, bucket)
 
 
-def bucket_ready_of(algorithm: Moments, comm: Communicator) -> Callable[[Any], None]:
+def bucket_ready_of(algorithm: Moments, comm: Communicator) -> Callable[[_C.Bucket], None]:
     """Return the function that the native engine calls for a bucket: bucket_ready, with the place in its errors."""
 
     # It holds no engine: the worker thread must not drop the last reference to the engine that owns it.

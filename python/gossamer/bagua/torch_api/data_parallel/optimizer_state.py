@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.comm import Communicator
-from gossamer.engine import broadcast_tensors, by_communicator, require_equal
+from gossamer.engine import broadcast_everywhere, broadcast_tensors, require_equal
 from gossamer.torch_private import tree_flatten, tree_unflatten
 
 
@@ -51,8 +51,7 @@ def broadcast_optimizers(
     slots = [slot for index, optimizer in enumerate(optimizers) for slot in _slots(index, optimizer, ignored)]
     require_equal(control, [_described(slot) for slot in slots], "the optimizers' state")
     tensors = [leaf for slot in slots for leaf in slot.leaves() if isinstance(leaf, Tensor)]
-    for way, on_device in by_communicator(comm, control, tensors):
-        broadcast_tensors(way, on_device)
+    broadcast_everywhere(comm, control, tensors)
     _broadcast_numbers(control, slots)
 
 
