@@ -292,5 +292,5 @@ def test_a_work_that_outlives_its_group_keeps_no_thread_of_it():
     until = time.monotonic() + 10
     while mail_threads() > before and time.monotonic() < until:
         time.sleep(0.02)
-    assert mail_threads() == before
+    assert mail_threads() <= before  # a thread of an earlier test may have ended meanwhile
     assert all(work.is_completed() for work in works)
