@@ -1,4 +1,4 @@
-# What to use, and why: the mildest change of a training that is quick enough. Warnings about the inputs.
+# Which method to use, and why: the one that changes a training least and is quick enough. Warns about the inputs.
 # The numbers come from predict.py, the words about each method from methods.py; nothing is timed here.
 # Callers: the command.
 """Advice from predictions."""
@@ -37,7 +37,7 @@ class Advice:
 
 
 def advise(problem: Problem, network: Network, predictions: Sequence[Prediction]) -> Advice:
-    """Of Gossamer's own methods among the predictions."""
+    """Advises one of Gossamer's own methods among the predictions."""
     own = [p for p in predictions if METHODS[p.algorithm].advised]
     warnings = _warnings(problem, network)
     if not own:

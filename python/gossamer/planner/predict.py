@@ -19,15 +19,15 @@ from gossamer.planner.stock import stock_traffic
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of a mean step.
+    """The prediction of a mean step.
 
     Args:
-        step_s: seconds.
-        compute_s: of a step without communication.
-        communication_s: in which a rank sends, or prepares what it sends; beside the compute or not.
-        exposed_s: that no compute hides: step_s - compute_s.
-        bytes_per_rank: that a rank hands to other ranks, as model.engine.bytes_sent counts them.
-        bytes_across: that leave a host for others.
+        step_s: seconds of the step.
+        compute_s: seconds of a step without communication.
+        communication_s: seconds in which a rank sends or prepares to send, beside the compute or not.
+        exposed_s: seconds of communication that no compute hides: step_s - compute_s.
+        bytes_per_rank: bytes that a rank hands to other ranks, as model.engine.bytes_sent counts them.
+        bytes_across: bytes that leave a host.
     """
 
     algorithm: str
@@ -92,6 +92,6 @@ def predict(
 def predict_all(
     problem: Problem, network: Network, names: Iterable[str] = METHODS, *, settings: Settings | None = None
 ) -> list[Prediction]:
-    """Of each name, the quickest first."""
+    """The predictions of all names, the quickest first."""
     found = (predict(problem, network, name, settings=settings) for name in names)
     return sorted(found, key=lambda each: each.step_s)

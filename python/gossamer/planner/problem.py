@@ -85,7 +85,7 @@ def buckets_of(problem: Problem, algorithm: Algorithm | None = None, chunks: int
     A parameter's share of the backward is its share of the elements. None: torch DDP's plan, which has no padding.
 
     Args:
-        chunks: of the communicator.
+        chunks: the number of chunks of the communicator.
     """
     order = range(len(problem.parameters) - 1, -1, -1)
     plan = plan_buckets(
@@ -121,7 +121,7 @@ def _planned(
 
 
 def of_module(module: nn.Module, compute_s: float, **settings: Any) -> Problem:
-    """The trainable parameters of a module, without their memory. `settings` are Problem's other arguments."""
+    """The problem of a module: its trainable parameters without memory. `settings` are Problem's other arguments."""
     named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
     meta = tuple(torch.empty(param.shape, dtype=param.dtype, device="meta") for _, param in named)
     return Problem(meta, tuple(name for name, _ in named), compute_s, **settings)

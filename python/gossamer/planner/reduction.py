@@ -1,6 +1,6 @@
-# What a mean over the ranks costs: an all-reduce of the group's own, the two-shot through a codec, or both levels of a
-# group that goes by hosts. The messages of csrc/collectives and csrc/route, priced by planner/network.py and
-# planner/speeds.py. Which bucket it is, and when it goes, is not known here.
+# What a mean over the ranks costs: the group's own all-reduce, the two-shot through a codec, or the two levels of a
+# group that goes by hosts. The messages are those of csrc/collectives and csrc/route. planner/network.py and
+# planner/speeds.py give their prices. Nothing is known here of buckets.
 # Callers: planner/messages.py.
 """Costs of all-reduces, with a codec and without."""
 
@@ -19,7 +19,7 @@ class Reducer:
     """The all-reduces of a model whose ranks lie in a network.
 
     Args:
-        flat: in one level, whatever the network is.
+        flat: sums go in one level, whatever the network is.
     """
 
     def __init__(self, network: Network, speeds: Speeds, *, flat: bool = False) -> None:
@@ -32,7 +32,7 @@ class Reducer:
 
     @property
     def chunks(self) -> int:
-        """The parts of a sum that a rank of its own computes each, as of a communicator."""
+        """The number of parts of a sum. Each part is computed by a rank of its own, as a communicator does it."""
         return self.network.carriers * self.network.hosts if self.by_hosts else self.network.ranks
 
     def takes_hosts(self, codec: Codec | None) -> bool:
@@ -40,7 +40,7 @@ class Reducer:
         return self.by_hosts and (codec is not None or self.speeds.device == "cpu")
 
     def all_reduce(self, numel: int, dtype: torch.dtype, codec: Codec | None) -> Job:
-        """None as codec: exactly; in one level, by the group's own all-reduce."""
+        """Prices the sum of `numel` elements. codec None: an exact sum, in one level the all-reduce of the group."""
         if self.takes_hosts(codec):
             return self._by_hosts(numel, dtype, codec or Identity())
         group = all_ranks(self.network)

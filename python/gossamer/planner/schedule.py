@@ -14,7 +14,7 @@ from gossamer.planner.problem import Problem
 
 @dataclass(frozen=True)
 class Outcome:
-    """Means of a step: its seconds, those in which a rank sends or prepares it, and what it sends."""
+    """The mean step: its seconds, the seconds in which a rank sends or prepares to send, and what it sends."""
 
     step_s: float
     communication_s: float
@@ -23,9 +23,9 @@ class Outcome:
 
 
 class _Step:
-    """The state of one step: when the worker is free, and how much later the backward is by what the worker computes.
+    """The state of one step: when the worker is free, and how much the worker's computing delays the backward.
 
-    With fewer than 2 cores a rank, what the worker and the network's threads compute takes from forward and backward.
+    With fewer than 2 cores a rank, the worker and the network's threads take time from forward and backward.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -76,7 +76,7 @@ def simulate(problem: Problem, traffic: Traffic, agreement: Cost) -> Outcome:
 
 
 def _with_after(problem: Problem, traffic: Traffic, length: float) -> tuple[float, float, float]:
-    """The mean step, seconds of one round of `after` or of all portions, and rounds in a step."""
+    """Seconds of the mean step, seconds of one round of `after` or of all portions, and rounds in a step."""
     if traffic.portions:
         return _with_portions(problem, traffic, length)
     if not traffic.after:
@@ -110,7 +110,7 @@ def _whole(seconds: float, length: float) -> float:
 
 
 def total(jobs: Sequence[Job]) -> Cost:
-    """What all of them send."""
+    """What all jobs send."""
     cost = Cost()
     for job in jobs:
         cost += job.cost + Cost(sent=job.inside)
