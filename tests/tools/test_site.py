@@ -141,11 +141,8 @@ def test_a_code_block_can_be_copied(address, browser) -> None:
 
 
 def test_a_broken_link_or_anchor_or_an_undocumented_name_fails_the_build(tmp_path) -> None:
-    for folder in ("docs", "python", "csrc", "benchmarks", "examples"):
-        ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    for file in ("mkdocs.yml", "README.md", "CHANGELOG.md", "LICENSE"):
-        shutil.copy(ROOT / file, tmp_path / file)
+    ignored = shutil.ignore_patterns(".*", "build", "*.so", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, tmp_path, ignore=ignored, dirs_exist_ok=True)
     with (tmp_path / "docs" / "which-one.md").open("a") as page:
         page.write("\n[a](nowhere.md) [b](codecs.md#no-such-heading) [c](../csrc/nowhere.h)\n")
     with (tmp_path / "python" / "gossamer" / "netlab" / "__init__.py").open("a") as module:
