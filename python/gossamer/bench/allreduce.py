@@ -1,14 +1,13 @@
-# `gossamer bench allreduce`: one call at each size, on each backend and through each codec, in turns with torch's
-# own. It measures a user's call between these workers; benchmarks/bench_allreduce.py compares with the limits of
-# shared memory and with MPI. bench/cli.py calls it; launch/workers.py starts the workers if there is no job.
-"""Time and bandwidth of an all-reduce of float32 between workers: of each size, on each backend, through each codec.
+# `gossamer bench allreduce` measures a user's call. benchmarks/bench_allreduce.py compares with the limits of shared
+# memory and with MPI. bench/cli.py calls this; launch/workers.py starts the workers if there is no job.
+"""Time and bandwidth of an all-reduce of float32 between workers, for each size, backend and codec.
 
 Alone it starts workers on this machine (-np) or on others (-H); inside a job it measures between the job's workers.
-In the same run, in turns: torch.distributed.all_reduce on Gloo, the `baseline`. A figure is the median of the turns,
-each as long as on its slowest worker; `ratio` is how many times as fast as the baseline. Bandwidths as
-nccl-tests has them, of the float32 tensor: `algorithm_gb_per_s` is bytes / time, and `bus_gb_per_s` that times
-2 (n - 1) / n, which with no codec is what the links carry and does not depend on the number of workers n.
-`bytes_sent` is what one worker sends in a call; `relative_error` compares with the exact sum.
+The `baseline` is torch.distributed.all_reduce on Gloo, which takes turns with the others in the same run. A figure is
+the median of the turns; the time of a turn is that of its slowest worker. `ratio` is how many times as fast as the
+baseline. Bandwidths are those of nccl-tests, for the float32 tensor: `algorithm_gb_per_s` is bytes / time, and
+`bus_gb_per_s` is that times 2 (n - 1) / n for n workers: without a codec, what the links carry. `bytes_sent` is what
+one worker sends in a call; `relative_error` compares with the exact sum.
 """
 
 import argparse
@@ -70,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a JSON line for each figure on stdout and a table on stderr, draws, and returns 0."""
+    """Measures, and prints a JSON line for each figure on stdout and a table on stderr. Draws if asked. Returns 0."""
     plot = values.plot_file(args.plot)
     settings = {
         "sizes": values.sizes(args.sizes, "--sizes"),
@@ -90,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Does the work of one worker, and returns the lines of the results, the same on every rank."""
+    """Does the work of one worker. Returns the lines of the results, which are the same on every rank."""
     runtime.init(backend="gossamer")
     try:
         names = dict.fromkeys([BASELINE, *settings["backends"]])  # in this order on every rank
@@ -134,7 +133,7 @@ def at_size(nbytes: int, settings: dict[str, Any], groups: dict[str, Any]) -> li
 def contender(
     x: torch.Tensor, exact: torch.Tensor, codec_name: str, group: Any
 ) -> tuple[Callable[[], object], dict[str, Any]]:
-    """Returns a call of ours, the bytes that one call sends, and its distance from the exact sum.
+    """Returns a call of gossamer.all_reduce, and facts: the bytes that it sends, and its distance from the exact sum.
 
     Raises:
         CommError: the call has no codec and its result is not the sum.

@@ -1,6 +1,5 @@
-# `gossamer bench NAME`: a table of benchmarks. A benchmark is a module, imported only when it is used, that offers
-# add_arguments(parser), run(options) -> int, EXAMPLES for --help, and a docstring with which --help begins.
-# measuring.py writes results. launch/cli.py calls build_parser and main.
+# A benchmark is a module with add_arguments(parser), run(options) -> int, EXAMPLES for --help, and a docstring with
+# which --help begins. It is imported only when it is used. launch/cli.py calls build_parser and main.
 """The ``gossamer bench`` command."""
 
 import argparse
@@ -35,7 +34,7 @@ SUBCOMMANDS = {
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
-    """Returns a parser of the benchmark's name, which leaves the rest to that benchmark's own parser."""
+    """Returns a parser of the benchmark's name. The benchmark's own parser takes the other arguments."""
     width = max(map(len, SUBCOMMANDS))
     listing = "\n".join(f"  {name:{width}}  {each.summary}" for name, each in SUBCOMMANDS.items())
     parser = argparse.ArgumentParser(

@@ -1,10 +1,10 @@
-# `gossamer bench codec`: what each codec costs and saves on this machine, in one process. benchmarks/bench_codec.py
-# times the same operations for each instruction set, with rooflines. bench/cli.py calls it.
+# `gossamer bench codec`, in one process. benchmarks/bench_codec.py times the same operations for each instruction set,
+# with rooflines. bench/cli.py calls this.
 """Every codec on this machine: speed of encode, decode and decode_add, relative error, bytes per element.
 
-GB/s are of the float32 tensor, not of the wire; the baseline is a copy of that tensor, in turns in the same run. The
-CPU's figures are of one thread, as each worker of the engine uses it. `relative_error` is of one encode and decode of
-normally distributed values, |out - in| / |in| over the whole tensor.
+GB/s count the bytes of the float32 tensor, not those of the wire. The baseline is a copy of that tensor, which takes
+turns with the codecs in the same run. On the CPU one thread works, as in each worker of the engine. `relative_error` is
+|out - in| / |in| over the whole tensor, after one encode and decode of normally distributed values.
 """
 
 import argparse
@@ -27,7 +27,7 @@ examples:
   gossamer bench codec --device cuda --size 64MiB
   gossamer bench codec --codecs int8,int4 --plot codecs.png > codecs.jsonl
 """
-ROWS = 4  # rows that the fused reduce sums
+ROWS = 4  # rows that reduce_encode sums
 OPERATIONS = ("encode", "decode", "decode_add")
 COLUMNS = {
     "codec": "codec",
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a JSON line for each codec on stdout and a table on stderr, draws, and returns 0."""
+    """Measures, and prints a JSON line for each codec on stdout and a table on stderr. Draws if asked. Returns 0."""
     plot = values.plot_file(args.plot)
     names = values.chosen(args.codecs, list(values.CODECS), "--codecs")
     sizes = values.sizes(args.size, "--size")
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(name: str, nbytes: int, *, device: str, rounds: int) -> dict[str, Any]:
-    """Returns the line of one codec, on normally distributed values."""
+    """Returns the result of one codec, on normally distributed values."""
     codec = values.CODECS[name]
     x = torch.randn(1, nbytes // 4, generator=torch.Generator().manual_seed(0)).to(device)
     wire = codec.encode(x)
@@ -147,7 +147,7 @@ def of_any(codec: Codec, x: torch.Tensor) -> Bodies:
 
 
 def speeds_of(bodies: Bodies, device: str, *, calls: int, rounds: int) -> dict[str, list[float]]:
-    """Returns the seconds of a call, one figure for each turn of `calls` calls."""
+    """Returns the mean seconds of a call in each turn of `calls` calls."""
     timed = {name: as_one(body, calls, device) for name, body in bodies.items()}
     turns = interleaved(timed, rounds=rounds, repeats=1)
     return {name: [s / calls for s in each.seconds] for name, each in turns.items()}

@@ -1,6 +1,4 @@
-# What all benchmarks share: turns of several bodies, medians and ratios, and the JSON line of a result. It starts no
-# process and sets no target. Called by the modules of `gossamer bench` and, in a checkout, by benchmarks/harness.py.
-"""Timing in turns, and the JSON line of a result."""
+"""Timing in turns, ratios, and the JSON line of a result, for `gossamer bench` and benchmarks/harness.py."""
 
 import json
 import os
@@ -42,8 +40,8 @@ def interleaved(
 ) -> dict[str, Turns]:
     """Times the bodies in turns, so that other work on the machine slows all of them alike.
 
-    Every body is called twice at first. A turn calls one body `untimed` times and then `repeats` times. The order moves
-    on by one every round.
+    Every body is first called twice. A turn calls one body `untimed` times and then `repeats` times. Each round begins
+    with the next body.
 
     Args:
         before: called before each turn, for example a barrier between ranks.
@@ -78,7 +76,7 @@ def slowest(turns: Mapping[str, Turns], *, mean: bool = False) -> dict[str, list
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> list[float]:
-    """Returns the ratio of each round. On a busy machine its median is steadier than the ratio of medians."""
+    """Returns the ratio of each round. On a busy machine the median of these is steadier than the ratio of medians."""
     return [mine / other for mine, other in zip(seconds, of, strict=True)]
 
 
@@ -91,14 +89,14 @@ def spread(samples: Sequence[float]) -> float:
 
 
 def copy_of(moved: int, device: str) -> Callable[[], object]:
-    """Returns a copy that reads and writes `moved` bytes together: the roofline of an operation that moves as many."""
+    """Returns a function that copies: it reads and writes `moved` bytes in all. The roofline of such an operation."""
     source = torch.ones(moved // 2, dtype=torch.uint8, device=device)
     out = torch.empty_like(source)
     return lambda: out.copy_(source)
 
 
 def as_one(body: Callable[[], object], calls: int, device: str) -> Callable[[], object]:
-    """Returns a function that calls body `calls` times and waits. On a GPU it is a CUDA graph, without launch costs."""
+    """Returns a function that calls body `calls` times and waits. On a GPU it replays a CUDA graph: no launch costs."""
     if device == "cpu":
 
         def run() -> None:
@@ -108,7 +106,7 @@ def as_one(body: Callable[[], object], calls: int, device: str) -> Callable[[], 
         return run
 
     torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):  # a graph begins with everything loaded and allocated
+    with torch.cuda.stream(torch.cuda.Stream()):  # everything is loaded and allocated before the capture
         body()
         body()
     torch.cuda.synchronize()
@@ -141,11 +139,11 @@ def result(
     """Returns one result, as emit() prints it.
 
     Args:
-        value: the figure; a median if `samples`, in the same unit, are given.
+        value: the figure; a median if `samples` are given, which have the same unit.
         baseline: name and value of the peer, measured in the same run.
-        ratio: None is value / baseline. For timings the median of the ratios of each turn is better.
-        at_least, at_most: the target; the field `met` says whether it is met. None is no target.
-        target_of: "value" or "ratio", whichever has the target.
+        ratio: None: value / baseline. For timings, the median of the turns' ratios is better.
+        at_least, at_most: the target. The field `met` says whether it is met. None: no target.
+        target_of: "value" or "ratio": which of them has the target.
         more: further fields, which come last.
     """
     name, peer = baseline if baseline else (None, None)
@@ -191,7 +189,7 @@ def compared(
 
 
 def place(device: str = "cpu") -> dict[str, Any]:
-    """Returns where a figure was taken: the machine, and its load in the last minute, by which to judge timings."""
+    """Returns where a figure was taken: the machine, and its load in the last minute."""
     gpu = {"device": torch.cuda.get_device_name()} if device == "cuda" else {}
     machine = {"torch": torch.__version__, "machine": f"{_processor()}, {os.cpu_count()} cores"}
     return gpu | machine | {"instruction_set": _C.instruction_set(), "load": round(os.getloadavg()[0], 1)}
@@ -203,7 +201,7 @@ def emit(line: Mapping[str, Any]) -> None:
 
 
 def note(text: str) -> None:
-    """Prints a note for the reader, which is no result, on stderr."""
+    """Prints a note for the reader on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,6 +1,4 @@
-# The values that options of `gossamer bench` take: lists of names, sizes in bytes, codecs by name, files for plots.
-# allreduce.py, codec.py and train.py read it.
-"""Values of options."""
+"""The values that options of `gossamer bench` take: names, sizes in bytes, codecs by name, files for plots."""
 
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -14,7 +12,7 @@ from gossamer.units import parse_bytes
 
 def _forms() -> Iterator[tuple[str, Codec]]:
     for name, kind in codec.CODECS.items():
-        if kind.facts is not None and kind is not codec.Identity:  # which sends what no codec sends
+        if kind.facts is not None and kind is not codec.Identity:  # Identity sends what no codec sends
             yield name, kind()
             if kind.facts.stochastic:
                 yield f"{name}-stochastic", kind(stochastic=True)  # type: ignore[call-arg]
@@ -22,7 +20,7 @@ def _forms() -> Iterator[tuple[str, Codec]]:
 
 #: The codecs of gossamer.codec by the names that the options take.
 CODECS: dict[str, Codec] = dict(_forms())
-#: With error feedback, for benchmarks that keep an error from call to call.
+#: The codecs with error feedback, for benchmarks that keep an error from call to call.
 FEEDBACK: dict[str, Codec] = {
     f"{name}-ef": codec.ErrorFeedback(kind())
     for name, kind in codec.CODECS.items()
@@ -34,7 +32,7 @@ def chosen(text: str, known: Sequence[str], flag: str) -> list[str]:
     """Returns the names in ``text``, which are separated by commas, or all known names for "all".
 
     Raises:
-        ConfigError: a name is not known, or there is none.
+        ConfigError: a name is not known, or ``text`` holds no name.
     """
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if names == ["all"]:

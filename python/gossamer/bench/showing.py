@@ -1,6 +1,4 @@
-# How `gossamer bench` shows results: lines on stdout, a table of them on stderr, curves and bars in a PNG. It measures
-# nothing and chooses no columns; allreduce.py, codec.py and train.py do. matplotlib is imported only for a plot.
-"""Tables and plots of results."""
+"""Shows results of `gossamer bench`: lines on stdout, a table on stderr, curves and bars in a PNG (by matplotlib)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +36,7 @@ def table(title: str, columns: Mapping[str, str], lines: Sequence[Line]) -> None
 def curves(
     file: Path, lines: Sequence[Line], *, panels: Mapping[str, str], x: str, series: str, title: str
 ) -> None:
-    """Draws a panel for each field of ``panels``, whose value names the axis, over the bytes in field ``x``."""
+    """Draws a panel for each field in ``panels`` over the bytes in field ``x``. Its values name the axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.5 * len(panels), 4.5), layout="constrained")
@@ -60,7 +58,7 @@ def curves(
 
 
 def bars(file: Path, lines: Sequence[Line], *, panels: Mapping[str, str], series: str, title: str) -> None:
-    """Draws a panel for each field of ``panels``, with a bar for each line, named by its field ``series``."""
+    """Draws a panel for each field in ``panels``, with a bar for each line. The field ``series`` names the bars."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6 * len(panels), 1.5 + 0.35 * len(lines)), layout="constrained")

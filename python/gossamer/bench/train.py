@@ -1,12 +1,11 @@
-# `gossamer bench train`: the demo's GPT under each algorithm and under torch's DDP. It times steps between these
-# workers; `gossamer demo` and benchmarks/bench_convergence.py judge losses. bench/cli.py calls it, and
-# benchmarks/bench_step.py times the same steps.
+# `gossamer bench train` times steps; `gossamer demo` and benchmarks/bench_convergence.py judge losses.
+# bench/cli.py calls this, and benchmarks/bench_step.py times the same steps.
 """The time of a training step of the demo's GPT (1.07 M parameters) under each algorithm, beside torch's DDP on Gloo.
 
 Alone it starts workers on this machine (-np) or on others (-H); inside a job it uses the job's workers. Every variant
-trains a copy of its own in the same processes, in turns. A figure is the median of the turns, each as long as on its
-slowest worker; `ratio` is how many times as fast as torch's DDP. `cpu_ms` is the processor time of a step, all threads
-of rank 0: it tells work from waiting. `bytes_per_step` is what Gossamer on rank 0 sends in a step.
+trains its own copy of the model in the same processes, in turns. A figure is the median of the turns; the time of a
+turn is that of its slowest worker. `ratio` is how many times as fast as torch's DDP. `cpu_ms` is the processor time of
+all threads of rank 0 in a step, which tells work from waiting. `bytes_per_step` is what Gossamer on rank 0 sends in it.
 """
 
 import argparse
@@ -37,7 +36,7 @@ examples:
   gossamer run -np 4 -m gossamer bench train                     inside a job
 """
 STOCK = "torch DDP"
-PER_TURN = 10  # steps; LocalSGD's period, so that what it does once in a period counts with its share
+PER_TURN = 10  # steps: LocalSGD's period, so that a turn holds one averaging
 COLUMNS = {
     "algorithm": "algorithm",
     "value": "step ms",
@@ -61,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints a JSON line for each variant on stdout and a table on stderr, draws, and returns 0."""
+    """Measures, and prints a JSON line for each variant on stdout and a table on stderr. Draws if asked. Returns 0."""
     plot = values.plot_file(args.plot)
     settings = {
         "algorithms": values.chosen(args.algorithms, list(ALGORITHMS), "--algorithms"),
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Does the work of one worker, and returns the lines of the results, the same on every rank."""
+    """Does the work of one worker. Returns the lines of the results, which are the same on every rank."""
     runtime.init(backend="gloo")
     try:
         group = dist.new_group(backend=settings["backend"])
@@ -107,17 +106,18 @@ Wrap = Callable[[nn.Module, optim.Optimizer], nn.Module]
 
 
 class Training:
-    """A fresh GPT and its optimizer, wrapped; calling it is one training step on this rank's rows of text.
+    """A new GPT and its optimizer, wrapped. A call makes one training step on this rank's rows of text.
 
     Args:
-        wrap: makes of the network and its optimizer the model that is trained.
-        algorithm: whose optimizer it gets; None: AdamW.
+        wrap: makes the model that is trained from the network and its optimizer.
+        rows: rows of text in a step.
+        algorithm: the algorithm that chooses the optimizer. None: AdamW.
     """
 
     def __init__(self, wrap: Wrap, *, rows: int, algorithm: Algorithm | None = None) -> None:
         torch.manual_seed(0)
         network = GPT()
-        # Past its warm-up after the first step.
+        # The warm-up ends after the first step.
         kind = type(algorithm or GradientAllReduce())
         self.optimizer = kind.make_optimizer(network.parameters(), lr=1e-4, warmup_steps=1)
         self.model = wrap(network, self.optimizer)
@@ -141,10 +141,10 @@ class Training:
 
 
 def timed(trainings: Mapping[str, Training], rounds: int) -> tuple[dict[str, Turns], dict[str, float | None]]:
-    """Returns the turns of this rank, and the bytes that it has sent in a step."""
+    """Returns this rank's turns, and the bytes that it sent in a mean step."""
     interleaved(trainings, rounds=0, repeats=0)  # the first steps: buckets are planned, warm-ups end
     before = {name: training.bytes_sent for name, training in trainings.items()}
-    # No untimed step, so that a turn is a whole period.
+    # Without untimed steps, a turn is a whole period.
     turns = interleaved(trainings, rounds=rounds, repeats=PER_TURN, before=dist.barrier, untimed=0)
     sent: dict[str, float | None] = {}
     for name, training in trainings.items():

@@ -1,4 +1,4 @@
-"""What State is given: parameters by name, and the group."""
+"""Checks the model and the group that State is given."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from gossamer.errors import ConfigError
 
 
 def named_parameters(model: Any) -> Iterable[tuple[str, nn.Parameter]]:
-    """Of whatever State was given, by the names that the module has without DDP around it."""
+    """Returns the (name, parameter) pairs of the model that State was given, named as without DDP around it."""
     if isinstance(model, DistributedDataParallel):
         return model.module.named_parameters()
     if isinstance(model, nn.Module):
@@ -30,7 +30,7 @@ def named_parameters(model: Any) -> Iterable[tuple[str, nn.Parameter]]:
 
 
 def group_of(model: Any, group: Any) -> Any:
-    """What State communicates over; ConfigError if that is not what the model averages over."""
+    """Returns the group that State uses. ConfigError if it is not the group that the model averages over."""
     if not isinstance(model, DistributedDataParallel):
         return group
     own, given = model.process_group, given_group(group)

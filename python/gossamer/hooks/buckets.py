@@ -1,8 +1,8 @@
-"""Our buckets for those of torch's DDP, and the work that averages each. Used by state.py.
+"""Gossamer's buckets for the buckets of torch's DDP, and the work that averages each. Used by state.py.
 
-DDP makes its buckets anew after the first step, and a resumed run begins with the first ones again. So that no bit
-depends on them, a codec's buckets place each parameter by itself: the row of the flat memory that a block lies in, and
-so the rank that sums it, depends on that parameter alone.
+DDP plans its buckets again after the first step, and a resumed run begins with the first plan. The bits must not depend
+on the plan. So a codec's bucket places each parameter by itself: the parameter alone decides in which row of the flat
+memory a block lies, and so which rank sums it.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ from gossamer.engine.worker import with_context
 from gossamer.errors import ConfigError
 from gossamer.facts import Method, Settings
 
-#: The methods of algorithms that may be hooks.
+#: The methods that may be hooks, by name.
 METHODS: dict[str, Method] = {
     method.name: method for algorithm in ALGORITHMS.values() for method in algorithm.methods if method.hook
 }
 
-_LEAST_UNIT = 16  # elements: pieces begin at multiples of 32 bytes or more
+_LEAST_UNIT = 16  # elements, so that pieces begin at multiples of 32 bytes or more
 
 
 def algorithm_of(
     hook: str, *, codec: Codec | Adaptive | None, powersgd: PowerSGD | None
 ) -> tuple[Algorithm, str]:
-    """The algorithm of a hook, and its settings as text, which the ranks compare.
+    """Returns a hook's algorithm, and its settings as text, which the ranks compare.
 
     Raises:
-        ConfigError: State got settings that this hook does not take, or did not get those that it needs.
+        ConfigError: State got settings that this hook does not take, or lacks settings that it needs.
     """
     if codec is not None and hook != "compress":
         raise ConfigError(f"hooks.{hook}: takes no codec, got State(codec={codec!r}); use hooks.compress")
@@ -51,10 +51,10 @@ def algorithm_of(
 
 
 class Buckets:
-    """All that serve the buckets of one DDP.
+    """Gossamer's buckets for the buckets of one DDP.
 
     Args:
-        names, params: all that its buckets may hold, in an order that all ranks share.
+        names, params: all parameters that DDP's buckets may hold, in the same order on every rank.
     """
 
     def __init__(
@@ -78,10 +78,11 @@ class Buckets:
     def arrange(
         self, index: int, numbers: list[int], dtype: torch.dtype, anew: bool
     ) -> list[tuple[_C.Bucket, _C.BucketWork]]:
-        """The buckets and their works for a bucket of DDP, by the numbers of its parameters. Collective.
+        """Returns the buckets, with their work, that serve a bucket of DDP. Collective.
 
         Args:
-            anew: no bucket that was made before is used any more; what they have left out is kept.
+            numbers: the positions of its parameters in `params`.
+            anew: DDP has a new plan. Earlier buckets are dropped, and their errors are kept.
         """
         parts: list[tuple[_C.Bucket, _C.BucketWork]] = []
 
@@ -115,7 +116,7 @@ class Buckets:
         restore_fields([bucket], self._errors)
         for values in self._errors.values():
             for value in (values.pop(name) for name in names if name in values):
-                if value.is_cuda:  # perhaps of the caller's stream, which would use its memory anew too early
+                if value.is_cuda:  # its own stream may be another, which would reuse the memory too early
                     value.record_stream(torch.cuda.current_stream(value.device))
         return bucket
 
@@ -129,7 +130,7 @@ class Buckets:
         return _C.PythonWork(call)
 
     def _count_units(self) -> list[int]:
-        """For each parameter, the codec's units in those before it that share its codec."""
+        """For each parameter, counts the units of all earlier parameters with the same codec."""
         counts, firsts = dict.fromkeys(self._groups, 0), []
         for key, codec, param in zip(self._keys, self._codecs, self._params, strict=True):
             firsts.append(counts[key])
@@ -137,13 +138,13 @@ class Buckets:
         return firsts
 
     def _put_away(self) -> None:
-        """Keeps what the buckets have left out for those that take their place."""
+        """Drops the buckets, and keeps their errors for the buckets that replace them."""
         for field, values in save_fields(self._made.values(), self._algorithm.state_fields).items():
             self._errors.setdefault(field, {}).update(values)
         self._made.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was left out, by parameter name, and what the algorithm keeps beside that. While nothing is queued."""
+        """The errors by parameter name, and the algorithm's own state. Nothing may be queued."""
         live = save_fields(self._made.values(), self._algorithm.state_fields)
         kept = {name: value.clone() for name, value in self._errors.get("error", {}).items()}
         errors = kept | live.get("error", {})
@@ -153,10 +154,10 @@ class Buckets:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what state_dict() returned. While nothing is queued; buckets are then arranged again."""
+        """Loads what state_dict() returned. Nothing may be queued. The next step arranges the buckets again."""
         self._made.clear()
         self._errors = {"error": {name: value.clone() for name, value in state["errors"].items()}}
-        if state["algorithm"]:  # which knows a parameter by its bucket
+        if state["algorithm"]:  # an algorithm finds a parameter by its bucket, so each gets one here
             for number, name in enumerate(self._names):
                 if name in state["errors"]:
                     self._make(-1 - number, [number], state["errors"][name].dtype)
@@ -165,15 +166,15 @@ class Buckets:
 
 
 def _unit(codec: Any) -> int:
-    """Elements that stay together: the codec's blocks."""
+    """The number of elements that must stay together: a codec's block."""
     return max(codec.block, _LEAST_UNIT) if codec is not None else 1
 
 
 def _by_parameter(params: Sequence[Tensor], first_units: Sequence[int], unit: int, rows: int) -> _C.Placement:
-    """The _C.Placement of a codec's bucket: pieces (begin in the parameter, elements, offset) of each parameter.
+    """Places a codec's bucket: for each parameter, pieces (start in the parameter, elements, offset in the memory).
 
-    Row j of the flat memory is summed by rank j. Every parameter has a part in each row: equal shares of its units, the
-    rest dealt out on from where the parameter before it stopped. So rows are about equally long.
+    Rank j sums row j of the flat memory. Every row gets an equal share of each parameter's units. Units that remain go
+    to one row each, from the row after the last one that got such a unit. So the rows are about equally long.
     """
     filled = [0] * rows
     pieces: list[list[tuple[int, int, int, int]]] = []
@@ -194,7 +195,7 @@ def _by_parameter(params: Sequence[Tensor], first_units: Sequence[int], unit: in
 
 
 class _Progress:
-    """What an algorithm asks of an engine's worker."""
+    """The attributes of an engine's worker that an algorithm reads."""
 
     alive = True
     optimizer_steps = 0

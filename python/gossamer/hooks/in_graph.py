@@ -1,4 +1,4 @@
-"""A hook as one operation of a compiled backward. Graphs hold numbers and tensors: States are found by a number."""
+"""A hook as one operation of a compiled backward. A graph can hold numbers, so it finds its State by a number."""
 
 import itertools
 import weakref
@@ -12,7 +12,7 @@ _states: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 
 def key_for(state: Any) -> int:
-    """The number by which graphs find this State."""
+    """Returns a new number by which graphs find this State."""
     key = next(_keys)
     _states[key] = state
     return key
@@ -20,7 +20,7 @@ def key_for(state: Any) -> int:
 
 @torch.library.custom_op("gossamer::hook_mean", mutates_args=("grad",))
 def mean_in_graph(grad: Tensor, param: Tensor, key: int, hook: str) -> None:
-    """A hook in a compiled backward, where the gradient must be there when the operation ends."""
+    """Runs a hook in a compiled backward. `grad` holds the mean when this returns."""
     state = _states[key]
     own = state.parameter_at(param.data_ptr())
     if own is not None:

@@ -1,5 +1,6 @@
-"""What a hook of torch's DDP keeps for one model: its connections, its worker, and what codecs have left out, by
-parameter name. The native part is csrc/hook/comm_hook.h; here are arguments, checks and what is saved.
+"""What a hook of torch's DDP keeps for one model: connections, a worker, and the codecs' errors by parameter name.
+
+The native part is csrc/hook/comm_hook.h. This file has the arguments, the checks and the saved state.
 """
 
 import atexit
@@ -40,20 +41,19 @@ _open: "weakref.WeakSet[State]" = weakref.WeakSet()
 class State:
     """The first argument of ddp.register_comm_hook, for one model and one of this package's hooks.
 
-    The first bucket makes connections of its own between the ranks of the group, so the hook's traffic never meets
-    DDP's; later ones are only queued.
+    The hook has its own connections between the ranks, so its traffic never meets DDP's. The first bucket makes them.
 
     Args:
-        model: the DistributedDataParallel; or, before there is one, the module that it will wrap, or its
-            named_parameters(). Names of parameters are the module's, without "module.".
-        process_group: the group that DDP averages over. None: the DistributedDataParallel's, else the default group.
-            Or a communicator of the same ranks, which nothing else may use. Flat(group) and Hierarchical(group, hosts)
-            say how sums go, which is by hosts where ranks share hosts.
-        codec: for the hook `compress`: a Codec, or an Adaptive that chooses by parameter.
-        powersgd: for the hook `powersgd`: a PowerSGD with other settings than the default's.
+        model: the DistributedDataParallel; or, before there is one, the module that it will wrap or its
+            named_parameters(). The names of parameters are the module's, without "module.".
+        process_group: the group that DDP averages over, or a communicator of the same ranks that nothing else uses.
+            None: the DistributedDataParallel's group, else the default group. Sums go by hosts where ranks share
+            hosts; Flat(group) sums in one level, Hierarchical(group, hosts) by other hosts.
+        codec: for the hook `compress`: a Codec, or an Adaptive that chooses one for each parameter.
+        powersgd: for the hook `powersgd`: a PowerSGD whose settings are not the default ones.
 
     Raises:
-        ConfigError: another type, or a group that is not DDP's.
+        ConfigError: an argument has another type, or the group is not DDP's.
     """
 
     def __init__(
@@ -80,25 +80,25 @@ class State:
         self._settings = ""
         self._loaded: dict[str, Any] | None = None
         self._key = key_for(self)
-        #: "flat" or "by hosts", and why; once the first bucket has come.
+        #: "flat" or "by hosts", and why. None before the first bucket.
         self.sums: str | None = None
 
     # --- called by the hooks ---
 
     def run(self, hook: str, bucket: dist.GradBucket | tuple[Any, Any]) -> "torch.futures.Future[Tensor]":
-        """Queues a bucket, or compiled autograd's (gradient, parameter), whose mean is there when backward ends."""
+        """Queues a bucket, or a (gradient, parameter) of compiled autograd. Its mean is ready when backward ends."""
         if not isinstance(bucket, tuple):
             return self.start(hook).reduce_bucket(bucket)
         grad, param = bucket
         if torch.compiler.is_compiling():
             mean_in_graph(grad, param, self._key, hook)
-            return grad  # whose value the graph is not told to look at
+            return grad  # the graph does not read this value
         future = self.start(hook).reduce_gradient(grad, param)
         at_end_of_backward(future.wait)
         return future
 
     def parameter_at(self, address: int) -> Tensor | None:
-        """The parameter that lies there, for a graph that has its memory and not the object; None for an empty one."""
+        """The parameter at a memory address, which is all that a graph has of it. None for an empty parameter."""
         if address == 0:
             return None
         for param in self._params:
@@ -109,7 +109,7 @@ class State:
         )
 
     def start(self, hook: str) -> Any:
-        """The native hook; made by the first call, which is collective."""
+        """Returns the native hook. The first call makes it and is collective."""
         if self._hook is not None:
             if self._hook != hook:
                 raise ConfigError(
@@ -143,9 +143,9 @@ class State:
     # --- what a resumed run needs ---
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank's next step depends on beside model and optimizer, by parameter name. Every rank has its own.
+        """What this rank's next step depends on besides model and optimizer, by parameter name. Each rank has its own.
 
-        Call it between steps. A run that loads it goes on bit for bit.
+        Call it between steps. A run that loads it continues with the same bits.
         """
         if self._buckets is None:
             return dict(self._loaded) if self._loaded is not None else {}
@@ -158,11 +158,11 @@ class State:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what state_dict() returned on this rank, in a run of as many ranks.
+        """Loads what state_dict() returned on this rank, in a run with the same number of ranks.
 
         Raises:
-            ConfigError: it is not of this model; or of another hook or codec (then by the first bucket, if none was
-                sent yet).
+            ConfigError: the state belongs to another model, hook or codec. Before the first bucket, another hook or
+                codec is found only when that bucket comes.
         """
         if state and set(state) != {"hook", "settings", "steps", "errors", "algorithm"}:
             raise ConfigError(
@@ -199,7 +199,7 @@ class State:
         self._loaded = None
 
     def close(self) -> None:
-        """Ends the worker and its connections; the model can send no more. Idempotent."""
+        """Ends the worker and its connections. The model can then send no more. A second call does nothing."""
         if self._native is not None:
             self._native.close()
 

@@ -1,6 +1,6 @@
-"""Hooks around hooks: the inner one gets the bucket in 16 bits. Any hook of the `(state, bucket) -> Future` form.
+"""Wrappers that give any hook of the form `(state, bucket) -> Future` its buckets in 16 bits.
 
-torch has the same two; its bf16 form refuses CPU groups, these work wherever the inner hook does.
+torch has the same two. Its bf16 wrapper refuses CPU groups; these work wherever the inner hook works.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]
 
 
 def bf16_wrapper(hook: Hook) -> Hook:
-    """`hook`, which gets every bucket in bfloat16; its result goes back into the gradients' own dtype."""
+    """Returns a hook that calls `hook` with the bucket in bfloat16, and copies the result back to the own dtype."""
     return _in_dtype(hook, torch.bfloat16)
 
 
 def fp16_wrapper(hook: Hook) -> Hook:
-    """`hook`, which gets every bucket in float16: gradients above 65504 become Inf."""
+    """Returns a hook that calls `hook` with the bucket in float16, where gradients above 65504 become Inf."""
     return _in_dtype(hook, torch.float16)
 
 
