@@ -1,8 +1,8 @@
-"""Collectives on plain tensors, with a codec: what a user calls directly, and what algorithms are made of.
+"""Collectives on plain tensors, with or without a codec. Users and algorithms call them.
 
-The two-shot all-reduce: chunk j goes to rank j, which sums it in rank order in float32 (float64 for float64),
-encodes the result once and hands the bytes to everyone. Every rank decodes the same bytes, so all hold equal
-bits. Native codecs run in csrc/collectives; for a codec written in Python the same steps are below.
+In the two-shot all-reduce, chunk j goes to rank j, which sums it in rank order in float32 (float64 for float64),
+encodes the result once and sends the bytes to everyone. Every rank decodes the same bytes, so all hold equal bits.
+Native codecs run in csrc/collectives; this file has the same steps for a codec written in Python.
 """
 
 from functools import partial
@@ -31,20 +31,20 @@ def all_reduce(
 
     Args:
         x: any shape; equal shape and dtype on all ranks.
-        codec: what the bytes on the wire look like; None sends the tensor's own.
+        codec: encodes what is sent. None sends the tensor's own bytes.
         op: "sum" or "mean".
-        deterministic: without a codec, the two-shot in rank order instead of the group's own all-reduce: the
-            bits then depend on nothing but the values and their order by rank.
-        error: for a codec with error feedback, and only then: what earlier calls left out, of x's shape, contiguous and
-            float32 (float64 for float64). Zeros at first; changed in place; each rank's own.
-        nonce: a number that differs from call to call, the step for example: a stochastic codec then draws other
-            random numbers in each. 0 ... 2^64 - 1, equal on all ranks. Other codecs take no notice.
+        deterministic: without a codec, use the two-shot in rank order instead of the group's own all-reduce. The bits
+            then depend only on the values and their order by rank.
+        error: what earlier calls left out, for a codec with error feedback and only for such a codec. Of x's shape,
+            contiguous, float32 (float64 for float64), zeros at first, changed in place. Each rank has its own.
+        nonce: 0 ... 2^64 - 1, equal on all ranks and different in each call, for example the step. A stochastic codec
+            draws its random numbers by it. Other codecs ignore it.
         group: a process group, a communicator, or None for the default group. With a codec, ranks that share a host
-            sum exactly among themselves, and the codec is used between hosts; Flat(group) says one level,
-            Hierarchical(group, hosts) other hosts.
+            sum exactly among themselves, and the codec is used between hosts. Flat(group) sums in one level,
+            Hierarchical(group, hosts) by other hosts.
 
     Raises:
-        ConfigError: for another op, or the mean of integers.
+        ConfigError: another op, or the mean of integers.
         CodecError: a dtype that the codec cannot encode.
         CommError: the group failed.
     """
@@ -88,11 +88,11 @@ def reduce_scatter(
 
     Args:
         x: [size * n, ...]; part j, n rows along the first dimension, belongs to rank j.
-        codec, op, nonce, group: as in all_reduce. None as codec sums in rank order, exactly.
-        out: where it goes: [n, ...], contiguous, of x's dtype. None: a new tensor.
+        codec, op, nonce, group: as in all_reduce. codec None: exact sums in rank order.
+        out: the result's memory [n, ...], contiguous, of x's dtype. None: a new tensor.
 
     Raises:
-        ConfigError: the first dimension is not divisible by the group's size; otherwise as all_reduce.
+        ConfigError: the first dimension is not divisible by the group's size. Other errors: as all_reduce.
     """
     comm = _communicator(group, x)
     scale = _scale(op, comm.size, x.dtype)
@@ -124,9 +124,13 @@ def all_gather(
 ) -> Tensor:
     """Returns the x of all ranks, one after the other along the first dimension: [size * n, ...].
 
-    Every rank's part, the caller's own too, has gone through the codec, so all ranks hold equal bits.
-    x is not changed, unless it is this rank's part of `out` [size * n, ...], which if given is filled: contiguous, of
-    x's dtype. `codec`, `nonce` and `group` are all_reduce's, and so are the errors.
+    Every part, the caller's own too, has gone through the codec, so all ranks hold equal bits. x is not changed, unless
+    it is this rank's part of `out`. The errors are all_reduce's.
+
+    Args:
+        x: [n, ...], or a scalar; equal shape and dtype on all ranks.
+        codec, nonce, group: as in all_reduce.
+        out: the result's memory [size * n, ...], contiguous, of x's dtype. None: a new tensor.
     """
     comm = _communicator(group, x)
     dense = x.detach().contiguous().view(-1, *x.shape[1:]) if x.dim() else x.detach().view(1)
@@ -144,7 +148,7 @@ def all_gather(
 
 
 def _two_shot(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: Tensor | None) -> None:
-    """csrc/collectives/two_shot.cpp's all_reduce for a codec written in Python. x, error: [numel], contiguous."""
+    """all_reduce of csrc/collectives/two_shot.cpp, for a codec written in Python. x, error: [numel], contiguous."""
     if x.numel() == 0:
         return
     if comm.size == 1:
@@ -162,7 +166,7 @@ def _two_shot(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: 
     total = _summed_chunk(comm, codec, wire, rows, scale)
     own = _encode(codec, total.to(rows.dtype).view(1, -1))
     if error is not None:
-        # What the second encoding loses of the mean joins what this rank has left out of its own part of the sum.
+        # The loss of the second encoding joins this rank's error, in the chunk that it sums.
         mine = error[comm.rank * chunk : (comm.rank + 1) * chunk]
         lost = total.sub_(codec.decode(own, rows[:1])[0]).div_(scale)
         _keep(mine, mine + lost[: mine.numel()])
@@ -172,12 +176,12 @@ def _two_shot(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: 
 
 
 def _keep(error: Tensor, left_out: Tensor) -> None:
-    """A NaN or Inf has been seen by everyone; kept, it would come back in every later step."""
+    """Keeps what was left out, without NaN and Inf: all ranks have seen them, and they would return in every step."""
     error.copy_(left_out.nan_to_num_(0.0, 0.0, 0.0))
 
 
 def _summed_chunk(comm: Communicator, codec: Codec, wire: Tensor, rows: Tensor, scale: float) -> Tensor:
-    """scale * the sum over ranks of row `rank`, in rank order, as float32 or float64 [row_numel]."""
+    """Returns scale * the sum of the ranks' rows for this rank, in rank order, as float32 or float64 [row_numel]."""
     received = torch.empty_like(wire)
     _C.swap_rows(comm, received, wire)
     total = torch.zeros(rows.size(1), dtype=accumulate_dtype(rows.dtype), device=rows.device)

@@ -1,7 +1,7 @@
-"""SGD, Adam and AdamW whose step is one native call: parameter, gradient and states are read and written once.
+"""SGD, Adam and AdamW whose step is one native call, which reads and writes parameter, gradient and states once.
 
-torch's classes with another step(): constructor, param_groups, state_dict and hooks are theirs. What lies in a row in
-memory (as after gs.DataParallel, with weights in flat memory) is updated as one. docs/optim.md says which bits.
+They are torch's classes with another step(): constructor, param_groups, state_dict and hooks are torch's. Parameters
+that follow each other in memory, as after gs.DataParallel, are updated as one. docs/optim.md compares the bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ REFUSED = {
     "foreach": "there is one way to step, the native one",
     "fused": "the step is fused without it",
 }
-# They choose among torch's own ways to the same result, so a state_dict that holds them can be loaded.
+# These options choose among torch's own ways to the same result, so a state_dict that holds them can be loaded.
 CHOICES = {"capturable": False, "foreach": None, "fused": None}
 
 Options: TypeAlias = dict[str, Any]
 
 
 class _Native(torch.optim.Optimizer):
-    """What the three share: what they refuse, the float32 states of 16-bit parameters, and the closure."""
+    """What the three optimizers share: refused options, float32 states of 16-bit parameters, and the closure."""
 
     def add_param_group(self, param_group: Options) -> None:
         """As torch's. Raises ConfigError for an option or a dtype that is not supported."""
@@ -50,7 +50,7 @@ class _Native(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates all parameters that have a gradient; the closure's loss, None without one.
+        """Updates all parameters that have a gradient. Returns the closure's loss, or None without a closure.
 
         Raises:
             ConfigError: a gradient is sparse, or a gradient or state has another dtype, shape or device.
@@ -71,10 +71,10 @@ class _Native(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: Options) -> None:
-        """As torch's, from this class or torch's of that name. States of 16-bit parameters become float32.
+        """As torch's. Takes a state of this class or of torch's. States of 16-bit parameters become float32.
 
         Raises:
-            ConfigError: saved with amsgrad=True or differentiable=True.
+            ConfigError: the state was saved with amsgrad=True or differentiable=True.
         """
         loaded: list[Options] = []
 
@@ -83,7 +83,7 @@ class _Native(torch.optim.Optimizer):
                 _refuse(type(self).__name__, {key: group[key] for key in group if key not in CHOICES})
             loaded.append(given)
 
-        hook = self.register_load_state_dict_pre_hook(look)  # the last one: it sees what is loaded
+        hook = self.register_load_state_dict_pre_hook(look)  # registered last, so it sees what is loaded
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -151,7 +151,7 @@ class SGD(_Native, torch.optim.SGD):
 
 
 class Adam(_Native, torch.optim.Adam):
-    """torch.optim.Adam, with weight decay added to the gradient or, if decoupled, taken off the parameter.
+    """torch.optim.Adam. Weight decay is added to the gradient or, if decoupled, subtracted from the parameter.
 
     The arguments are those of torch.optim.Adam. `amsgrad`, `foreach`, `capturable`, `differentiable` and `fused` must
     be off.
@@ -202,12 +202,12 @@ class AdamW(Adam, torch.optim.AdamW):
 
 
 def state_dtype(param: Tensor) -> torch.dtype:
-    """float32, which float16 and bfloat16 parameters are computed in, or float64."""
+    """The dtype of a parameter's states and of its update: float64 for float64, else float32."""
     return torch.float64 if param.dtype == torch.float64 else torch.float32
 
 
 def empty_states(params: Sequence[Tensor]) -> list[Tensor]:
-    """Memory of each parameter's shape and order of elements, in a row where the parameters are."""
+    """Allocates a state of each parameter's shape and strides. States follow each other where the parameters do."""
     states: dict[Tensor, Tensor] = {}
     for row in _rows(params):
         dtype = state_dtype(row[0])
@@ -221,9 +221,9 @@ def empty_states(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _rows(params: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Those that follow each other in memory, which need not be the order in which an optimizer has them."""
+    """Groups the parameters that follow each other in memory, whatever their order in the optimizer."""
     rows: list[list[Tensor]] = []
-    end, kind = -1, None  # of the last one, if another may follow it
+    end, kind = -1, None  # where the last parameter ends, and its kind, if another may follow it
     for param in sorted(params, key=lambda param: param.data_ptr()):
         own = (param.dtype, param.device)
         if rows and param.data_ptr() == end and own == kind and param.is_contiguous():

@@ -1,7 +1,7 @@
 """Topologies: who averages with whom, with which weight, in which round of decentralized averaging.
 
-Pure arithmetic on rank numbers: nothing is sent here, and torch is not needed. Every rank computes its own part,
-and the parts of all ranks fit together. Called by the decentralized algorithms; docs/topologies.md compares them.
+A topology is arithmetic on rank numbers, without torch: nothing is sent here. Every rank computes its own part, and the
+parts of all ranks fit together. The decentralized algorithms use topologies; docs/topologies.md compares them.
 """
 
 from gossamer.errors import ConfigError
@@ -35,7 +35,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 
 
 def resolve(topology: str | Topology) -> Topology:
-    """A topology by its name in TOPOLOGIES, with default settings; a Topology is returned as it is.
+    """Returns the topology of a name in TOPOLOGIES, with default settings. Returns a Topology as it is.
 
     Raises ConfigError for anything else.
     """

@@ -1,6 +1,6 @@
-"""What a topology is, and how far one averages: the parts that all topologies share.
+"""The base class of topologies, and functions that say how well a topology averages.
 
-Nothing is sent here. A new topology is one class that derives from Topology, and one line in TOPOLOGIES.
+A new topology is one class that derives from Topology, and one line in TOPOLOGIES.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from gossamer.errors import ConfigError
 
 @dataclass(frozen=True)
 class Exchange:
-    """One message out and one in, made at the same time. `weight` is that of what is received from `source`."""
+    """One message to rank `to` and one from rank `source`, at the same time. `weight` belongs to the received one."""
 
     to: int
     source: int
@@ -23,8 +23,8 @@ class Exchange:
 class Mixing:
     """What one rank does in one round: x <- own * x + sum(weight * received). The weights sum to 1.
 
-    Ranks that make their exchanges one after the other, in this order, never wait in a circle.
-    Without exchanges the rank is idle in the round.
+    Ranks may make their exchanges one after the other: in this order they never wait in a circle. A rank without
+    exchanges is idle in the round.
     """
 
     own: float
@@ -37,25 +37,25 @@ IDLE = Mixing(1.0, ())
 class Topology(ABC):
     """A schedule of averaging. In every round the weights of all ranks form a doubly stochastic matrix.
 
-    So the mean over the ranks never changes, and no rank needs to know what another one does.
+    So the mean over the ranks never changes.
     """
 
-    #: The average is the exact mean of all ranks, made by an all-reduce; there are no exchanges.
+    #: Whether the average is the exact mean of all ranks, by an all-reduce. There are no exchanges then.
     uniform: ClassVar[bool] = False
 
     @abstractmethod
     def period(self, size: int) -> int:
-        """Rounds until the schedule repeats, at least 1. Raises ConfigError unless size >= 1."""
+        """Returns the number of rounds until the schedule repeats, at least 1. Raises ConfigError unless size >= 1."""
 
     @abstractmethod
     def mixing(self, step: int, size: int, rank: int) -> Mixing:
-        """What `rank` of `size` does in round `step`, counted from 0.
+        """Returns what `rank` of `size` does in round `step`, counted from 0.
 
         Raises ConfigError unless step >= 0, size >= 1 and 0 <= rank < size, all of them int.
         """
 
     def __repr__(self) -> str:
-        # Ranks compare it, so it must show every setting and no address.
+        # Ranks compare this text, so it must show every setting and no address.
         settings = (f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name[0] != "_")
         return f"{type(self).__name__}({', '.join(settings)})"
 
@@ -67,7 +67,7 @@ class Topology(ABC):
 
 
 def mixing_matrix(topology: Topology, step: int, size: int) -> list[list[float]]:
-    """`[size][size]`; row r holds the weights with which rank r averages the ranks' values in round `step`.
+    """Returns `[size][size]`: row r holds the weights with which rank r averages all ranks' values in round `step`.
 
     Raises ConfigError as `Topology.mixing` does.
     """
@@ -84,12 +84,11 @@ def mixing_matrix(topology: Topology, step: int, size: int) -> list[list[float]]
 
 
 def consensus_steps(topology: Topology, size: int, tolerance: float = 1e-12, limit: int = 1000) -> int | None:
-    """Rounds from step 0 until every rank holds the mean of all, whatever the ranks began with.
+    """Counts the rounds from step 0 until every rank holds the mean of all ranks' first values. For planning.
 
-    That is: until no entry of the product of the rounds' matrices differs from 1 / size by more than `tolerance`.
-    With the default the mean is exact up to rounding; a topology that only approaches it gets below any tolerance
-    too, after many more rounds. None if it takes more than `limit` rounds. O(size^2) memory: meant for planning.
-    Raises ConfigError unless size >= 1, tolerance >= 0 and limit >= 0.
+    The mean is reached when no entry of the product of the rounds' matrices differs from 1 / size by more than
+    `tolerance`; the default allows rounding only. Returns None if that takes more than `limit` rounds. Memory:
+    O(size^2). Raises ConfigError unless size >= 1, tolerance >= 0 and limit >= 0.
     """
     check(topology, size=size)
     if not (tolerance >= 0 and is_int(limit) and limit >= 0):
@@ -111,12 +110,12 @@ def _combined(weights: list[float], rows: list[list[float]]) -> list[float]:
 
 
 def is_int(value: object) -> bool:
-    """True for an int that is not a bool: True as a rank is a mistake."""
+    """Whether the value is an int and no bool. A bool as a rank is a mistake."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check(topology: Topology, *, size: int, step: int = 0, rank: int = 0) -> None:
-    """Raises ConfigError unless there is such a rank among `size`, and such a round."""
+    """Raises ConfigError unless size >= 1, 0 <= rank < size and step >= 0, all of them int."""
     if not (is_int(size) and size >= 1):
         raise ConfigError(f"{topology!r}: size must be an int >= 1, got {size!r}")
     if not (is_int(rank) and 0 <= rank < size):

@@ -1,7 +1,7 @@
 """The base-(k+1) graph: the exact mean of any number of ranks in finitely many rounds of at most k peers.
 
-A schedule is a list of rounds; a round is a list of groups of ranks that exchange. `largest`, throughout, is k + 1:
-the ranks of the largest group in which each averages with each. Weights are exact fractions until the last line.
+A schedule is a list of rounds; a round is a list of groups of ranks that exchange. `largest` is k + 1 everywhere: the
+size of the largest group in which each rank averages with each. Weights are exact fractions until the last line.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ from gossamer.topology.base import Exchange, Mixing, Topology, check, is_int
 class BaseGraph(Topology):
     """The base-(k+1) graph: the exact mean after one period, for every size, with at most k peers a round.
 
-    Counted from a step that is a multiple of the period; from any other, after less than two periods. Source:
-    Takezawa, Sato, Bao, Niwa, Yamada, "Beyond Exponential Graph: Communication-Efficient Topologies for
-    Decentralized Learning via Finite-time Convergence", NeurIPS 2023, algorithms 1 to 3.
+    From a step that is not a multiple of the period, it takes less than two periods. Source: Takezawa, Sato, Bao, Niwa,
+    Yamada, "Beyond Exponential Graph: Communication-Efficient Topologies for Decentralized Learning via Finite-time
+    Convergence", NeurIPS 2023, algorithms 1 to 3.
 
     Args:
-        k: peers of a rank in one round, at most.
+        k: the most peers that a rank has in one round.
     """
 
     def __init__(self, k: int = 1) -> None:
@@ -40,21 +40,21 @@ class BaseGraph(Topology):
 
 
 class _Group(NamedTuple):
-    """Ranks that exchange in a round with one weight: each with each, or (star) the first with all others."""
+    """Ranks that exchange in a round, all with one weight: each with each, or (star) the first with all others."""
 
     ranks: Sequence[int]
     weight: Fraction
     star: bool = False
 
     def messages(self) -> Iterator[tuple[int, int, int]]:
-        """(rank, to, source) of every exchange; those of one rank in its order."""
+        """Yields (rank, to, source) of every exchange. The exchanges of one rank come in its order."""
         first, *others = self.ranks
         if self.star:
             for other in others:
                 yield first, other, other
                 yield other, first, first
             return
-        # At once, all send `shift` places up: a permutation of the ranks, so nobody waits in a circle.
+        # All send `shift` places up at the same time. That is a permutation, so nobody waits in a circle.
         for shift in range(1, len(self.ranks)):
             for place, rank in enumerate(self.ranks):
                 yield rank, self.ranks[(place + shift) % len(self.ranks)], self.ranks[place - shift]
@@ -65,11 +65,10 @@ _Round = list[_Group]
 
 @lru_cache(maxsize=16)
 def _base_graph(size: int, largest: int) -> tuple[tuple[Mixing, ...], ...]:
-    """The Mixing of every rank in every round. Algorithm 3, or algorithm 2 where that takes fewer rounds.
+    """Returns every rank's Mixing in every round, by algorithm 3, or by algorithm 2 where that takes fewer rounds.
 
-    Algorithm 3 takes out of size its greatest divisor `smooth` without prime factors above `largest`: blocks of
-    size / smooth ranks find their means, then ranks that stand at the same place in their blocks, one in each,
-    hold all that is needed, and find the mean of the means.
+    Algorithm 3 finds the greatest divisor `smooth` of size without prime factors above `largest`. Each block of
+    size / smooth ranks finds its mean. Then the ranks at the same place in all blocks find the mean of those means.
     """
     ranks = range(size)
     divisors = (divisor for divisor in range(1, size + 1) if size % divisor == 0)
@@ -82,11 +81,11 @@ def _base_graph(size: int, largest: int) -> tuple[tuple[Mixing, ...], ...]:
 
 
 def _simple(ranks: Sequence[int], largest: int) -> list[_Round]:
-    """Algorithm 2: the digits of the number of ranks in base `largest` cut them into blocks, longest first.
+    """Algorithm 2. The digits of the number of ranks in base `largest` cut the ranks into blocks, the longest first.
 
     1. Every block finds its own mean. 2. In round i of the second phase, every rank of the blocks after block i
-    exchanges with one rank of each of block i's parts, with such a weight that each part, and what comes after
-    the block, have the mean of all. 3. Every part finds its own mean. Phases 2 and 3 of different blocks overlap.
+    exchanges with one rank of each part of block i. The weight gives each part, and the blocks after block i, the mean
+    of all of them. 3. Every part finds its own mean. Phases 2 and 3 of different blocks overlap.
     """
     if _factors(len(ranks), largest) is not None:
         return _hyper_hypercube(ranks, largest)
@@ -94,11 +93,11 @@ def _simple(ranks: Sequence[int], largest: int) -> list[_Round]:
     wholes = [[rank for part in block for rank in part] for block in blocks]
     first = [_hyper_hypercube(whole, largest) for whole in wholes]
     third = [_parallel([_hyper_hypercube(part, largest) for part in block]) for block in blocks]
-    if not third[-1]:  # its parts are single ranks, that may as well average with each other
+    if not third[-1]:  # its parts are single ranks, which may average with each other
         third[-1] = first[-1]
 
-    # A block that is done before the longest goes on averaging: it costs no round, and holds together
-    # ranks whose values training moves apart in between.
+    # A block that is done before the longest one goes on averaging. That costs no round, and training moves the
+    # values of its ranks less far apart.
     rounds = [
         [group for schedule in first for group in _cyclic(schedule, turn)] for turn in range(len(first[0]))
     ]
@@ -115,7 +114,7 @@ def _simple(ranks: Sequence[int], largest: int) -> list[_Round]:
 
 
 def _blocks(ranks: Sequence[int], largest: int) -> list[list[Sequence[int]]]:
-    """Blocks of parts. A block's parts, at most `largest` - 1, are equally long: a power of `largest`."""
+    """Cuts the ranks into blocks of at most `largest` - 1 parts, all of one length, a power of `largest`."""
     power = 1
     while power * largest <= len(ranks):
         power *= largest
@@ -129,10 +128,10 @@ def _blocks(ranks: Sequence[int], largest: int) -> list[list[Sequence[int]]]:
 
 
 def _spread(block: list[Sequence[int]], rest: list[int], largest: int) -> _Round:
-    """Round of phase 2: carries the mean of `rest` into every part of `block`, and the block's into the rest.
+    """A round of phase 2. It brings the mean of `rest` into every part of `block`, and the block's into the rest.
 
-    With N ranks in block and rest, each of the P parts (p ranks that hold m) gets w * len(rest) * (mean(rest) - m)
-    added to its sum, which must be p * len(rest) / N * (mean(rest) - m): so w = p / N.
+    Let N be the ranks of block and rest. A part of p ranks that hold m gets w * len(rest) * (mean(rest) - m) added to
+    its sum. That must be p * len(rest) / N * (mean(rest) - m), so w = p / N.
     """
     part = len(block[0])
     weight = Fraction(part, len(block) * part + len(rest))
@@ -145,7 +144,7 @@ def _spread(block: list[Sequence[int]], rest: list[int], largest: int) -> _Round
 
 
 def _hyper_hypercube(ranks: Sequence[int], largest: int) -> list[_Round]:
-    """Algorithm 1: the ranks' places as numbers of mixed base; round i averages those that differ in digit i only."""
+    """Algorithm 1. Places are numbers of mixed base; round i averages ranks whose places differ in digit i only."""
     rounds, stride = [], 1
     for factor in _factors(len(ranks), largest) or ():
         starts = [place for place in range(len(ranks)) if place // stride % factor == 0]
@@ -156,7 +155,7 @@ def _hyper_hypercube(ranks: Sequence[int], largest: int) -> list[_Round]:
 
 @lru_cache(maxsize=1024)
 def _factors(number: int, largest: int) -> tuple[int, ...] | None:
-    """The fewest factors from 2 to `largest` whose product is `number`; None if a prime factor is greater."""
+    """Returns the fewest factors from 2 to `largest` whose product is `number`. None if a prime factor is greater."""
     if number == 1:
         return ()
     divisors = (factor for factor in range(min(number, largest), 1, -1) if number % factor == 0)
@@ -170,7 +169,7 @@ def _clique(ranks: Sequence[int]) -> _Group:
 
 
 def _parallel(schedules: list[list[_Round]]) -> list[_Round]:
-    """Schedules of equal length and different ranks, at the same time."""
+    """Runs schedules of equal length at the same time. They share no rank."""
     return [[group for groups in turn for group in groups] for turn in zip(*schedules, strict=True)]
 
 
@@ -179,7 +178,7 @@ def _cyclic(schedule: list[_Round], turn: int) -> _Round:
 
 
 def _mixings(groups: _Round, size: int) -> tuple[Mixing, ...]:
-    """The groups of one round, which share no rank, as the Mixing of every rank."""
+    """Returns every rank's Mixing in a round of groups that share no rank."""
     exchanges: list[list[Exchange]] = [[] for _ in range(size)]
     own = [Fraction(1)] * size
     for group in groups:

@@ -1,4 +1,4 @@
-"""Topologies that a formula gives: all, ring, shift-one, one-peer exponential."""
+"""Topologies with a formula: all, ring, shift-one, one-peer exponential."""
 
 from gossamer.errors import ConfigError
 from gossamer.topology.base import IDLE, Exchange, Mixing, Topology, check
@@ -14,12 +14,12 @@ class All(Topology):
         return 1
 
     def mixing(self, step: int, size: int, rank: int) -> Mixing:
-        """Raises ConfigError: an all-reduce is not made of the exchanges of a Mixing."""
+        """Raises ConfigError, because an all-reduce has no exchanges."""
         raise ConfigError(f"{self!r}: has no exchanges (uniform is True); take the mean by an all-reduce")
 
 
 class Ring(Topology):
-    """A third from either neighbour and a third of one's own; halves between 2 ranks."""
+    """Every rank takes a third of its own value and a third from either neighbour. Two ranks take halves."""
 
     def period(self, size: int) -> int:
         check(self, size=size)
@@ -36,11 +36,11 @@ class Ring(Topology):
 
 
 class ShiftOne(Topology):
-    """Pairs that average with halves; the partner changes every round.
+    """Ranks average in pairs, half and half. The partner changes every round.
 
-    Even size: Bagua's "shift_one". Ranks of the lower half pair with ranks of the upper half only, one further
-    each round. Odd size, which Bagua refuses: a round-robin tournament. In round s the pairs are those with
-    rank + partner = s (mod size); one rank is idle; every two ranks meet once in a period.
+    With an even size it is Bagua's "shift_one": a rank of the lower half pairs with a rank of the upper half, one
+    further each round. With an odd size, which Bagua refuses, it is a round-robin tournament: in round s the pairs have
+    rank + partner = s (mod size), one rank is idle, and every two ranks meet once in a period.
     """
 
     def period(self, size: int) -> int:
@@ -60,7 +60,7 @@ class ShiftOne(Topology):
 
 
 class OnePeerExponential(Topology):
-    """Half from the rank that lies 1, 2, 4, ... below, to the one as far above, with the distance doubling each round.
+    """Every rank takes half from the rank 1, 2, 4, ... below it. The distance doubles each round.
 
     If size is a power of two, all ranks hold the exact mean after log2(size) rounds; otherwise they only approach
     it. Source: Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep Training", NeurIPS 2021.
