@@ -1,4 +1,6 @@
-"""Timing in turns, ratios, and the JSON line of a result, for `gossamer bench` and benchmarks/harness.py."""
+# It starts no process and sets no target. Callers: the modules of `gossamer bench` and, in a checkout,
+# benchmarks/harness.py.
+"""Timing in turns, medians and ratios, and the JSON line of a result."""
 
 import json
 import os

@@ -1,3 +1,4 @@
+# Callers: allreduce.py, codec.py and train.py.
 """The values that options of `gossamer bench` take: names, sizes in bytes, codecs by name, files for plots."""
 
 import importlib.util

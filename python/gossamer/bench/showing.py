@@ -1,4 +1,6 @@
-"""Shows results of `gossamer bench`: lines on stdout, a table on stderr, curves and bars in a PNG (by matplotlib)."""
+# It measures nothing and chooses no columns; its callers allreduce.py, codec.py and train.py do. matplotlib is imported
+# only for a plot.
+"""Shows results of `gossamer bench`: lines on stdout, a table of them on stderr, curves and bars in a PNG."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
-# Which method to use, and why: the one that changes a training least and is quick enough. Warns about the inputs.
-# The numbers come from predict.py, the words about each method from methods.py; nothing is timed here.
-# Callers: the command.
-"""Advice from predictions."""
+# The numbers come from predict.py, the words about each method from methods.py. Callers: the command.
+"""Advises the method that changes a training least among those that are quick enough, and warns about the inputs."""
 
 import math
 from collections.abc import Sequence
@@ -15,11 +13,11 @@ from gossamer.planner.problem import Problem, buckets_of
 from gossamer.planner.reduction import Reducer
 from gossamer.units import bytes_text, seconds_text
 
-#: A synchronous kind is taken if its best step is at most so many times the best of the synchronous ones that change
-#: more; and one of them, if the best of all is at most APART_GAIN times that of the methods whose ranks go apart.
+#: The first kind is advised whose best step is at most SLACK times the best synchronous step. Methods whose ranks go
+#: apart are advised only if the best synchronous step is more than APART_GAIN times as long as theirs.
 SLACK = {EXACT: 1.10, ROUNDED: 1.25, COMPRESSED: 1.0}
 APART_GAIN = 3.0
-_NEAR = 1.05  # of two methods of a kind within this, the one that METHODS has first
+_NEAR = 1.05  # among methods of a kind within this factor of its best step, the first in METHODS is advised
 _WORDS = {
     EXACT: "It is exact",
     ROUNDED: "It is synchronous, with rounded gradients",
@@ -29,7 +27,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Advice:
-    """`use`: a name of METHODS, or "" where none is there to choose from; `why`: sentences; `warnings`: one each."""
+    """`use`: a name in METHODS, or "" if there is no choice. `why`: sentences. `warnings`: a list of sentences."""
 
     use: str
     why: str

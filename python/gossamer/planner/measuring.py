@@ -1,7 +1,6 @@
-# What `gossamer plan --measure` finds out inside a job: links over the real communicator, codecs and memory on this
-# machine, and a model's own step. It sends plain messages and changes nothing; nothing is predicted here.
-# Callers: the command, and users as gossamer.planner.measure(comm).
-"""Measures a network and a machine for predictions."""
+# It sends plain messages and predicts nothing. `gossamer plan --measure` calls it inside a job, and users call
+# gossamer.planner.measure(comm).
+"""Measures links over the real communicator, codecs and memory on this machine, and a model's own step."""
 
 import math
 import statistics
@@ -21,19 +20,19 @@ from gossamer.planner.network import Network
 from gossamer.planner.speeds import Speeds
 
 _SMALL, _FIRST, _LARGEST = 8, 1 << 16, 1 << 26  # bytes of a message
-_LONG_S = 0.15  # a message that takes so long is long enough
-_LEAST = 0.4  # of the time of a message, for its half; what is less is noise
+_LONG_S = 0.15  # messages grow until one takes this long
+_LEAST = 0.4  # the least share of a message's time that its half can take; a smaller figure is noise
 _TURNS, _SMALL_TURNS = 3, 30
-_LEAST_S = 1e-7  # of a latency
-_CPU_BYTES = 1 << 20  # of messages whose processor time is taken
+_LEAST_S = 1e-7  # the least latency
+_CPU_BYTES = 1 << 20  # bytes of the messages whose processor time is measured
 _CODEC_NUMEL = 1 << 20
-_IN_MEMORY = 8  # times as much is in no cache
+_IN_MEMORY = 8  # this many times the codecs' elements fit in no cache
 _STEPS, _CODEC_TURNS = 5, 15
 
 
 @dataclass(frozen=True)
 class Measured:
-    """`network` and `speeds` as predict() takes them, by the slowest rank; `hosts`: the ranks of each."""
+    """`network` and `speeds` of the slowest rank, as predict() takes them. `hosts`: the ranks of each host."""
 
     network: Network
     speeds: Speeds
@@ -41,15 +40,14 @@ class Measured:
 
 
 def measure(comm: Communicator, hosts: Sequence[Sequence[int]] | None = None) -> Measured:
-    """Latency, bandwidth and codec speeds, of all ranks at the same time. Collective; takes some seconds.
+    """Measures latency, bandwidth and codec speeds on all ranks at the same time. Collective; takes some seconds.
 
-    A message's latency is the median of many small ones, less a rank's own time for one. The bandwidth between hosts is
-    that of a whole host, all of whose ranks send at once; what a link lets through before it limits anything is not
-    counted.
+    The latency is the median time of many small messages, less a rank's own time for one. The bandwidth between hosts
+    is that of a whole host whose ranks all send at once. A burst that a link lets through at first is not counted.
 
     Args:
-        comm: as gossamer.comm.from_group gives it; nothing else may be under way in it.
-        hosts: the ranks of each host. None: those that can share memory.
+        comm: what gossamer.comm.from_group returns. Nothing else may be under way in it.
+        hosts: the ranks of each host. None: ranks that can share memory are one host.
 
     Raises:
         CommError: the group failed.
@@ -68,7 +66,7 @@ def measure(comm: Communicator, hosts: Sequence[Sequence[int]] | None = None) ->
         link["bandwidth"] = by_rank * min(len(host) for host in lists)
     farthest = across if len(lists) > 1 else inside
     link["message_s"] = _message_s(world, farthest)
-    for name in link.keys() & {"latency_s", "local_latency_s"}:  # one message was sent
+    for name in link.keys() & {"latency_s", "local_latency_s"}:  # their time includes that of one message
         link[name] = max(_LEAST_S, link[name] - link["message_s"])
     measured = Network(**{**vars(network), **link})
     wire = _wire(world, farthest, _CPU_BYTES)
@@ -76,7 +74,7 @@ def measure(comm: Communicator, hosts: Sequence[Sequence[int]] | None = None) ->
 
 
 def _neighbours(rank: int, hosts: list[list[int]], *, across: bool) -> tuple[int, int]:
-    """To whom this rank sends, and from whom it receives; itself where it has nobody."""
+    """Returns the ranks to which this rank sends and from which it receives: itself where there is no other."""
     own = next(number for number, host in enumerate(hosts) if rank in host)
     place = hosts[own].index(rank)
     ring = [host[place] for host in hosts if place < len(host)] if across else hosts[own]
@@ -87,13 +85,13 @@ def _neighbours(rank: int, hosts: list[list[int]], *, across: bool) -> tuple[int
 
 
 def _link(comm: Communicator, neighbours: tuple[int, int]) -> tuple[float, float]:
-    """Seconds of a small message, and bytes per second of long ones, on the slowest rank."""
+    """Returns the seconds of a small message and the bytes per second of long ones, on the slowest rank."""
     latency_s = _exchange_s(comm, neighbours, _SMALL, _SMALL_TURNS)
     size, shorter_s = _FIRST, _exchange_s(comm, neighbours, _FIRST, _TURNS)
     while True:
         longer_s = _exchange_s(comm, neighbours, 2 * size, _TURNS)
         if longer_s >= _LONG_S or 2 * size >= _LARGEST:
-            # By the difference: what both have in common is latency, and what a link lets through at first.
+            # The difference of the two leaves out the latency and a link's burst, which both have.
             return latency_s, size / max(longer_s - shorter_s, _LEAST * longer_s)
         size, shorter_s = 2 * size, longer_s
 
@@ -117,7 +115,7 @@ def _exchange(comm: Communicator, neighbours: tuple[int, int], nbytes: int) -> C
 
 
 def _message_s(comm: Communicator, neighbours: tuple[int, int]) -> float:
-    """What each further message of a rank takes, by an all-to-all of small rows: the best, which nothing interrupts."""
+    """Returns a rank's seconds for each further message, by the best all-to-all of small rows."""
     if comm.size < 3:
         return Network.message_s
     x = torch.zeros(comm.size * _SMALL, dtype=torch.uint8, device=comm.device)
@@ -134,7 +132,7 @@ def _message_s(comm: Communicator, neighbours: tuple[int, int]) -> float:
 
 
 def _speeds(comm: Communicator) -> Speeds:
-    """Of codecs, passes over memory and thin products: a rank's best, which no other interrupts; the slowest rank."""
+    """Measures codecs, passes over memory and thin products: each rank's best turn, on the slowest rank."""
     device = comm.device
     x = torch.randn(1, _CODEC_NUMEL, device=device)
     out, total = torch.empty_like(x), torch.zeros(_CODEC_NUMEL, device=device)
@@ -167,7 +165,7 @@ def _speeds(comm: Communicator) -> Speeds:
 
 
 def _wire(comm: Communicator, neighbours: tuple[int, int], nbytes: int) -> float:
-    """Bytes per second that a core sends and receives: by this process's processor time, whatever the link does."""
+    """Returns the bytes per second that a core sends and receives, by this process's processor time."""
     if comm.device.type != "cpu":
         return math.inf
     begin_s = time.process_time()
@@ -180,12 +178,14 @@ def _wire(comm: Communicator, neighbours: tuple[int, int], nbytes: int) -> float
 def compute_of(
     comm: Communicator, module: nn.Module, inputs: Sequence[torch.Tensor], *, steps: int = _STEPS
 ) -> tuple[float, float]:
-    """Seconds of forward, backward and SGD on this rank while all ranks do the same, and the forward's share.
+    """Returns the seconds of forward, backward and SGD while all ranks do the same, and the forward's share of them.
 
-    The slowest rank's median. The module's gradients and weights are changed. Collective.
+    The seconds are the slowest rank's median. Changes the module's gradients and weights. Collective.
 
     Args:
-        inputs: of the module's forward; the mean of its output's squares is the loss, unless it is one number.
+        inputs: the arguments of the module's forward. Its output is the loss if it is one number; else the loss is the
+            mean of the output's squares.
+        steps: how many steps are timed.
     """
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-6)
     forward_s = 0.0
@@ -223,7 +223,7 @@ def _times(comm: Communicator, call: Callable[[], object], turns: int) -> list[f
 
 
 def _slowest(comm: Communicator, seconds: float) -> float:
-    """The largest of all ranks', so that all decide alike."""
+    """Returns the largest of the ranks' values, so that all ranks decide alike."""
     mine = torch.tensor([seconds], dtype=torch.float64, device=comm.device)
     every = mine.new_empty(comm.size)
     comm.all_gather(every, mine).wait()

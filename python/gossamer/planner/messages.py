@@ -1,5 +1,4 @@
-# The prices of messages: gossamer.facts.Messages for one model on one network. What an algorithm sends is said by the
-# algorithm itself (Algorithm.traffic). Callers: planner/predict.py.
+# The algorithm itself says what it sends (Algorithm.traffic). Callers: planner/predict.py.
 """Prices what an algorithm sends on a network."""
 
 from functools import lru_cache
@@ -15,15 +14,18 @@ from gossamer.planner.problem import Problem, buckets_of
 from gossamer.planner.reduction import Reducer
 from gossamer.topology import Topology
 
-_ROUNDS, _RANKS = 64, 256  # rounds and ranks of a topology that are looked at; the others are like these
-_COUNTERS = 5  # bytes of an agreement in addition to one for each parameter
+_ROUNDS, _RANKS = (
+    64,
+    256,
+)  # the most rounds and ranks of a topology that are counted; the others are like these
+_COUNTERS = 5  # bytes of an agreement in addition to one byte for each parameter
 
 
 class PricedMessages:
-    """The prices of an algorithm's messages: gossamer.facts.Messages.
+    """gossamer.facts.Messages for one model on one network.
 
     Args:
-        flat: sums go in one level, as with gossamer.Flat.
+        flat: whether sums go in one level, as with gossamer.Flat.
     """
 
     def __init__(self, problem: Problem, network: Network, algorithm: Algorithm, *, flat: bool) -> None:
@@ -74,7 +76,7 @@ class PricedMessages:
 
 @lru_cache(maxsize=1024)
 def messages_of(topology: Topology, network: Network) -> tuple[float, float]:
-    """Means over the rounds: the messages that a rank sends, and those that leave the fullest host."""
+    """Returns the mean number in a round of messages that a rank sends, and of those that leave the fullest host."""
     size = network.ranks
     rounds = range(min(topology.period(size), _ROUNDS))
     looked_at = network.host_ranks[: max(1, _RANKS // network.per_host)]

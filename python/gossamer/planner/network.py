@@ -1,6 +1,5 @@
-# What a collective costs on a network of hosts: seconds, bytes that a rank sends, bytes that leave a host.
-# The alpha-beta model of docs/planner.md, one formula for each collective. No model, bucket or algorithm is known here.
-# Callers: planner/messages.py and planner/reduction.py.
+# The alpha-beta model of docs/planner.md, with one formula for each collective. Models, buckets and algorithms are not
+# known here. Callers: planner/messages.py and planner/reduction.py.
 """Hosts, the links between them, and the cost of collectives on them."""
 
 import itertools
@@ -10,28 +9,28 @@ from dataclasses import dataclass, replace
 from gossamer.errors import ConfigError
 from gossamer.facts import Cost
 
-#: As csrc/route paces rows: below this bandwidth those of more bytes than that go in pieces, of so many seconds, but
-#: not below or above these bytes.
+#: How csrc/route paces rows: below SLOW bytes per second, rows of more than LONG_ROW bytes go in at most MOST_PIECES
+#: pieces. A piece takes PIECE_S seconds, and has LEAST_PIECE to LARGEST_PIECE bytes.
 SLOW, LONG_ROW, MOST_PIECES = 3e8, 64 << 10, 32
 PIECE_S, LEAST_PIECE, LARGEST_PIECE = 3e-3, 32 << 10, 256 << 10
-#: Of an Ethernet frame of 1514 bytes, which is what a link's rate counts, so much is data of TCP.
+#: The share of TCP's data in an Ethernet frame of 1514 bytes. A link's rate counts the whole frame.
 TCP_SHARE = 1448 / 1514
 
 
 @dataclass(frozen=True)
 class Network:
-    """`ranks` on `hosts`, in blocks: rank 0 and those after it are on the first host. As equal as they can be.
+    """`ranks` on `hosts`, in blocks: the first host has rank 0 and the next ones. Blocks are as equal as possible.
 
     Args:
-        bandwidth: bytes per second that leave a host; as many may come in at the same time.
-        latency_s: from one host to another, of a small message.
+        bandwidth: bytes per second that leave a host. As many may come in at the same time.
+        latency_s: seconds of a small message from one host to another.
         local_bandwidth: bytes per second from a rank to the others of its host.
-        local_latency_s: inside a host.
-        message_s: time of a rank for each message that it sends, beside the latency.
-        payload: share of the bandwidths that data gets; the rest is headers. 1 for a measured bandwidth.
+        local_latency_s: seconds of a small message inside a host.
+        message_s: a rank's own seconds for each message that it sends, besides the latency.
+        payload: the share of the bandwidth between hosts that is data and not headers. 1 for a measured bandwidth.
 
     Raises:
-        ConfigError: a number that is not positive, or more hosts than ranks.
+        ConfigError: a number is not positive, or there are more hosts than ranks.
     """
 
     ranks: int
@@ -52,12 +51,12 @@ class Network:
 
     @property
     def per_host(self) -> int:
-        """Ranks of the fullest host."""
+        """The number of ranks of the fullest host."""
         return -(-self.ranks // self.hosts)
 
     @property
     def carriers(self) -> int:
-        """Ranks of the emptiest host: so many of each carry a shard to the others, where ranks go by hosts."""
+        """The ranks of the emptiest host. Where sums go by hosts, so many ranks of each host carry a shard."""
         return self.ranks // self.hosts
 
     @property
@@ -68,17 +67,17 @@ class Network:
         return [range(begin, end) for begin, end in itertools.pairwise(starts)]
 
     def at(self, bandwidth: float) -> "Network":
-        """The same with another bandwidth between hosts."""
+        """The same network with another bandwidth between hosts."""
         return replace(self, bandwidth=bandwidth)
 
     def of(self, ranks: int) -> "Network":
-        """The same with other ranks, as many on each host as now, at most."""
+        """The same network with another number of ranks, and at most as many on each host as now."""
         return replace(self, ranks=ranks, hosts=-(-ranks // self.per_host))
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """`size` ranks, `per_host` of them on each of their hosts; `sharing` such groups use the links at once."""
+    """`size` ranks, `per_host` of them on each host. `sharing` such groups use the links at the same time."""
 
     network: Network
     size: int
@@ -95,30 +94,31 @@ class RankGroup:
         return (network.local_latency_s if self.is_local else network.latency_s) + network.message_s
 
     def pieces(self, row: float) -> int:
-        """Of a row of so many bytes."""
+        """The number of pieces of a row of so many bytes."""
         if self.is_local or self.network.bandwidth >= SLOW or row <= LONG_ROW:
             return 1
         piece = min(max(PIECE_S * self.network.bandwidth, LEAST_PIECE), LARGEST_PIECE)
         return min(MOST_PIECES, math.ceil(row / piece))
 
     def takes_turns(self, peers: float, pieces: int = 1) -> float:
-        """Times as long as the bytes alone: on a slow link Gloo's all-to-all sends a connection's directions in turns.
+        """Returns the time of an all-to-all over that of its bytes alone.
 
-        Of `peers` connections all but the last have another one's direction beside them, so 1 / peers is added. Rows in
-        pieces are messages of their own, and use both directions.
+        On a slow link Gloo sends the two directions of a connection in turns. All `peers` connections but the last
+        overlap with a direction of another one, so 1 / peers is added. Pieces of rows are messages of their own, and
+        use both directions.
         """
         if self.is_local or self.network.bandwidth >= SLOW or peers == 0 or pieces > 1:
             return 1.0
         return 1 + 1 / peers
 
     def moving_s(self, *, across: float, local: float) -> float:
-        """Seconds for bytes that leave a host, of all groups, and those that a rank sends inside one: side by side."""
+        """Seconds to move `across` bytes of all groups out of a host while each rank sends `local` bytes inside it."""
         network = self.network
         beyond = 0.0 if self.is_local else across / (network.bandwidth * network.payload)
         return max(beyond, local / network.local_bandwidth)
 
     def all_reduce(self, count: int) -> Cost:
-        """A ring over `count` bytes: 2 (n-1) messages of count / n, each after the one before."""
+        """Prices a ring over `count` bytes: 2 (n-1) messages of count / n bytes, one after the other."""
         n, part = self.size, count / self.size
         if n == 1:
             return Cost()
@@ -128,7 +128,7 @@ class RankGroup:
         return Cost(2 * (n - 1) * step_s, 2 * count * (n - 1) // n, 2 * (n - 1) * across)
 
     def all_to_all(self, row: int) -> Cost:
-        """A row to every other rank, all at once."""
+        """Prices a row of `row` bytes to every other rank, all at the same time."""
         n, here = self.size, min(self.per_host, self.size)
         if n == 1:
             return Cost()
@@ -139,7 +139,7 @@ class RankGroup:
         return Cost(seconds, (n - 1) * row, across)
 
     def all_gather(self, row: int) -> Cost:
-        """A ring over one row a rank: n-1 messages of a row, each after the one before."""
+        """Prices a ring over one row of `row` bytes for each rank: n-1 messages of a row, one after the other."""
         n = self.size
         if n == 1:
             return Cost()
@@ -148,7 +148,7 @@ class RankGroup:
         return Cost((n - 1) * step_s, (n - 1) * row, (n - 1) * across)
 
     def exchange(self, count: int, *, messages: float, crossing: float) -> Cost:
-        """`messages` of `count` bytes from every rank, and as many to it; `crossing` of them leave a host."""
+        """Prices `messages` of `count` bytes from every rank and as many to it. `crossing` of them leave a host."""
         if messages == 0:
             return Cost()
         across = crossing * count * self.sharing
@@ -160,10 +160,10 @@ class RankGroup:
 
 
 def all_ranks(network: Network) -> RankGroup:
-    """In one level."""
+    """Returns the group of all ranks, for sums in one level."""
     return RankGroup(network, network.ranks, network.per_host if network.hosts > 1 else network.ranks)
 
 
 def between_hosts(network: Network) -> RankGroup:
-    """The ranks that carry one shard, one on each host. As many such groups as there are shards share the links."""
+    """Returns a group with one rank on each host, which carries one shard. The shards' groups share the links."""
     return RankGroup(network, network.hosts, 1, sharing=network.carriers)

@@ -1,6 +1,5 @@
-# The two plots of `gossamer plan --plot`: step time against bandwidth, and against ranks. Needs matplotlib.
 # Callers: the command.
-"""PNG plots of predictions."""
+"""The two PNG plots of `gossamer plan --plot`: step time over bandwidth and over ranks. Needs matplotlib."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from gossamer.planner.predict import predict_all
 from gossamer.planner.problem import Problem
 from gossamer.units import rate_text
 
-#: Where nobody says which: one of each sort.
+#: The methods that are drawn by default, one of each sort.
 SHOWN = (
     "gradient_allreduce",
     "bf16",
@@ -34,7 +33,7 @@ _POINTS = 25
 
 
 def require_matplotlib() -> None:
-    """GossamerError if it is not installed."""
+    """Raises GossamerError if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise GossamerError("the plots need matplotlib; pip install it, or leave --plot out")
 
@@ -42,13 +41,13 @@ def require_matplotlib() -> None:
 def draw(
     folder: Path, problem: Problem, network: Network, names: Sequence[str], settings: Settings
 ) -> list[Path]:
-    """Writes plan-bandwidth.png and plan-ranks.png into the folder, which is made, and returns their paths."""
+    """Makes the folder, writes plan-bandwidth.png and plan-ranks.png into it, and returns their paths."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
     rates = _between(LOWEST, HIGHEST)
-    # Whole hosts, each as full as the fullest.
+    # Every host is as full as the fullest one.
     hosts = sorted(
         {max(1, round(count / network.per_host)) for count in _between(network.per_host, MOST_RANKS)}
     )
@@ -83,5 +82,5 @@ def _lines(axes: Any, xs: Sequence[float], points: Sequence[Any], label: str, ti
 
 
 def _between(low: float, high: float) -> list[float]:
-    """Equal steps on a logarithmic axis."""
+    """Returns points at equal steps on a logarithmic axis."""
     return [low * (high / low) ** (index / (_POINTS - 1)) for index in range(_POINTS)]

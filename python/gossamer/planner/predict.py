@@ -1,6 +1,5 @@
-# The planner's one pure function: a model and a network in, the step of an algorithm out.
 # Callers: the command, plots.py, benchmarks/netlab/validate_planner.py and users.
-"""Predictions of step times and bytes."""
+"""Predicts the step time and the bytes of an algorithm, for a model on a network."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ class Prediction:
     Args:
         step_s: seconds of the step.
         compute_s: seconds of a step without communication.
-        communication_s: seconds in which a rank sends or prepares to send, beside the compute or not.
+        communication_s: seconds in which a rank sends or prepares to send, also while it computes.
         exposed_s: seconds of communication that no compute hides: step_s - compute_s.
         bytes_per_rank: bytes that a rank hands to other ranks, as model.engine.bytes_sent counts them.
         bytes_across: bytes that leave a host.
@@ -44,7 +43,7 @@ class Prediction:
         return self.compute_s / self.step_s if self.step_s else 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For a line of JSON."""
+        """Returns all fields and the efficiency, for a line of JSON."""
         return {**asdict(self), "efficiency": self.efficiency}
 
 
@@ -56,15 +55,16 @@ def predict(
     settings: Settings | None = None,
     flat: bool = False,
 ) -> Prediction:
-    """One algorithm's step. Pure: nothing is sent and nothing is measured.
+    """Predicts one algorithm's step. Nothing is sent and nothing is measured.
 
     Args:
-        algorithm: a name of METHODS, or an object with settings of your own.
-        settings: of a name.
-        flat: with process_group=gossamer.Flat(). False: by hosts where the network has several with several ranks.
+        algorithm: a name in METHODS, or an object with your own settings.
+        settings: the settings of a method given by name.
+        flat: sums go in one level, as with process_group=gossamer.Flat(). False: they go by hosts if the network has
+            several hosts with several ranks each.
 
     Raises:
-        ConfigError: an unknown algorithm.
+        ConfigError: the algorithm is unknown.
     """
     name, warm, chosen = repr(algorithm), True, algorithm
     if isinstance(algorithm, str):
@@ -92,6 +92,6 @@ def predict(
 def predict_all(
     problem: Problem, network: Network, names: Iterable[str] = METHODS, *, settings: Settings | None = None
 ) -> list[Prediction]:
-    """The predictions of all names, the quickest first."""
+    """Predicts the step of each named method. Returns the quickest first."""
     found = (predict(problem, network, name, settings=settings) for name in names)
     return sorted(found, key=lambda each: each.step_s)

@@ -1,7 +1,6 @@
-# The model side of a prediction: parameters, what a step computes, and the engine's own plan of buckets for them.
-# Nothing is allocated: parameters are tensors without memory. A made-up transformer stands for a bare number.
-# Callers: planner/predict.py and the command.
-"""What is trained: parameters, compute and buckets."""
+# Nothing is allocated: parameters are tensors without memory. A made-up transformer stands for a bare number of
+# parameters. Callers: planner/predict.py and the command.
+"""What is trained: parameters, the compute of a step, and the engine's plan of buckets."""
 
 import math
 from collections.abc import Sequence
@@ -28,17 +27,17 @@ class Problem:
     """One training step on every rank.
 
     Args:
-        parameters: of the model, in its order; tensors without memory will do.
-        names: of the parameters.
+        parameters: the model's parameters, in its order. They need no memory.
+        names: the parameters' names.
         compute_s: seconds of a step without any communication.
-        forward: share of it that comes before the backward.
+        forward: the share of `compute_s` that comes before the backward.
         bucket_bytes, first_bucket_bytes: see gossamer.DataParallel.
-        speeds: of what a rank does beside sending.
-        cores: processor cores that a rank has for computing and for the work of sending; below 2 they take from each
-            other. Infinite where they do not.
+        speeds: the speeds of a rank's work besides sending.
+        cores: processor cores that a rank has for computing and for the work of sending. Below 2, the two slow each
+            other down.
 
     Raises:
-        ConfigError: no parameters; a number out of its range.
+        ConfigError: there are no parameters, or a number is out of its range.
     """
 
     parameters: tuple[Tensor, ...]
@@ -80,11 +79,12 @@ class Problem:
 
 
 def buckets_of(problem: Problem, algorithm: Algorithm | None = None, chunks: int = 1) -> list[PlannedBucket]:
-    """The engine's plan for gradients that arrive from the last parameter to the first, with its padding.
+    """Returns the engine's plan, with padding, for gradients that arrive from the last parameter to the first.
 
-    A parameter's share of the backward is its share of the elements. None: torch DDP's plan, which has no padding.
+    A parameter's share of the backward is its share of the elements.
 
     Args:
+        algorithm: the algorithm that the plan is for. None: torch DDP's plan, which has no padding.
         chunks: the number of chunks of the communicator.
     """
     order = range(len(problem.parameters) - 1, -1, -1)
@@ -121,7 +121,7 @@ def _planned(
 
 
 def of_module(module: nn.Module, compute_s: float, **settings: Any) -> Problem:
-    """The problem of a module: its trainable parameters without memory. `settings` are Problem's other arguments."""
+    """Returns the problem of a module's trainable parameters. `settings` are Problem's other arguments."""
     named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
     meta = tuple(torch.empty(param.shape, dtype=param.dtype, device="meta") for _, param in named)
     return Problem(meta, tuple(name for name, _ in named), compute_s, **settings)
@@ -130,7 +130,7 @@ def of_module(module: nn.Module, compute_s: float, **settings: Any) -> Problem:
 def transformer(
     count: int, compute_s: float, *, dtype: torch.dtype = torch.float32, **settings: Any
 ) -> tuple[Problem, str]:
-    """A GPT of `count` parameters in all, of usual proportions, and what it is in words."""
+    """Returns the problem of a GPT with `count` parameters and usual proportions, and a text that describes it."""
     layers, width, words = _proportions(count)
     shapes: list[tuple[str, tuple[int, ...]]] = [("embedding", (words, width))] if words else []
     for layer in range(layers):
@@ -144,7 +144,7 @@ def transformer(
 
 
 def _proportions(count: int) -> tuple[int, int, int]:
-    """Layers, width and words of the largest one of at most `count` parameters, the rest being words."""
+    """Returns layers, width and words of the largest GPT of at most `count` parameters. Words use up the rest."""
     best = (0, 1, 0)
     for vocabulary in _VOCABULARIES:
         layers = 1

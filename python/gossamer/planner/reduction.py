@@ -1,8 +1,6 @@
-# What a mean over the ranks costs: the group's own all-reduce, the two-shot through a codec, or the two levels of a
-# group that goes by hosts. The messages are those of csrc/collectives and csrc/route. planner/network.py and
-# planner/speeds.py give their prices. Nothing is known here of buckets.
-# Callers: planner/messages.py.
-"""Costs of all-reduces, with a codec and without."""
+# The messages are those of csrc/collectives and csrc/route. planner/network.py and planner/speeds.py give their prices.
+# Buckets are not known here. Callers: planner/messages.py.
+"""The cost of an all-reduce: the group's own, the two-shot through a codec, or two levels by hosts."""
 
 import math
 
@@ -16,10 +14,10 @@ from gossamer.planner.speeds import Speeds
 
 
 class Reducer:
-    """The all-reduces of a model whose ranks lie in a network.
+    """Prices all-reduces on a network.
 
     Args:
-        flat: sums go in one level, whatever the network is.
+        flat: whether sums go in one level, whatever the network is.
     """
 
     def __init__(self, network: Network, speeds: Speeds, *, flat: bool = False) -> None:
@@ -27,16 +25,16 @@ class Reducer:
 
     @property
     def by_hosts(self) -> bool:
-        """Whether the model's communicator is one by hosts."""
+        """Whether the model's communicator goes by hosts."""
         return goes_by_hosts(self.network.host_ranks) and not self.flat
 
     @property
     def chunks(self) -> int:
-        """The number of parts of a sum. Each part is computed by a rank of its own, as a communicator does it."""
+        """The number of parts of a sum. Each part is summed by another rank."""
         return self.network.carriers * self.network.hosts if self.by_hosts else self.network.ranks
 
     def takes_hosts(self, codec: Codec | None) -> bool:
-        """Whether a sum goes in two levels; None: an exact one, which is left to NCCL on GPUs."""
+        """Whether a sum goes in two levels. codec None: an exact sum, which on GPUs is left to NCCL."""
         return self.by_hosts and (codec is not None or self.speeds.device == "cpu")
 
     def all_reduce(self, numel: int, dtype: torch.dtype, codec: Codec | None) -> Job:
@@ -50,28 +48,28 @@ class Reducer:
             nbytes = numel * dtype.itemsize
             return Job(group.all_reduce(nbytes), nbytes / self.speeds.memory)
         cost, coding_s, row = self._two_shot(group, numel, dtype, codec)
-        # In pieces, all but the first is encoded, summed and decoded while another is on its way.
+        # Each piece but the first is encoded, summed and decoded while another piece travels.
         alone_s = coding_s / group.pieces(row)
         return Job(cost, alone_s, beside_s=coding_s - alone_s)
 
     def _two_shot(
         self, group: RankGroup, numel: int, dtype: torch.dtype, codec: Codec
     ) -> tuple[Cost, float, int]:
-        """csrc/collectives/two_shot.cpp: cost, seconds of computing, bytes of a row."""
+        """Returns cost, seconds of computing and bytes of a row in csrc/collectives/two_shot.cpp."""
         chunk = math.ceil(math.ceil(numel / group.size) / codec.block) * codec.block
         row = codec.wire_bytes(chunk, dtype)
         speed, float_bytes = self.speeds.of(codec), 4 * numel
         coding_s = float_bytes / speed.encode + float_bytes / speed.decode
         coding_s += 4 * chunk * (group.size / speed.decode_add + 1 / speed.encode)
-        if codec.feeds_back:  # decoded once more; values, errors and results from memory
+        if codec.feeds_back:  # one more decode, and three passes over memory
             coding_s += float_bytes / speed.decode + 3 * float_bytes / self.speeds.memory
         return group.all_to_all(row) + group.all_gather(row), coding_s, row
 
     def _by_hosts(self, numel: int, dtype: torch.dtype, codec: Codec) -> Job:
-        """csrc/route/hosts.cpp: exact sums of parts inside a host, the two-shot of each between hosts, and back.
+        """Prices csrc/route/hosts.cpp: exact sums inside each host, the two-shot between hosts, and the way back.
 
-        On CPUs a carrier reads and writes the memory of its host, a piece while another is on its way. On GPUs NCCL
-        sums inside the host before all that, and gathers after it.
+        On CPUs a carrier reads and writes its host's memory piece by piece, while another piece travels. On GPUs NCCL
+        sums inside the host first, and gathers at the end.
         """
         network, carriers = self.network, self.network.carriers
         group = between_hosts(network)

@@ -1,7 +1,5 @@
-# When the jobs of a step run, and how long the step takes: one queue of communication beside forward and backward.
-# Pure arithmetic on the jobs of gossamer.facts.Traffic; nothing is known here of algorithms and networks.
-# Callers: planner/predict.py.
-"""One simulated step."""
+# Algorithms and networks are not known here. Callers: planner/predict.py.
+"""Simulates a step: one queue of the jobs of gossamer.facts.Traffic, beside forward and backward."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from gossamer.planner.problem import Problem
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean step: its seconds, the seconds in which a rank sends or prepares to send, and what it sends."""
+    """The mean step: its seconds, those in which a rank sends or prepares to send, and the bytes of facts.Cost."""
 
     step_s: float
     communication_s: float
@@ -33,15 +31,14 @@ class _Step:
         self.free = 0.0  # seconds from the beginning of the step
         self.stolen = 0.0
         self.busy = 0.0
-        self.taken = min(
-            1.0, max(0.0, 2.0 - problem.cores)
-        )  # of the compute's core, while the worker computes
+        # The share of the compute's core that the worker takes while it computes.
+        self.taken = min(1.0, max(0.0, 2.0 - problem.cores))
         self.slower = 1 / min(1.0, problem.cores)
 
     def run(self, job: Job, ready: float) -> None:
         cpu_s, beside_s = job.cpu_s * self.slower, job.beside_s * self.slower
         begin = max(self.free, ready + self.stolen)
-        wire_s = 2 * job.cost.sent / self.problem.speeds.wire * self.slower  # out and in
+        wire_s = 2 * job.cost.sent / self.problem.speeds.wire * self.slower  # sent and received
         self.free = begin + cpu_s + max(job.cost.seconds, wire_s, beside_s)
         self.busy += self.free - begin
         self.stolen += (cpu_s + beside_s + wire_s) * self.taken
@@ -52,10 +49,10 @@ class _Step:
 
 
 def simulate(problem: Problem, traffic: Traffic, agreement: Cost) -> Outcome:
-    """The mean step of a long training, in which all ranks are alike.
+    """Returns the mean step of a long training in which all ranks are alike.
 
     Args:
-        agreement: of the ranks at the end of a backward, where the traffic is in lockstep.
+        agreement: the cost of the ranks' agreement at the end of a backward. It counts if the traffic is in lockstep.
     """
     agreement = agreement if traffic.lockstep else Cost()
     step = _Step(problem)
@@ -76,14 +73,14 @@ def simulate(problem: Problem, traffic: Traffic, agreement: Cost) -> Outcome:
 
 
 def _with_after(problem: Problem, traffic: Traffic, length: float) -> tuple[float, float, float]:
-    """Seconds of the mean step, seconds of one round of `after` or of all portions, and rounds in a step."""
+    """Returns the seconds of the mean step, those of one round of `after` or all portions, and rounds in a step."""
     if traffic.portions:
         return _with_portions(problem, traffic, length)
     if not traffic.after:
         return length, 0.0, 0.0
     alone = _alone(problem, traffic.after)
     if traffic.pause_s is not None:
-        # A round begins and is taken in with a forward, so it lasts whole steps.
+        # A round begins with a forward, and its result is added before a forward, so it lasts whole steps.
         length += alone.stolen * length / (_whole(alone.free, length) + traffic.pause_s)
         return length, alone.busy, length / (_whole(alone.free, length) + traffic.pause_s)
     share = 1 / traffic.period
@@ -110,7 +107,7 @@ def _whole(seconds: float, length: float) -> float:
 
 
 def total(jobs: Sequence[Job]) -> Cost:
-    """What all jobs send."""
+    """Returns the cost of all jobs together."""
     cost = Cost()
     for job in jobs:
         cost += job.cost + Cost(sent=job.inside)

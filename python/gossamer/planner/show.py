@@ -1,6 +1,5 @@
-# How `gossamer plan` shows what it found: a table and sentences, or lines of JSON. Works without a terminal.
-# Callers: the command.
-"""Output of ``gossamer plan``."""
+# Works without a terminal. Callers: the command.
+"""The output of ``gossamer plan``: a table and sentences, or lines of JSON."""
 
 import json
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ def print_lines(
     advice: Advice,
     paths: Sequence[Path],
 ) -> None:
-    """A line for the inputs, one for each prediction, one for the advice."""
+    """Prints JSON: a line for the inputs, one for each prediction, one for the advice."""
     inputs = {"model": what, "parameters": problem.numel, "compute_s": problem.compute_s}
     inputs |= {"forward": problem.forward, "bucket_bytes": problem.bucket_bytes}
     inputs |= {**asdict(network), "by_hosts": goes_by_hosts(network.host_ranks)}
@@ -45,7 +44,7 @@ def print_table(
     advice: Advice,
     paths: Sequence[Path],
 ) -> None:
-    """All of it for people; 100 columns where there is no terminal."""
+    """Prints a table and sentences, at least 100 columns wide where there is no terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(100, console.width)

@@ -1,6 +1,5 @@
-# What torch's own DistributedDataParallel sends, with and without its communication hooks: the peers in a comparison.
-# Its plan is the engine's without padding. Callers: planner/predict.py.
-"""The traffic of stock DDP."""
+# The plan of buckets is the engine's, without padding. Callers: planner/predict.py.
+"""The traffic of torch's own DistributedDataParallel, with and without its communication hooks, for comparison."""
 
 import torch
 
@@ -13,7 +12,7 @@ from gossamer.planner.problem import Problem, buckets_of
 
 
 def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
-    """ConfigError for a hook that is not known."""
+    """Returns the traffic of a step. ConfigError for a hook that is not known."""
     group, speeds = all_ranks(network), problem.speeds
     buckets = buckets_of(problem)
     if stock.hook is None:
@@ -23,7 +22,7 @@ def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
     elif stock.hook == "powersgd":
         jobs = [_powersgd(group, bucket, stock, problem) for bucket in buckets]
     elif stock.hook == "post_local_sgd":
-        # The hook's own group is a host, and the averager takes all parameters at once.
+        # The hook averages inside a host, and the averager sends all parameters at once.
         host = RankGroup(network, network.per_host, network.per_host)
         local = [_all_reduce(host, b, b.nbytes, problem) for b in buckets]
         nbytes = sum(bucket.nbytes for bucket in buckets)
@@ -37,14 +36,14 @@ def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
 
 
 def _all_reduce(group: RankGroup, bucket: PlannedBucket, nbytes: int, problem: Problem) -> Job:
-    passes = 2 if group.size > 1 else 1  # copied and divided; summed
+    passes = 2 if group.size > 1 else 1  # over the bucket's memory: copy and divide, then sum
     if nbytes != bucket.nbytes:
         passes += 2
     return Job(group.all_reduce(nbytes), passes * bucket.nbytes / problem.speeds.memory, bucket.done)
 
 
 def _powersgd(group: RankGroup, bucket: PlannedBucket, stock: Stock, problem: Problem) -> Job:
-    """What is not compressed in one all-reduce, then the left factors, then the right ones."""
+    """Prices three all-reduces: what is not compressed, the left factors, and the right factors."""
     plain, left, right, products = thin_factors(bucket, stock.rank, lambda whole, thin: 2 * thin < whole)
     cost = Cost()
     for count in (plain, left, right):

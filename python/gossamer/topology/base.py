@@ -1,4 +1,4 @@
-"""The base class of topologies, and functions that say how well a topology averages.
+"""The base class of topologies, and functions that say how well a topology averages. Nothing is sent here.
 
 A new topology is one class that derives from Topology, and one line in TOPOLOGIES.
 """
