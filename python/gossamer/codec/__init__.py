@@ -1,6 +1,6 @@
 """Codecs turn rows of floats into rows of wire bytes, and back. Start with `Int8`. See docs/codecs.md.
 
-Adding a codec to the table of names takes its file and its line here.
+A new codec is one file, and one line in the table here.
 """
 
 from gossamer.codec.adaptive import Adaptive
@@ -26,7 +26,7 @@ CODECS: dict[str, type[Codec]] = {
         TopK,
     )
 }
-"""The codecs by the names that benchmarks take."""
+"""The codecs, by the names that the benchmarks take."""
 
 __all__ = [
     "BF16",

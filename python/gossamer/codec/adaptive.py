@@ -1,4 +1,4 @@
-"""Adaptive: a codec for each parameter, by its name and size. Not a codec itself: algorithms ask it to choose."""
+"""Adaptive chooses a codec for each parameter by name and size. Algorithms ask it; it is no codec itself."""
 
 import fnmatch
 import math
@@ -9,23 +9,23 @@ from torch import Tensor
 from gossamer.codec.base import Codec
 from gossamer.errors import CodecError
 
-_PROBE = 1 << 16  # elements, to tell how many bits a codec takes
+_PROBE = 1 << 16  # elements of a row whose bytes tell how many bits a codec takes
 
 
 class Adaptive:
-    """`codec` for the parameters that no rule names; parameters of different codecs never share a bucket.
+    """Chooses by the first rule that matches a parameter, else `codec`. A bucket's parameters share one codec.
 
-    Below 8 bits an element, parameters of one dimension or fewer than `tiny` elements travel exactly by default:
-    biases and norms are few, and rounding hurts them most.
+    If `codec` takes fewer than 8 bits an element, parameters of one dimension or fewer than `tiny` elements are sent
+    exactly unless a rule matches them: biases and norms are few, and rounding hurts them most.
 
     Args:
-        codec: for all parameters that no rule matches.
-        rules: what to match -> codec, or None to send exactly. A string is a pattern of parameter names ("head.*"); a
-            number n matches parameters of fewer than n elements. The first rule that matches holds.
-        tiny: elements; 0 to send even the tiny and one-dimensional ones through a codec of few bits.
+        codec: the codec of all parameters that no rule matches.
+        rules: maps what a rule matches to a codec, or to None to send exactly. A string is a pattern of parameter names
+            ("head.*"). A number n matches parameters of fewer than n elements. The first rule that matches holds.
+        tiny: a number of elements. 0 sends the small and one-dimensional parameters through `codec` too.
 
     Raises:
-        CodecError: a rule or codec of another type.
+        CodecError: a rule or codec has another type.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Adaptive:
         return f"Adaptive({self.codec!r}, {self.rules!r}, tiny={self.tiny})"
 
     def choose(self, name: str, param: Tensor) -> Codec | None:
-        """The codec of a parameter; None: exactly."""
+        """Returns the codec of a parameter, or None to send it exactly."""
         for matcher, codec in self.rules.items():
             if fnmatch.fnmatchcase(name, matcher) if isinstance(matcher, str) else param.numel() < matcher:
                 return codec
@@ -57,7 +57,7 @@ class Adaptive:
 
     @property
     def codecs(self) -> list[Codec | None]:
-        """All that it may choose."""
+        """All codecs that it may choose, and None for exact sending."""
         return [self.codec, *self.rules.values()]
 
     @property

@@ -1,8 +1,7 @@
-"""What a codec is: rows of floats <-> rows of bytes, each row independent of the others.
+"""What a codec is: it turns rows of floats into rows of bytes and back, each row by itself.
 
-A codec knows no rank and no bucket. Native codecs (NativeCodec) run without the GIL inside the engine; a codec
-written in Python from Codec works everywhere too, on the engine's worker thread. Used by collectives.py and
-by the algorithms.
+A codec knows no rank and no bucket. A NativeCodec runs without the GIL inside the engine. A Codec written in Python
+works everywhere too, on the engine's worker thread. Used by collectives.py and by the algorithms.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +17,7 @@ from gossamer.errors import CodecError
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """Bytes of float32 per second in one call of encode, of decode, and of decode_add."""
+    """The speeds of encode, decode and decode_add, each in bytes of float32 per second."""
 
     encode: float
     decode: float
@@ -30,10 +29,10 @@ class CodecFacts:
     """What a codec's class says about the codec with its default settings.
 
     Args:
-        speed: of one processor core, on data in its cache. `gossamer bench codec` measures it.
+        speed: the speed of one processor core on data in its cache. `gossamer bench codec` measures it.
         error: |decoded - x| / |x| after one encode and decode of normally distributed values.
         loses: what the codec loses of a tensor, for the tables in the documentation.
-        needs_feedback: whether a training needs ErrorFeedback around the codec, or gains by it.
+        needs_feedback: whether a training needs ErrorFeedback around the codec, or becomes better by it.
         stochastic: whether the codec can round by random numbers: its constructor takes `stochastic` and `seed`.
     """
 
@@ -50,13 +49,13 @@ class Codec(ABC):
     #: The codec's key in gossamer.codec.CODECS, and its name in benchmarks.
     name: ClassVar[str] = ""
 
-    #: Required of a codec in gossamer.codec.CODECS, and of any codec that the planner is asked about.
+    #: Required for the codecs in gossamer.codec.CODECS, and for any codec that the planner is asked about.
     facts: ClassVar[CodecFacts | None] = None
 
     #: Elements that share one set of statistics. Chunks start at multiples of this number.
     block: int = 1
 
-    #: Whether what it leaves out of one message joins the next: of ErrorFeedback alone.
+    #: Whether what it leaves out of one message is added to the next. True for ErrorFeedback alone.
     feeds_back: bool = False
 
     @property
@@ -66,20 +65,20 @@ class Codec(ABC):
 
     @abstractmethod
     def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of one row of `numel` elements of `dtype`."""
+        """Returns the bytes of an encoded row of `numel` elements of `dtype`."""
 
     @abstractmethod
     def encode(self, x: Tensor) -> Tensor:
-        """x [rows, numel], contiguous -> uint8 [rows, wire_bytes(numel, x.dtype)]."""
+        """Encodes x [rows, numel], contiguous, and returns uint8 [rows, wire_bytes(numel, x.dtype)]."""
 
     @abstractmethod
     def decode(self, wire: Tensor, out: Tensor) -> Tensor:
-        """Fills `out` [rows, numel] in place from `wire`, and returns it."""
+        """Decodes `wire` into `out` [rows, numel], in place, and returns `out`."""
 
     def decode_add(self, wire: Tensor, acc: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """acc [numel] += the rows of `wire`, in row order, in place.
+        """Adds the decoded rows of `wire` to `acc` [numel], in row order, in place, and returns `acc`.
 
-        `acc` is float32, or float64 where the encoded `dtype` is float64.
+        `acc` is float32, or float64 if the encoded `dtype` is float64.
         """
         row = torch.empty((1, acc.numel()), dtype=dtype, device=acc.device)
         for encoded in wire.split(1):
@@ -87,13 +86,13 @@ class Codec(ABC):
         return acc
 
     def __repr__(self) -> str:
-        # Ranks compare it, so it must show every setting and no address.
+        # Ranks compare this text, so it must show every setting and no address.
         settings = (f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name[0] != "_")
         return f"{type(self).__name__}({', '.join(settings)})"
 
     @property
     def native(self) -> _C.CodecChoice | None:
-        """What the native collectives take, or None for a codec written in Python."""
+        """The codec as the native collectives take it, or None for a codec written in Python."""
         return None
 
 
@@ -120,11 +119,11 @@ class NativeCodec(Codec):
         return _ops.wire_bytes(self.kind, self.block, dtype, numel)
 
     def encode(self, x: Tensor) -> Tensor:
-        """x [rows, numel], contiguous -> uint8 [rows, wire_bytes(numel, x.dtype)].
+        """Encodes x [rows, numel], contiguous, and returns uint8 [rows, wire_bytes(numel, x.dtype)].
 
-        A stochastic codec draws the same random numbers in each such call: they depend on the seed, the row and
-        the element's place in it, so equal calls give equal bytes. In collectives they depend on the rank and on
-        the call's `nonce` too, and in training on step and bucket.
+        The random numbers of a stochastic codec depend on the seed, the row and the element's place in the row, so
+        equal calls give equal bytes. In collectives they also depend on the rank and on the call's `nonce`, and in
+        training on step and bucket.
         """
         key = self.native.key if self.stochastic else 0
         return _ops.encode(x, self.kind, self.block, key)
@@ -139,12 +138,12 @@ class NativeCodec(Codec):
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums of such tensors are taken in: float64 for float64, float32 for all others."""
+    """Returns the dtype in which tensors of `dtype` are summed: float64 for float64, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_rounding(name: str, stochastic: bool, seed: int) -> tuple[bool, int]:
-    """Returns both if `stochastic` is a bool and `seed` an unsigned 64-bit number; else raises CodecError."""
+    """Returns both values. Raises CodecError unless `stochastic` is a bool and `seed` an unsigned 64-bit number."""
     if not isinstance(stochastic, bool):
         raise CodecError(f"{name}: stochastic must be True or False, got {stochastic!r}")
     if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
@@ -153,7 +152,7 @@ def check_rounding(name: str, stochastic: bool, seed: int) -> tuple[bool, int]:
 
 
 def check_block(name: str, block: int, multiple: int) -> int:
-    """Returns `block` if it is a positive multiple of `multiple`; else raises CodecError."""
+    """Returns `block`. Raises CodecError unless it is a positive multiple of `multiple`."""
     if not isinstance(block, int) or block <= 0 or block % multiple:
         raise CodecError(f"{name}: block must be a positive multiple of {multiple}, got {block!r}")
     return block

@@ -7,7 +7,7 @@ from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec
 
 
 class Identity(NativeCodec):
-    """The tensor's own bytes: nothing is lost beyond the tensor's dtype."""
+    """The tensor's own bytes. Nothing is lost."""
 
     name = "identity"
     kind = 0
@@ -23,7 +23,7 @@ class BF16(NativeCodec):
 
 
 class FP16(NativeCodec):
-    """float16, rounded to nearest even. 2 bytes an element; above 65504 it becomes Inf, below 3e-8 zero."""
+    """float16, rounded to nearest even. 2 bytes an element. Magnitudes above 65504 become Inf, below 3e-8 zero."""
 
     name = "fp16"
     kind = 2

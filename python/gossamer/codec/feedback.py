@@ -1,7 +1,7 @@
-"""Error feedback: what a codec left out of one message is added to the next, so that it is late and not lost.
+"""Error feedback: what a codec leaves out of one message is added to the next, so that it is late and not lost.
 
-Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019, arXiv:1901.09847. Where the error is kept is the business of who
-calls: gossamer.all_reduce(error=...), and for a model the algorithm, by parameter.
+Sources: Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019, arXiv:1901.09847. The caller keeps the error: in a call
+it is gossamer.all_reduce(error=...), and for a model the algorithm keeps it by parameter.
 """
 
 import torch
@@ -13,13 +13,13 @@ from gossamer.errors import CodecError
 
 
 class ErrorFeedback(Codec):
-    """`codec`, with the memory of its errors. A wire row is the codec's own.
+    """Sends in `codec`, and asks the caller to keep its errors. The wire format is that of `codec`.
 
     Args:
         codec: any codec but another ErrorFeedback.
 
     Raises:
-        CodecError: for something else.
+        CodecError: `codec` is something else.
     """
 
     feeds_back = True

@@ -9,19 +9,19 @@ from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec, check_block
 class Int4(NativeCodec):
     """4 bits an element in blocks of `block` elements: x ~ scale * k (6 + |k|), k = -8 ... 7.
 
-    1/2 + 2 / block bytes an element (0.141 of float32 at 32). The element of largest magnitude in a block, m, gets
-    the outermost level; the error of the others is at most 3/16 |m|, and 3/32 |m| unless they are opposite
-    extremes. Zeros stay zero, magnitudes from 1e-35 to 3e38 survive, and a block with NaN or Inf decodes to
-    NaN without touching any other.
+    It takes 1/2 + 2 / block bytes an element (0.141 of float32 at 32). The element m of largest magnitude in a block
+    gets the outermost level. The error of another element is at most 3/16 |m|, and at most 3/32 |m| unless it is an
+    extreme of the opposite sign. Zeros stay zero, and magnitudes from 1e-35 to 3e38 survive. A block with NaN or Inf
+    decodes to NaN; other blocks do not change.
 
     Args:
-        block: elements that share a scale; a positive multiple of 32.
+        block: the number of elements that share a scale, a positive multiple of 32.
         stochastic: round up or down by random numbers, so that the mean over many calls is x itself. The range is
-            then symmetric, k = -7 ... 7. See NativeCodec.encode for what the numbers depend on.
-        seed: of those numbers, 0 ... 2^64 - 1; equal on all ranks, which draw different numbers all the same.
+            then symmetric, k = -7 ... 7. NativeCodec.encode says what the numbers depend on.
+        seed: the seed of those numbers, 0 ... 2^64 - 1, equal on all ranks. Ranks still draw different numbers.
 
     Raises:
-        CodecError: for another block, or another seed.
+        CodecError: the block or the seed is another.
     """
 
     name = "int4"

@@ -1,4 +1,4 @@
-"""Int8: symmetric 8-bit integers with one bfloat16 number per block. ByteGrad's default codec.
+"""Int8: symmetric 8-bit integers with one bfloat16 number for each block. ByteGrad's default codec.
 
 The arithmetic is csrc/codec/int8.h, for CPU and CUDA alike.
 """
@@ -9,18 +9,18 @@ from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec, check_block
 class Int8(NativeCodec):
     """Symmetric int8 in blocks of `block` elements: scale = bfloat16(largest magnitude) / 127, code = rint(x / scale).
 
-    1 + 2 / block bytes an element (0.258 of float32 at 64). The error of an element is at most half a scale,
-    so at most 1 / 253 of the largest magnitude in its block. Zeros stay zero, magnitudes from 1e-38 to 3e38
-    survive, and a block with NaN or Inf decodes to NaN without touching any other.
+    It takes 1 + 2 / block bytes an element (0.258 of float32 at 64). The error of an element is at most half a scale,
+    so at most 1 / 253 of the largest magnitude in its block. Zeros stay zero, and magnitudes from 1e-38 to 3e38
+    survive. A block with NaN or Inf decodes to NaN; other blocks do not change.
 
     Args:
-        block: elements that share a scale; a positive multiple of 32.
-        stochastic: round up or down by random numbers, so that the mean over many calls is x itself; the error
-            of one call is at most a scale. See NativeCodec.encode for what the numbers depend on.
-        seed: of those numbers, 0 ... 2^64 - 1; equal on all ranks, which draw different numbers all the same.
+        block: the number of elements that share a scale, a positive multiple of 32.
+        stochastic: round up or down by random numbers, so that the mean over many calls is x itself. The error of one
+            call is at most a scale. NativeCodec.encode says what the numbers depend on.
+        seed: the seed of those numbers, 0 ... 2^64 - 1, equal on all ranks. Ranks still draw different numbers.
 
     Raises:
-        CodecError: for another block, or another seed.
+        CodecError: the block or the seed is another.
     """
 
     name = "int8"

@@ -7,12 +7,11 @@ from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec
 
 
 class MinMaxUInt8(NativeCodec):
-    """One (min, max) for the whole row, 8-bit codes on a grid that holds zero.
+    """One (min, max) for the whole row, and 8-bit codes on a grid that holds zero.
 
-    A row is a 32-byte header (min, max in the tensor's dtype) and one byte an element, padded to 32. Bagua's
-    format, with codes clamped at 0 where Bagua's wrap around. One outlier costs the whole row its precision,
-    and ranges below about 1e-7 collapse: prefer Int8 unless you need Bagua's numbers. A row with NaN or Inf
-    decodes to NaN.
+    A row is a 32-byte header (min, max in the tensor's dtype) and one byte an element, padded to 32. The format is
+    Bagua's, but codes are clamped at 0 where Bagua's wrap around. One outlier costs the whole row its precision, and
+    ranges below about 1e-7 collapse: use Int8 unless you need Bagua's numbers. A row with NaN or Inf decodes to NaN.
     """
 
     name = "minmax_u8"

@@ -1,6 +1,6 @@
-"""TopK: the few elements of largest magnitude of every row, the others as zero. To be used with error feedback.
+"""TopK: the few elements of largest magnitude in every row. The others become zero. Use it with error feedback.
 
-Stich, Cordonnier, Jaggi: Sparsified SGD with Memory (2018), arXiv:1809.07599.
+Source: Stich, Cordonnier, Jaggi: Sparsified SGD with Memory (2018), arXiv:1809.07599.
 """
 
 import torch
@@ -11,16 +11,16 @@ from gossamer.errors import CodecError
 
 
 class TopK(Codec):
-    """A row is k indices (int32), then their values (float32); k is the share `density` of its elements, 1 at least.
+    """A row is k indices (int32), then their values (float32). k is `density` of the row's elements, at least 1.
 
-    8 k bytes a row. Chosen per row, which is one rank's part of a bucket. What is not chosen is lost, so wrap it:
-    ErrorFeedback(TopK(0.01)). NaN and Inf count as largest, and stay where they are.
+    A row takes 8 k bytes. The choice is made in each row, which is one rank's part of a bucket. Elements that are not
+    chosen are lost, so wrap the codec: ErrorFeedback(TopK(0.01)). NaN and Inf count as largest and stay as they are.
 
     Args:
-        density: share of the elements that travel, above 0 and at most 1.
+        density: the share of the elements that is sent, above 0 and at most 1.
 
     Raises:
-        CodecError: for another density, or a row of 2^31 elements or more.
+        CodecError: the density is another, or a row has 2^31 elements or more.
     """
 
     name = "topk"

@@ -1,5 +1,6 @@
-"""A method is an algorithm with settings, under one name. `gossamer plan`, `gossamer bench network` and the hooks for
-stock DDP offer the methods that the algorithms list.
+"""A method is an algorithm with settings, under one name. The algorithms list their methods.
+
+`gossamer plan`, `gossamer bench network` and the hooks for stock DDP offer them.
 """
 
 from collections.abc import Callable

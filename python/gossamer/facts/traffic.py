@@ -1,7 +1,7 @@
-"""What an algorithm sends and computes in a step, told bucket by bucket. `Algorithm.traffic(messages)` returns it.
+"""What an algorithm sends and computes in a step, bucket by bucket. `Algorithm.traffic(messages)` returns it.
 
 An algorithm asks a `Messages` for the price of each message. The planner implements `Messages` for one model on one
-network (planner/messages.py), and its schedule finds out how long the whole step takes (planner/schedule.py).
+network (planner/messages.py), and computes how long the whole step takes (planner/schedule.py).
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Cost:
         return Cost(self.seconds + other.seconds, self.sent + other.sent, self.across + other.across)
 
     def times(self, count: float) -> "Cost":
-        """The cost of that many such messages."""
+        """Returns the cost of that many such messages."""
         return Cost(self.seconds * count, self.sent * count, self.across * count)
 
 
@@ -41,8 +41,8 @@ class Job:
     """One task of the engine's worker: it computes for `cpu_s` seconds, and then sends.
 
     Args:
-        cost: what it sends.
-        cpu_s: seconds of computing before that.
+        cost: the cost of what it sends.
+        cpu_s: seconds of computing before it sends.
         done: the share of the backward that must have ended before the task begins.
         beside_s: seconds of computing while the network is at work.
         inside: bytes that a rank hands to others of its host within `cpu_s` and `beside_s`, in addition to `cost`.
@@ -55,7 +55,7 @@ class Job:
     inside: float = 0.0
 
     def __add__(self, other: "Job") -> "Job":
-        """One task that does this one's work and then the other's. It begins when this one would."""
+        """Returns one task that does this task's work and then the other's. It begins when this one would."""
         return Job(
             self.cost + other.cost,
             self.cpu_s + other.cpu_s,
@@ -65,7 +65,7 @@ class Job:
         )
 
     def after(self, done: float) -> "Job":
-        """The same task, which begins when this share of the backward has ended."""
+        """Returns the same task, which begins when the share `done` of the backward has ended."""
         return replace(self, done=done)
 
 
@@ -100,8 +100,8 @@ class PlannedBucket:
 
     Args:
         numel: elements, padding included.
-        dtype: of its gradients.
-        positions: its parameters' places among the model's.
+        dtype: its gradients' dtype.
+        positions: its parameters' positions among the model's.
         shapes: its parameters' shapes.
         done: the share of the backward after which its gradients are ready.
     """
@@ -128,7 +128,7 @@ class Messages(Protocol):
         """The name of a bucket's first parameter, and a tensor of its shape."""
 
     def mean(self, bucket: PlannedBucket, codec: Codec | None, *, passes: int = 0) -> Job:
-        """gossamer.all_reduce of a bucket, and `passes` more over its memory. codec None: the exact all-reduce."""
+        """The mean of a bucket, and `passes` more passes over its memory. codec None: the exact all-reduce."""
 
     def means(self, codec: Codec | None = None) -> list[Job]:
         """The mean of every bucket's gradients, each when the gradients are ready."""
@@ -140,10 +140,10 @@ class Messages(Protocol):
         """The exact all-reduce of `numel` elements of float32."""
 
     def all_reduce(self, nbytes: int) -> Cost:
-        """A ring over all ranks."""
+        """A ring over all ranks, of `nbytes` bytes."""
 
     def exchange(self, nbytes: int, topology: Topology) -> tuple[Cost, float]:
-        """A message of `nbytes` to each peer of a topology; and the mean number of messages that a rank sends."""
+        """A message of `nbytes` to each peer in a topology, and the mean number of messages that a rank sends."""
 
     def speed_of(self, codec: Codec) -> CodecSpeed:
         """The speed of a codec on the machine."""

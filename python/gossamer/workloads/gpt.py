@@ -1,6 +1,6 @@
 """A small byte-level GPT: the model of `gossamer demo`, `gossamer bench train` and the lab.
 
-Pre-norm, learned positions, 1.07 M parameters unless told otherwise. It knows nothing of ranks or of Gossamer.
+It has pre-norm, learned positions, and 1.07 M parameters by default. It knows nothing of ranks or of Gossamer.
 """
 
 import torch
@@ -11,7 +11,7 @@ CONTEXT, WIDTH, HEADS, LAYERS = 64, 128, 4, 5
 
 
 class Block(nn.Module):
-    """Attention to earlier bytes, then a perceptron; both add to the stream x[batch, time, width]."""
+    """Attention to earlier bytes, then a perceptron. Both add to x [batch, time, width]."""
 
     def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts each byte from those before it; forward(text[batch, context + 1]) is the mean loss in nats."""
+    """Predicts each byte from the bytes before it. forward(text [batch, context + 1]) returns the mean loss in nats."""
 
     def __init__(
         self, *, context: int = CONTEXT, width: int = WIDTH, heads: int = HEADS, layers: int = LAYERS

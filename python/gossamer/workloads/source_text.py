@@ -1,6 +1,6 @@
 """The text to train on: the source of the Python standard library on this machine.
 
-Every worker reads all of it; all get the same bytes and draw the same global batches.
+Every worker reads the whole text. All workers get the same bytes, and draw the same global batches.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ SKIP = {"site-packages", "dist-packages", "test", "encodings"}  # not the librar
 
 @cache
 def standard_library() -> tuple[torch.Tensor, torch.Tensor]:
-    """4 MB to train on and text to validate with, one file in ten by a hash of its path; uint8[bytes]."""
+    """Returns 4 MB to train on, and one file in ten (by a hash of its path) to validate with, both uint8 [bytes]."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [f for top in root.iterdir() if top.name not in SKIP for f in (top, *top.rglob("*.py"))]
     by_hash = {hashlib.sha256(str(f.relative_to(root)).encode()).digest(): f for f in files}
@@ -29,6 +29,6 @@ def standard_library() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batch(text: torch.Tensor, *, seed: int, rows: int, context: int) -> torch.Tensor:
-    """A global batch, int64[rows, context + 1]: for one seed the same on every rank and in every run."""
+    """Returns a global batch, int64 [rows, context + 1]. A seed gives the same batch on every rank, in every run."""
     starts = torch.randint(len(text) - context, (rows, 1), generator=torch.Generator().manual_seed(seed))
     return text[starts + torch.arange(context + 1)].long()
