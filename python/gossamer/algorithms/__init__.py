@@ -1,4 +1,4 @@
-"""The algorithms, and the table of their names. Adding one = one file and one line here."""
+"""The algorithms, and the table of their names. A new algorithm is one file and one line here."""
 
 from gossamer.algorithms.async_model_average import AsyncModelAverage
 from gossamer.algorithms.base import Algorithm
@@ -28,14 +28,14 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         AsyncModelAverage,
     )
 }
-"""The algorithms by the names that `algorithm=` takes."""
+"""The algorithms, by the names that `algorithm=` takes."""
 
 
 def resolve(algorithm: "str | Algorithm") -> Algorithm:
-    """An algorithm from its name, or the algorithm itself.
+    """Returns the algorithm of a name, with default settings. Returns an Algorithm as it is.
 
     Raises:
-        ConfigError: an unknown name (the message lists the known), or another type.
+        ConfigError: the name is unknown (the message lists the known names), or the type is another.
     """
     if isinstance(algorithm, Algorithm):
         return algorithm

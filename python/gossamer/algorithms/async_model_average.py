@@ -1,6 +1,6 @@
-"""Asynchronous model averaging: ranks train on their own, and weights are averaged in the background all the time.
+"""Asynchronous model averaging: ranks train on their own while their weights are averaged in the background.
 
-Bagua's algorithm. Ranks hold different weights: model.consensus() averages them exactly.
+The algorithm is Bagua's. Ranks hold different weights: model.consensus() averages them exactly.
 """
 
 import threading
@@ -22,15 +22,15 @@ _IDLE_S = 0.01  # between rounds in which no rank trains
 
 
 class AsyncModelAverage(Algorithm):
-    """x += mean(s) - s, s being a copy of x from when the averaging began: steps taken meanwhile are kept.
+    """x += mean(s) - s, where s is a copy of x from the beginning of the round. Steps taken meanwhile are kept.
 
-    A round begins on each rank `sync_interval_ms` after its last one, and is over when the slowest rank has begun it;
-    nobody's training waits. The result is added before a forward. A rank that has called abort(), or whose wrapper is
-    closed or deleted, still answers the others, and the mean is that of the ranks that train.
+    Each rank begins a round `sync_interval_ms` after its last one. The round ends when the slowest rank has begun it
+    too; no rank's training waits. The result is added before a forward. A rank that has called abort(), or whose
+    wrapper is closed or deleted, still answers the others, and the mean is that of the ranks that train.
 
     Args:
-        sync_interval_ms: milliseconds from the end of a round to the next.
-        warmup_steps: steps with exactly averaged gradients first.
+        sync_interval_ms: milliseconds from the end of a round to the next round.
+        warmup_steps: the number of first steps, which average gradients exactly.
     """
 
     name = "async"
@@ -62,7 +62,7 @@ class AsyncModelAverage(Algorithm):
 
     @property
     def lockstep(self) -> bool:
-        """During the warm-up."""
+        """True during the warm-up."""
         return self.optimizer_steps < self.warmup_steps
 
     @property
@@ -72,10 +72,10 @@ class AsyncModelAverage(Algorithm):
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
         self._next_at = 0.0  # when the next round may begin, by time.monotonic()
-        self._training = True  # this rank's weights count
+        self._training = True  # this rank's weights are part of the mean
         self._serving = False  # _serve is queued or runs
         self._closing = False
-        self._lock = threading.RLock()  # over these three; a collection within it may call leave()
+        self._lock = threading.RLock()  # guards these three; a garbage collection within it may call leave()
         self._forward_of = -1  # the step of the last forward
         self._begun: list[_C.Bucket] = []  # the buckets of a round whose result has not been added
         self._background = None
@@ -93,7 +93,7 @@ class AsyncModelAverage(Algorithm):
 
     def before_forward(self, step: int) -> None:
         assert self._background is not None
-        # Not between two forwards of one step: the gradients of the first would be of other weights than its own.
+        # Weights must not change between two forwards of one step: the first one's gradients would not fit them.
         first, self._forward_of = self._forward_of != step, step
         if not first or self._background.busy() or step < self.warmup_steps:
             return
@@ -112,9 +112,9 @@ class AsyncModelAverage(Algorithm):
         self._background.submit(task, f"step {self.optimizer_steps}: {self!r}")
 
     def _round(self, comm: Communicator, buckets: list[_C.Bucket], *, own: int) -> tuple[int, bool]:
-        """One round on the background thread; `own`: whether this rank trains.
+        """Makes one round on the background thread. `own`: 1 if this rank trains, else 0.
 
-        Returns how many ranks do, and whether all have ended, so that there is no other round.
+        Returns how many ranks train, and whether all ranks have ended, so that no other round comes.
         """
         ended = int(self._closing and not own)
         count = torch.tensor([float(own), float(ended)], device=comm.device)
@@ -128,7 +128,7 @@ class AsyncModelAverage(Algorithm):
 
     def _add_result(self) -> None:
         assert self._background is not None
-        buckets, self._begun = self._begun, []  # also if its error comes now
+        buckets, self._begun = self._begun, []  # also if wait() raises
         self._background.wait()
         for bucket in buckets:
             bucket.flat("weight").add_(bucket.flat("mean").sub_(bucket.flat("snapshot")))
@@ -142,7 +142,11 @@ class AsyncModelAverage(Algorithm):
         return Traffic(after=[count, *jobs], pause_s=self.sync_interval_ms / 1000, lockstep=False)
 
     def abort(self) -> None:
-        """This rank's weights are neither averaged nor changed from now on; it only answers the others."""
+        """Keeps this rank's weights out of the mean, and unchanged, until resume(). The rank still answers others.
+
+        Raises:
+            ConfigError: no model is wrapped with it yet.
+        """
         if self._background is None:
             raise ConfigError("AsyncModelAverage.abort: no model is wrapped with it yet")
         self._abort(self._background)
@@ -153,7 +157,7 @@ class AsyncModelAverage(Algorithm):
                 return
             self._training, self._begun = False, []
             serving, self._serving = self._serving, True
-        if not serving:  # a second one would wait for rounds that no other rank takes part in
+        if not serving:  # a second task would wait for rounds that no other rank makes
             background.submit(partial(self._serve, background.comm), f"{self!r} answers the other ranks")
 
     def _serve(self, comm: Communicator) -> None:
@@ -172,14 +176,14 @@ class AsyncModelAverage(Algorithm):
             return answers
 
     def resume(self) -> None:
-        """Takes part again, from the next round on."""
+        """Takes part again, from the next round on. Raises as abort()."""
         if self._background is None:
             raise ConfigError("AsyncModelAverage.resume: no model is wrapped with it")
         self._training = True
         self._next_at = 0.0
 
     def settle(self) -> None:
-        """What is under way is of the weights before. It ends when the other ranks begin that round."""
+        """Forgets the round under way, whose result is of the weights before. It ends when the other ranks begin it."""
         self._begun = []
 
     @property
@@ -191,7 +195,7 @@ class AsyncModelAverage(Algorithm):
         return self._background.comm.bytes_received if self._background is not None else 0
 
     def leave(self) -> None:
-        """The rank answers the others until they have ended too, on the background thread, which keeps the memory."""
+        """Lets the background thread, which keeps the memory, answer the other ranks until they have ended too."""
         if self._background is not None:
             self._closing = True
             self._abort(self._background)

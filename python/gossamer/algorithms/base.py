@@ -1,7 +1,7 @@
-"""What an algorithm is: the moments of a step at which it may act. The default at each moment is nothing.
+"""What an algorithm is: the moments of a step at which it may act. By default it does nothing at any of them.
 
-An algorithm reads like its paper: straight-line blocking code, called by the engine at the right moment, on the
-right thread, in the same order on every rank. See docs/adding-an-algorithm.md.
+An algorithm reads like its paper, as straight blocking code. The engine calls it at the right moment, on the right
+thread, in the same order on every rank. See docs/adding-an-algorithm.md.
 """
 
 from abc import ABC
@@ -20,10 +20,10 @@ from gossamer.facts import Messages, Method, Traffic
 
 
 class Algorithm(ABC):
-    """Subclass, override the moments you need, and add one line to the name table in __init__.py.
+    """The base class. A subclass overrides the moments that it needs, and has a line in the table of names.
 
-    Either `native_work` returns an object of gossamer._C that does a bucket's work without the GIL, or
-    `bucket_ready` does it in Python. Ranks compare their algorithms' repr, which shows the public attributes.
+    Either `native_work` returns an object of gossamer._C that does a bucket's work without the GIL, or `bucket_ready`
+    does it in Python. Ranks compare their algorithms' repr, which shows the public attributes.
     """
 
     #: The name that DataParallel(algorithm="...") takes.
@@ -32,30 +32,30 @@ class Algorithm(ABC):
     #: The ways to use the algorithm that the planner, the benchmarks and the hooks offer by name.
     methods: ClassVar[tuple[Method, ...]] = ()
 
-    #: The flat memory of every bucket that the group's wire can reach: "grad" for algorithms that send gradients,
-    #: "weight" for those that send parameters, which then are views of it.
+    #: The flat memories of every bucket that the group can send from: "grad" for algorithms that send gradients,
+    #: "weight" for algorithms that send parameters. The parameters are then views of it.
     fields: ClassVar[tuple[str, ...]] = ("grad",)
 
-    #: Fields of its own that must survive, in another bucket plan and in a checkpoint.
+    #: The algorithm's own fields that a new bucket plan and a checkpoint must keep.
     state_fields: ClassVar[tuple[str, ...]] = ()
 
-    #: Whether DataParallel must be given the optimizer, because steps are counted.
+    #: Whether DataParallel must get the optimizer, because the algorithm counts steps.
     needs_optimizer: ClassVar[bool] = False
 
-    #: The one class of optimizer that the algorithm works with. None: any.
+    #: The only class of optimizer that the algorithm works with. None: any class.
     optimizer_class: ClassVar[type[torch.optim.Optimizer] | None] = None
 
-    #: Whether the bits of its results depend neither on bucket sizes nor on the backend.
+    #: Whether the bits of the results depend neither on bucket sizes nor on the backend.
     deterministic: bool = False
 
-    #: Whether a rank that is out of batches may go on with zero gradients, as model.join() needs it. True where all
-    #: that the ranks do together is to replace gradients by their mean (or sum), in native_work or bucket_ready.
+    #: Whether a rank without batches may go on with zero gradients, which model.join() needs. True if the ranks
+    #: exchange only gradients, for their mean (or sum), in native_work or bucket_ready.
     uneven_inputs: ClassVar[bool] = False
 
     #: Whether gradient_ready() and after_backward() are called. Only for algorithms that are never in lockstep.
     follows_gradients: ClassVar[bool] = False
 
-    #: Whether what gradients are replaced by is their mean over the ranks; False: their sum.
+    #: Whether gradients are replaced by their mean over the ranks. False: by their sum.
     average: bool = True
 
     _worker: Worker | None = None
@@ -67,16 +67,16 @@ class Algorithm(ABC):
 
     @property
     def lockstep(self) -> bool:
-        """Whether the ranks agree at the end of each synchronised backward, which makes all wait for the slowest.
+        """Whether the ranks agree at the end of each synchronised backward. All ranks then wait for the slowest.
 
-        In lockstep they find out together about an error on one of them, about parameters that some did not use, and
-        about different numbers of steps. False for algorithms whose ranks are to train without each other.
+        In lockstep all ranks learn of an error on one rank, of parameters that some ranks did not use, and of different
+        numbers of steps. False for algorithms whose ranks train without waiting for each other.
         """
         return True
 
     @property
     def independent(self) -> bool:
-        """Whether there are steps out of lockstep, so that faces must not add a collective to each."""
+        """Whether some steps are not in lockstep, so that a face must not add a collective to each step."""
         return False
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class Algorithm(ABC):
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def connect(self, worker: Worker) -> None:
-        """Called first, when a model is wrapped. What belongs to one run begins here, not in __init__.
+        """Called first, when a model is wrapped. Sets up here what belongs to one run, and not in __init__.
 
         Raises:
             ConfigError: the object serves another model that is still wrapped.
@@ -93,7 +93,7 @@ class Algorithm(ABC):
         self._worker = worker
 
     def require_free(self) -> None:
-        """ConfigError if the object serves a model that is wrapped."""
+        """Raises ConfigError if the object serves a model that is still wrapped."""
         if self._worker is not None and self._worker.alive:
             raise ConfigError(
                 f"{type(self).__name__}: this object serves another wrapped model; make one for each model"
@@ -103,34 +103,34 @@ class Algorithm(ABC):
     def make_optimizer(
         cls, params: Iterable[torch.Tensor], *, lr: float, warmup_steps: int
     ) -> torch.optim.Optimizer:
-        """An optimizer that the algorithm works with: AdamW if it works with any.
+        """Makes an optimizer that the algorithm works with: AdamW if it works with any.
 
         Args:
-            warmup_steps: the first steps, which are exact, for an algorithm that has such steps.
+            warmup_steps: the number of first, exact steps of an algorithm that has a warm-up.
         """
         return torch.optim.AdamW(params, lr=lr, fused=True)
 
     def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
-        """What the algorithm sends and computes in a step, for the planner.
+        """Returns what the algorithm sends and computes in a step, for the planner.
 
         Args:
             messages: the buckets of a model, and the price of each message.
             warm: False asks about a step of the warm-up, for an algorithm that has one.
 
         Raises:
-            ConfigError: the algorithm does not say it.
+            ConfigError: the algorithm does not define it.
         """
         raise ConfigError(
             f"plan: {type(self).__name__} must define traffic(messages); see docs/adding-an-algorithm.md"
         )
 
     def for_any_buckets(self) -> "Algorithm":
-        """An algorithm with the same settings whose result does not depend on which parameters share a bucket.
+        """Returns an algorithm with the same settings whose result does not depend on which parameters share a bucket.
 
         The hooks for stock DDP need it, because DDP plans its buckets itself.
 
         Raises:
-            ConfigError: there is none, so the algorithm cannot be a hook.
+            ConfigError: there is no such algorithm, so this one cannot be a hook.
         """
         raise ConfigError(f"hooks: {self!r} cannot be a hook, because it does not define for_any_buckets()")
 
@@ -139,14 +139,14 @@ class Algorithm(ABC):
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps taken so far; any thread."""
+        """The number of optimizer steps taken so far. Any thread may read it."""
         assert self._worker is not None
         return self._worker.optimizer_steps
 
     def submit(self, bucket: _C.Bucket, task: Callable[[_C.Bucket], None]) -> None:
-        """Lets the engine's worker call task(bucket), behind everything before it; the caller goes on.
+        """Queues task(bucket) for the engine's worker, and returns at once.
 
-        Every rank submits the same, in the same order. Errors come out of wait(), or of the backward that ends next.
+        Every rank submits the same tasks in the same order. wait(), or the backward that ends next, raises their error.
         """
         assert self._worker is not None
         what = f"step {bucket.step} {bucket!r}: {self!r}"
@@ -163,9 +163,9 @@ class Algorithm(ABC):
         op: str = "mean",
         deterministic: bool = False,
     ) -> None:
-        """all_reduce of a bucket's field, in place, with what is Unsent of it. Blocking, collective.
+        """Calls all_reduce on a bucket's field, in place, together with what is Unsent of it. Blocking, collective.
 
-        `step` tells the random numbers of a stochastic codec apart.
+        A stochastic codec draws other random numbers in each `step`.
         """
         with Unsent.by(codec, bucket).joining(field) as error:
             all_reduce(
@@ -179,43 +179,43 @@ class Algorithm(ABC):
             )
 
     def wait(self) -> None:
-        """Until all is done that was submitted. Raises its error."""
+        """Waits until all submitted tasks are done. Raises their error."""
         assert self._worker is not None
         self._worker.wait()
 
     def block(self) -> int:
-        """Parameters start at multiples of this many elements in a bucket's flat memory (and of 64 bytes)."""
+        """Returns a number of elements. In flat memory, parameters start at its multiples (and at those of 64 bytes)."""
         return 1
 
     def alignment(self, comm: Communicator) -> int:
-        """Bucket sizes are padded to a multiple of this many elements."""
+        """Returns a number of elements. Bucket sizes are padded to a multiple of it."""
         return 1
 
     def group_of(self, name: str, param: torch.Tensor) -> Hashable:
-        """Parameters of different groups never share a bucket."""
+        """Returns the group of a parameter. Parameters of different groups never share a bucket."""
         return None
 
     def bucket_limit(self, model_bytes: int) -> int | None:
-        """Bytes at which a bucket closes at the latest, in a model of so many; None: as the user says."""
+        """Returns the most bytes of a bucket, in a model of `model_bytes`. None: as the user says."""
         return None
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
-        """Called at wrap, and again whenever the plan changes; `buckets` is then the new plan.
+        """Called when a model is wrapped, and again with the new `buckets` whenever the plan changes.
 
-        bucket.add_field(name) gives zeros [numel] to keep state in, or what is there already.
+        bucket.add_field(name) returns memory [numel] for state. It holds zeros if the field is new.
         """
 
     def native_work(self, bucket: _C.Bucket) -> _C.BucketWork | None:
-        """The native work of a bucket, or None: bucket_ready does it."""
+        """Returns the native work of a bucket. None: bucket_ready does the work."""
         return None
 
     def codec_choices(self, extra: Sequence[Codec | None]) -> list[Codec | None]:
-        """For tuning: what a bucket may travel by beside what it does travel by; None means exactly.
+        """Returns the codecs that tuning may try, besides the one in use. None stands for exact sending.
 
         Called before the buckets are made.
 
         Args:
-            extra: codecs that the user allows beside those which lose no more than the algorithm's own.
+            extra: codecs that the user allows, besides codecs that lose no more than the algorithm's own.
 
         Raises:
             ConfigError: the algorithm cannot take one of `extra`.
@@ -225,89 +225,88 @@ class Algorithm(ABC):
         return []
 
     def codec_of(self, bucket: _C.Bucket) -> Codec | None:
-        """By what the gradients of a bucket travel, for reports; None: as they are, or not at all."""
+        """Returns the codec of a bucket's gradients, for reports. None: they are sent exactly, or not at all."""
         return None
 
     def use_codecs(self, codecs: Mapping[str, Codec | None]) -> None:
-        """From the next setup on: what parameters travel by, by name, where that is not the algorithm's own choice."""
+        """Sets codecs by parameter name, from the next setup on. Other parameters keep the algorithm's own choice."""
         if codecs:
             raise ConfigError(f"{self!r} does not let codecs be chosen, got {dict(codecs)!r}")
 
     def before_forward(self, step: int) -> None:
-        """In the training thread, before each forward that records gradients; `step` counts optimizer steps."""
+        """Called in the training thread before each forward that records gradients. `step`: optimizer steps so far."""
 
     def bucket_ready(self, bucket: _C.Bucket) -> None:
-        """On the engine's worker thread, in bucket order, when all gradients of `bucket` are in place.
+        """Called on the engine's worker thread, in bucket order, when all gradients of `bucket` are in place.
 
-        `bucket.flat()` is the flat gradient [numel]; change it in place. Blocking is fine: backward goes on. Only
-        where `fields` has "grad".
+        `bucket.flat()` is the flat gradient [numel], to be changed in place. It may block, because backward goes on.
+        Called only if `fields` has "grad".
         """
         raise NotImplementedError(f"{type(self).__name__} must define native_work or bucket_ready")
 
     def gradient_ready(self, name: str, param: torch.nn.Parameter) -> None:
-        """In the thread of the backward: the gradient of one parameter is complete. See `follows_gradients`.
+        """Called in the thread of a synchronised backward when the gradient of a parameter is complete.
 
-        In synchronised backwards only. An exception ends the backward with it.
+        See `follows_gradients`. An exception here ends the backward, which raises it.
         """
 
     def after_backward(self, missing: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-        """At the end of each synchronised backward, also of one that raised, then at the next forward.
+        """Called at the end of each synchronised backward; if the backward raised, at the next forward.
 
-        Called where gradient_ready() is.
+        See `follows_gradients`.
 
         Args:
             missing: (name, parameter) of the planned parameters that got no gradient in this backward.
         """
 
     def before_step(self, step: int) -> None:
-        """In the training thread, before each watched optimizer steps; `step` steps were taken before."""
+        """Called in the training thread before each watched optimizer steps. `step` steps were taken before."""
 
     def after_step(self, step: int) -> None:
-        """In the training thread, after each optimizer step; `step` includes the one that just ended."""
+        """Called in the training thread after each optimizer step. `step` includes the step that just ended."""
 
     def settle(self) -> None:
-        """The weights are about to be replaced: finishes or forgets what is under way, and waits for no other rank."""
+        """Called before the weights are replaced. Ends or forgets what is under way, and waits for no other rank."""
 
     def after_consensus(self) -> None:
-        """In the training thread, when all ranks were given the same weights."""
+        """Called in the training thread when all ranks have got the same weights."""
 
     @property
     def bytes_sent(self) -> int:
-        """Payload bytes over connections of its own, beside those of the communicator from setup."""
+        """The payload bytes sent over the algorithm's own connections. The communicator of setup() is not counted."""
         return 0
 
     @property
     def bytes_received(self) -> int:
-        """The same for what has come in."""
+        """The payload bytes received over the algorithm's own connections."""
         return 0
 
     def leave(self) -> None:
-        """When the wrapper is deleted without close(). Must not wait: any thread, perhaps in a garbage collection."""
+        """Called when the wrapper is deleted without close(), by any thread or garbage collection. Must not wait."""
 
     def close(self, *, crashed: bool = False) -> None:
-        """When the wrapper is closed, or the process ends. May be called more than once.
+        """Called when the wrapper is closed or the process ends, perhaps more than once.
 
-        crashed: the process ends by an error; leave without waiting for other ranks.
+        Args:
+            crashed: the process ends by an error. Leave without waiting for other ranks.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs beside `state_fields` and the number of steps."""
+        """Returns what a resumed run needs besides `state_fields` and the number of steps."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what state_dict returned."""
+        """Loads what state_dict() returned."""
         if state:
             raise KeyError(f"{type(self).__name__} has no state, got the keys {sorted(state)}")
 
 
 def whole_chunks(comm: Communicator, block: int) -> int:
-    """The alignment of what travels by a two-shot: whole blocks for every rank's chunk; 8 elements, a whole wire row,
-    where there are no blocks.
-    """
+    """Returns the alignment for a two-shot: whole blocks in every rank's chunk, and at least 8 elements, a wire row."""
     return comm.chunks * max(block, 8)
 
 
 def require_codec(where: str, codec: object) -> None:
-    """ConfigError unless it is a Codec or None."""
+    """Raises ConfigError unless `codec` is a Codec or None."""
     if codec is not None and not isinstance(codec, Codec):
         raise ConfigError(f"{where}: codec must be a Codec or None, got {codec!r}")

@@ -1,7 +1,7 @@
 """ByteGrad: synchronous data parallelism with 8-bit gradients on the wire.
 
-After Bagua's algorithm of that name; ours scales blocks of 64 where Bagua scales a whole rank's chunk, which
-makes about a tenth of the error for 3 % more bytes. MinMaxUInt8 brings Bagua's own wire format back.
+It follows Bagua's algorithm of that name. Bagua has one scale for a rank's whole chunk; here every 64 elements have
+one, which makes about a tenth of the error for 3 % more bytes. MinMaxUInt8 is Bagua's own wire format.
 """
 
 from gossamer.algorithms.gradient_allreduce import GradientAllReduce
@@ -12,11 +12,11 @@ from gossamer.facts import ROUNDED, Method, Trial
 class ByteGrad(GradientAllReduce):
     """GradientAllReduce through an 8-bit codec: a quarter of the bytes of float32.
 
-    Every element is quantised twice whatever the number of ranks: once by its rank, once after the sum.
+    Every element is rounded twice, whatever the number of ranks: once by its rank, and once after the sum.
 
     Args:
-        average: the mean, or the sum.
-        codec: Int8() by default; MinMaxUInt8() for Bagua's numbers.
+        average: whether to take the mean. False: the sum.
+        codec: the codec of the gradients. None: Int8(). MinMaxUInt8() gives Bagua's numbers.
     """
 
     name = "bytegrad"

@@ -1,7 +1,7 @@
-"""A communication hook of torch DDP as an algorithm: what register_comm_hook() of the faces puts in place of another.
+"""A communication hook of torch DDP as an algorithm. register_comm_hook() of the faces puts it in the place of another.
 
-Not in the table of names: it needs its hook. The hook is called on the engine's worker thread, for one bucket after the
-other, and is waited for there; backward goes on meanwhile.
+It is not in the table of names, because it needs its hook. The engine's worker thread calls the hook for one bucket
+after the other, and waits for its future. Backward goes on meanwhile.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from gossamer.errors import ConfigError
 
 
 class CommHook(Algorithm):
-    """g <- the value of the future that hook(state, bucket) returns; the hook averages, if it wants to.
+    """g <- the value of the future that hook(state, bucket) returns. Whether to average is up to the hook.
 
     Args:
-        state: passed to the hook.
-        hook: takes a torch.distributed.GradBucket. Its buffer is a bucket's gradients without padding, in the memory
-            order of each parameter: what torch DDP gives.
+        state: the hook's first argument.
+        hook: takes a torch.distributed.GradBucket, as from torch DDP. Its buffer holds a bucket's gradients without
+            padding, each in the memory order of its parameter.
 
     Raises:
         ConfigError: the hook is not callable.
     """
 
-    uneven_inputs = True  # as with torch DDP, the hook is given zeros then
-    average = False  # that it does is not known
+    uneven_inputs = True  # the hook gets zeros then, as with torch DDP
+    average = False  # it is not known whether the hook averages
 
     def __init__(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         if not callable(hook):
@@ -63,14 +63,14 @@ class CommHook(Algorithm):
 
 
 def _gradients(bucket: _C.Bucket) -> list[Tensor]:
-    """The gradients' places in the flat memory, one-dimensional, without the padding between them."""
+    """Returns one-dimensional views of the gradients in the flat memory, without the padding between them."""
     flat = bucket.flat()
     starts = [view.storage_offset() - flat.storage_offset() for view in bucket.views()]
     return [flat.narrow(0, start, param.numel()) for start, param in zip(starts, bucket.params, strict=True)]
 
 
 def _packed(bucket: _C.Bucket, parts: list[Tensor]) -> Tensor:
-    """All gradients in a row: the flat memory itself, where there is no padding between them."""
+    """Returns all gradients in a row: a copy, or the flat memory itself if it has no padding between them."""
     total = sum(part.numel() for part in parts)
     flat: Tensor = bucket.flat()
     dense = parts[-1].storage_offset() - flat.storage_offset() + parts[-1].numel() == total

@@ -1,7 +1,7 @@
-"""Decentralized averaging: ranks average their weights with a few peers, while forward and backward run.
+"""Decentralized averaging: ranks average their weights with a few peers while forward and backward run.
 
-After Bagua's algorithm of that name (D-PSGD: Lian et al. 2017, arXiv:1705.09056), with any number of ranks and with
-time-varying graphs. Ranks hold different weights: model.consensus() averages them exactly.
+It follows Bagua's algorithm of that name (D-PSGD: Lian et al. 2017, arXiv:1705.09056), with any number of ranks and
+with graphs that change. Ranks hold different weights: model.consensus() averages them exactly.
 """
 
 from typing import Any
@@ -19,13 +19,13 @@ from gossamer.topology import TOPOLOGIES, Topology, resolve
 
 
 class Decentralized(Algorithm):
-    """x <- avg(x) - lr * g(x): the mean over peers of the weights before the step, then the optimizer's own update.
+    """x <- avg(x) - lr * g(x): the peers' mean of the weights before the step, then the optimizer's own update.
 
-    The gradient is that of the weights before averaging, so sending them takes the time of forward and backward.
+    The gradient is that of the weights before averaging, so they travel while forward and backward run.
 
     Args:
         topology: who averages with whom: a Topology, or its name in gossamer.topology.TOPOLOGIES.
-        interval: average at every so many optimizer steps, from the first on; the others are local.
+        interval: optimizer steps from one averaging to the next. The first step averages.
     """
 
     name = "decentralized"
@@ -61,7 +61,7 @@ class Decentralized(Algorithm):
 
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
-        self._rounds = 0  # averagings so far: the step of a topology that changes
+        self._rounds = 0  # averagings so far, which is the topology's step
         self._sent: list[_C.Bucket] = []  # the buckets whose average is under way
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
@@ -87,7 +87,7 @@ class Decentralized(Algorithm):
             return
         self.wait()
         for bucket in self._sent:
-            # Not a copy: an optimizer may have stepped since, as one of two does, or one that is given a closure.
+            # The mean is added and not copied, because another optimizer or a closure may have changed the weights.
             bucket.flat("weight").add_(bucket.flat("mixed").sub_(bucket.flat("snapshot")))
         self._sent = []
         self._rounds += 1
@@ -106,7 +106,7 @@ class Decentralized(Algorithm):
         return Job(cost, (4 + sent) * pass_s)
 
     def settle(self) -> None:
-        """What is in flight is of the weights before."""
+        """Forgets the average under way, which is of the weights before."""
         self._sent = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Decentralized(Algorithm):
 
 
 def average_with_peers(topology: Topology, comm: Communicator, x: Tensor, out: Tensor, *, step: int) -> None:
-    """out [numel] = this rank's weighted mean of the x of its peers, in round `step` of the topology. Collective."""
+    """Sets out [numel] to the weighted mean of x over this rank and its peers in round `step`. Collective."""
     if topology.uniform:
         torch.mul(x, 1.0 / comm.size, out=out)
         comm.all_reduce(out).wait()

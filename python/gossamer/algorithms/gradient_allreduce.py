@@ -1,7 +1,6 @@
-"""Synchronous data parallelism: every rank steps with the same averaged gradient. What torch DDP does.
+"""Synchronous data parallelism, as in torch DDP: every rank steps with the same averaged gradient.
 
-Three ways to average: the group's own all-reduce, the deterministic two-shot, or a two-shot through a codec
-(ByteGrad is that with an 8-bit codec).
+There are three ways to average: the group's own all-reduce, the deterministic two-shot, and a two-shot through a codec.
 """
 
 import math
@@ -23,12 +22,12 @@ class GradientAllReduce(Algorithm):
     """g <- mean (or sum) of g over the ranks, in place, before the optimizer steps.
 
     Args:
-        deterministic: sum in rank order in float32 (float64 for float64), so that the bits depend neither on
-            bucket sizes nor on the backend. The bytes of a ring, in two hops.
-        average: the mean, or the sum. With the sum, accumulate under no_sync(): a second synchronised backward
-            would add up what has been summed already.
-        codec: what travels; a codec's sums are in rank order too. None sends the gradient's own dtype. An Adaptive
-            chooses by parameter.
+        deterministic: sum in rank order in float32 (float64 for float64), so that the bits depend neither on bucket
+            sizes nor on the backend. It sends the bytes of a ring, in two hops.
+        average: whether to take the mean. False: the sum. Accumulate sums under no_sync(), because a second
+            synchronised backward would sum over the ranks again what is already a sum.
+        codec: the codec of the gradients, whose sums are in rank order too. None sends the gradients' own dtype. An
+            Adaptive chooses a codec for each parameter.
     """
 
     name = "gradient_allreduce"
@@ -115,7 +114,7 @@ class GradientAllReduce(Algorithm):
         self._tuned = {}
 
     def block(self) -> int:
-        """The codec's: no block holds two parameters, so the result does not depend on the bucket plan."""
+        """The codecs' block. No block holds two parameters, so the result does not depend on the bucket plan."""
         codecs = [codec for codec in [self.codec, *self._tuned.values()] if codec is not None]
         return math.lcm(*(codec.block for codec in codecs))
 
@@ -156,7 +155,7 @@ class GradientAllReduce(Algorithm):
         return GradientAllReduce(deterministic=True, average=self.average, codec=self.codec)
 
     def codec_choices(self, extra: Sequence[Codec | None]) -> list[Codec | None]:
-        """Exactly, and `extra`; nothing where the bits must not depend on what was measured."""
+        """Exact sending and `extra`. None for deterministic sums, whose bits must not depend on measurements."""
         if self.deterministic:
             return super().codec_choices(extra)
         for codec in extra:
@@ -184,10 +183,8 @@ class GradientAllReduce(Algorithm):
         if any(name not in self._tuned for name in bucket.names):
             return own
         codec = self._tuned[bucket.names[0]]
-        if own is not None and own.feeds_back:  # so that what the codec before has left out is sent
+        if own is not None and own.feeds_back:  # the errors of the codec before must still be sent
             return ErrorFeedback(codec or Identity())
         if codec is None and own is not None and bucket.dtype.itemsize == 2:
-            return (
-                Identity()
-            )  # sums in float32, as codecs do; the backend's own all-reduce may sum in 16 bits
+            return Identity()  # sums in float32, as codecs do; the backend's all-reduce may sum in 16 bits
         return codec

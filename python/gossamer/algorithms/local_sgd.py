@@ -1,7 +1,7 @@
-"""Local SGD: ranks train alone for some steps, then take the mean of their weights; DiLoCo with an outer optimizer.
+"""Local SGD: ranks train alone for some steps, then average their weights. With an outer optimizer it is DiLoCo.
 
-Stich 2018, arXiv:1805.09767; DiLoCo: Douillard et al. 2023, arXiv:2311.08105; its streaming form: Douillard et al.
-2025, arXiv:2501.18512. Between synchronisations ranks hold different weights: model.consensus() averages them exactly.
+Sources: Stich 2018, arXiv:1805.09767. DiLoCo: Douillard et al. 2023, arXiv:2311.08105. Streaming DiLoCo: Douillard et
+al. 2025, arXiv:2501.18512. Between averagings ranks hold different weights: model.consensus() averages them exactly.
 """
 
 import copy
@@ -22,17 +22,17 @@ from gossamer.errors import ConfigError
 from gossamer.facts import APART, Messages, Method, Traffic, Trial
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
-_BUCKETS_EACH = 2  # buckets of a fragment, about; each is a transfer of its own
+_BUCKETS_EACH = 2  # about how many buckets a fragment has; each is sent by itself
 _ALONE = "lets ranks train alone between averagings, so their weights differ until the next one"
 
 
 def _outer(momentum: float) -> OuterOptimizer:
-    """DiLoCo's outer optimizer."""
+    """Returns what makes DiLoCo's outer optimizer."""
     return partial(torch.optim.SGD, lr=0.7, momentum=momentum, nesterov=True)
 
 
 def deal(sizes: Sequence[int], fragments: int) -> list[list[int]]:
-    """Of each fragment the numbers of its buckets: the largest first, each to the fragment with the least so far."""
+    """Deals buckets to fragments, the largest first, each to the smallest fragment. Returns each fragment's numbers."""
     dealt: list[list[int]] = [[] for _ in range(fragments)]
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
         min(dealt, key=lambda own: sum(sizes[each] for each in own)).append(index)
@@ -42,24 +42,24 @@ def deal(sizes: Sequence[int], fragments: int) -> list[list[int]]:
 class LocalSGD(Algorithm):
     """Every `period` steps: anchor <- outer(anchor, mean of (anchor - x)), then x <- anchor.
 
-    The anchor is what all ranks had after the last synchronisation. Without `outer_optimizer` it becomes the mean of x.
+    The anchor is what all ranks had after the last averaging. Without `outer_optimizer` it becomes the mean of x.
 
     Args:
-        period: optimizer steps between two synchronisations of a parameter (H).
-        outer_optimizer: makes an optimizer of a list of tensors; it takes the mean change as their gradient. DiLoCo's
-            is functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True). Elementwise optimizers only.
-        codec: what the changes travel in, such as ErrorFeedback(Int4()).
-        fragments: so many parts of the model, of about equal size, take turns within a period: the same bytes in
-            smaller portions. Buckets are made small enough for it.
-        delay: steps that the mean may take to arrive, while training goes on; less than `period`.
-        lockstep: agree on errors and skipped steps after every backward; needed with a GradScaler, whose skips would
-            give ranks different numbers of steps. Otherwise ranks meet only to synchronise.
-        merge: with a delay, the share of the arrived weights in (0, 1]; the rest is what the rank has by then. 1
-            forgets the steps of the delay; streaming DiLoCo's is 0.5.
+        period: optimizer steps between two averagings of a parameter (H).
+        outer_optimizer: makes an elementwise optimizer for a list of tensors, whose gradient is the mean change.
+            DiLoCo's is functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True).
+        codec: the codec of the changes, for example ErrorFeedback(Int4()).
+        fragments: the number of parts of the model, of about equal size, that take turns within a period. The bytes are
+            the same, in smaller portions. Buckets are made small enough for it.
+        delay: steps that the mean may take to arrive while training goes on, less than `period`.
+        lockstep: whether ranks agree on errors and skipped steps after every backward. A GradScaler needs it, because
+            it skips steps on single ranks. False: ranks wait for each other only to average.
+        merge: with a delay, the share in (0, 1] of the arrived weights. The rest are the rank's weights at that time. 1
+            forgets the steps of the delay. Streaming DiLoCo has 0.5.
     """
 
     name = "local_sgd"
-    # Trials are short, so momentum is 0.5 in them; DiLoCo's 0.9 needs more averagings.
+    # Trials are short, so their momentum is 0.5. DiLoCo's 0.9 needs more averagings.
     methods = (
         Method(
             "local_sgd",
@@ -154,7 +154,7 @@ class LocalSGD(Algorithm):
         return whole_chunks(comm, self.block())
 
     def bucket_limit(self, model_bytes: int) -> int | None:
-        """So that fragments can be of about equal size."""
+        """Limits buckets so that fragments can have about equal sizes."""
         return -(-model_bytes // (_BUCKETS_EACH * self.fragments)) if self.fragments > 1 else None
 
     def connect(self, worker: Worker) -> None:
@@ -176,9 +176,8 @@ class LocalSGD(Algorithm):
             if "anchor" not in bucket.fields:
                 anchor = bucket.add_field("anchor")
                 anchor.copy_(bucket.flat("weight"))
-                all_reduce(
-                    anchor, op="mean", deterministic=True, group=comm
-                )  # equal, whatever the ranks began with
+                # The anchors are then equal, even if the ranks began with different weights.
+                all_reduce(anchor, op="mean", deterministic=True, group=comm)
             bucket.add_field("change", comm)
             Unsent.by(self.codec, bucket).prepare()
             if self.outer_optimizer is not None and bucket.index not in self._outer:
@@ -241,13 +240,13 @@ class LocalSGD(Algorithm):
         )
 
     def settle(self) -> None:
-        """What is in flight is of the weights before."""
+        """Waits for the means under way and forgets them: they are of the weights before."""
         if self._background is not None:
             self._background.wait()
         self._arrivals.clear()
 
     def after_consensus(self) -> None:
-        """The new anchor."""
+        """Makes the new weights the anchor."""
         for bucket in self._buckets:
             bucket.flat("anchor").copy_(bucket.flat("weight"))
 

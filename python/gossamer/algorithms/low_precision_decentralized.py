@@ -1,7 +1,8 @@
-"""Decentralized averaging with 8 bits or fewer: ranks send their neighbours the compressed change of their weights.
+"""Decentralized averaging in 8 bits or fewer: ranks send their neighbours the compressed change of their weights.
 
-Difference compression (DCD-PSGD: Tang et al. 2018, arXiv:1803.06443), as in Bagua, with CHOCO-SGD's consensus step size
-(Koloskova et al. 2019, arXiv:1902.00340). Ranks hold different weights: model.consensus() averages them exactly.
+It is difference compression as in Bagua (DCD-PSGD: Tang et al. 2018, arXiv:1803.06443), with the consensus step size of
+CHOCO-SGD (Koloskova et al. 2019, arXiv:1902.00340). Ranks hold different weights: model.consensus() averages them
+exactly.
 """
 
 from collections.abc import Sequence
@@ -19,17 +20,17 @@ from gossamer.topology import Mixing, Topology, resolve
 
 
 class LowPrecisionDecentralized(Algorithm):
-    """x <- x^ + Q(y + gamma * sum of w_j (x^_j - x^) - x^), y being x after the optimizer's own update.
+    """x <- x^ + Q(y + gamma * sum of w_j (x^_j - x^) - x^), where y is x after the optimizer's own update.
 
-    x^ is what everybody knows of this rank's weights, and equals them after each exchange; x^_j is a neighbour's.
-    A rank keeps x^ and one x^_j for each neighbour. All that know a rank advance its x^ by the same decoded bytes, so
-    copies stay equal bit for bit. The exchange comes after the optimizer step and does not overlap with anything.
+    x^ is what the neighbours know of this rank's weights, and equals them after each exchange. x^_j is the same of
+    neighbour j. A rank keeps x^ and one x^_j for each neighbour. A rank and its neighbours add the same decoded bytes
+    to its x^, so all copies have equal bits. The exchange comes after the optimizer step and overlaps with nothing.
 
     Args:
-        codec: Q. Int8() by default; Bagua's is MinMaxUInt8().
-        topology: a graph that does not change, with its weights w: a Topology, or its name.
-        gamma: consensus step size, in (0, 1]; less than 1 for codecs of few bits.
-        interval: exchange at every so many optimizer steps, from the first on; the others are local.
+        codec: Q. None: Int8(). Bagua's codec is MinMaxUInt8().
+        topology: a graph that does not change, with the weights w: a Topology, or its name.
+        gamma: the consensus step size, in (0, 1]. Codecs of few bits need less than 1.
+        interval: optimizer steps from one exchange to the next. The first step exchanges.
     """
 
     name = "low_precision_decentralized"
@@ -91,7 +92,7 @@ class LowPrecisionDecentralized(Algorithm):
                 self._seed(bucket)
 
     def _seed(self, bucket: _C.Bucket) -> None:
-        """Exact copies of the neighbours' weights, whatever they are."""
+        """Takes exact copies of the neighbours' weights."""
         bucket.add_field("replica").copy_(bucket.flat("weight"))
         for number, exchange in enumerate(self._mixing.exchanges):
             copy = bucket.add_field(f"replica_{number}")
@@ -130,7 +131,7 @@ class LowPrecisionDecentralized(Algorithm):
         return Job(cost, cpu_s + messages.pass_s((3 + 3 * sent) * bucket.nbytes))
 
     def after_consensus(self) -> None:
-        """All ranks hold equal weights now, so every copy is known."""
+        """Sets every copy to this rank's weights, because all ranks hold equal weights now."""
         for bucket in self._buckets:
             for field in {"replica", "replica_0", "replica_1"} & set(bucket.fields):
                 bucket.flat(field).copy_(bucket.flat("weight"))
@@ -146,14 +147,14 @@ def exchange_differences(
     *,
     gamma: float = 1.0,
 ) -> None:
-    """One exchange, in place: x = own += Q(x + gamma * sum of w_j (others_j - own) - own); others_j likewise.
+    """Makes one exchange, in place: x = own += Q(x + gamma * sum of w_j (others_j - own) - own). Collective.
 
-    Collective.
+    Each of `others` changes by what its rank sends.
 
     Args:
         x: this rank's weights [numel], after the optimizer's update.
-        own: what its neighbours know of them; equal to what each neighbour has of this rank among `others`.
-        others: what this rank knows of the source of each of mixing.exchanges.
+        own: what the neighbours know of this rank's weights [numel]. Each has an equal copy among its `others`.
+        others: for each of mixing.exchanges, what this rank knows of its source's weights [numel].
     """
     difference = x - own
     for other, exchange in zip(others, mixing.exchanges, strict=True):

@@ -1,7 +1,7 @@
 """PowerSGD: gradients of matrices travel as two thin factors, with error feedback.
 
-Vogels, Karimireddy, Jaggi: PowerSGD (2019), arXiv:1905.13727. Two all-reduces a bucket: one for the left factors and
-what is not compressed, one for the right factors. Matrices of one shape are orthogonalised together.
+Source: Vogels, Karimireddy, Jaggi: PowerSGD (2019), arXiv:1905.13727. A bucket takes two all-reduces: one for the left
+factors and what is not compressed, one for the right factors. Matrices of one shape are orthogonalised together.
 """
 
 import math
@@ -24,16 +24,16 @@ from gossamer.facts import COMPRESSED, Cost, Job, Messages, Method, PlannedBucke
 
 
 class PowerSGD(Algorithm):
-    """g <- P (mean of Q)^T for every matrix, P and Q of `rank` columns; what that leaves out is sent later.
+    """g <- P (mean of Q)^T for every matrix. P and Q have `rank` columns. What that leaves out is sent later.
 
     With M = g + e: P = orthogonal(mean of M Q), Q = M^T P, e = M - P Q^T. Q is kept from step to step. A gradient of
-    more than two dimensions is a matrix of its first dimension and the rest. One of fewer than two, or one whose
-    factors would not save enough, is averaged as it is.
+    more than two dimensions is a matrix of its first dimension and the rest. A gradient of fewer than two dimensions,
+    or one whose factors would not save enough, is averaged as it is.
 
     Args:
-        rank: columns of P and Q.
-        start_step: average exactly for so many steps first, while gradients are of high rank.
-        min_compression_rate: elements of a matrix over elements of its factors, at least.
+        rank: the columns of P and Q.
+        start_step: the number of first steps, which average exactly while gradients have a high rank.
+        min_compression_rate: the least ratio of a matrix's elements to its factors' elements.
     """
 
     name = "powersgd"
@@ -65,7 +65,7 @@ class PowerSGD(Algorithm):
         self._groups: dict[int, list[_Group]] = {}
 
     def for_any_buckets(self) -> "PowerSGD":
-        """This object itself. It now sums in rank order, so no bit depends on where in a message a factor lies."""
+        """Returns this object. It now sums in rank order, so no bit depends on where in a message a factor lies."""
         self._in_rank_order = True
         return self
 
@@ -125,7 +125,7 @@ class PowerSGD(Algorithm):
                 self._right[bucket.names[position]].copy_(right.mT.nan_to_num(0.0, 0.0, 0.0))
 
     def _mean(self, tensors: list[Tensor]) -> None:
-        """Their mean over the ranks, in place, by one all-reduce in float32 (float64)."""
+        """Replaces the tensors by their mean over the ranks, by one all-reduce in float32 (float64 for float64)."""
         if not tensors:
             return
         flat = torch.cat([tensor.reshape(-1).to(accumulate_dtype(tensor.dtype)) for tensor in tensors])
@@ -146,10 +146,10 @@ class PowerSGD(Algorithm):
 def thin_factors(
     bucket: PlannedBucket, rank: int, pays: Callable[[int, int], bool]
 ) -> tuple[int, int, int, int]:
-    """Counts elements: those sent whole, those of left and of right factors; and multiplications of one product.
+    """Counts the elements sent whole, those of left and of right factors, and the multiplications of one product.
 
     Args:
-        pays: whether a matrix of so many elements is worth factors of so many elements.
+        pays: whether a matrix of so many elements is to be sent as factors of so many elements.
     """
     plain = left = right = products = 0
     for shape in bucket.shapes:
@@ -167,8 +167,8 @@ def thin_factors(
 class _Group:
     """The k matrices [rows, columns] of one shape in a bucket, during its bucket_ready.
 
-    The error's memory holds M until what is left out is known: new tensors of a gradient's size cost more than all
-    products together. Thin factors lie transposed, which on a CPU is 5 times as fast to multiply by.
+    The error's memory holds M until the new error is known, because new tensors of a gradient's size cost more than all
+    products together. Thin factors are stored transposed: on a CPU products with them are then 5 times as fast.
     """
 
     def __init__(self, shape: tuple[int, int]) -> None:
@@ -176,7 +176,7 @@ class _Group:
         self.positions: list[int] = []
 
     def load(self, views: list[Tensor], errors: list[Tensor], rights: list[Tensor]) -> None:
-        """rights: [columns, rank] each, of the step before."""
+        """Computes M, and `left`. rights: the right factors of the step before, [columns, rank] each."""
         self.matrices = [
             errors[position].add_(views[position]).reshape(self.shape) for position in self.positions
         ]
@@ -184,7 +184,7 @@ class _Group:
         self.left = torch.stack(products)
 
     def multiply_back(self) -> None:
-        """After the mean of `left`. QR copes with zeros and with columns that depend on each other."""
+        """Computes `right` from the mean of `left`. QR allows zeros and columns that depend on each other."""
         self._means = self.left
         self.left = torch.linalg.qr(self.left)[0]
         self.own = torch.stack(
@@ -193,7 +193,7 @@ class _Group:
         self.right = self.own.clone()  # [k, rank, columns]
 
     def store(self, views: list[Tensor], errors: list[Tensor]) -> None:
-        """After the mean of `right`."""
+        """Writes the gradients and the errors, from the mean of `right`."""
         clean = self._is_finite()
         for number, position in enumerate(self.positions):
             left, matrix = self.left[number], self.matrices[number]
@@ -201,19 +201,19 @@ class _Group:
             matrix.addmm_(left, self.own[number], alpha=-1)
             if not clean:
                 matrix.nan_to_num_(0.0, 0.0, 0.0)  # a step skipped for its NaN must not poison the later ones
-            if matrix.data_ptr() != errors[position].data_ptr():  # reshaped from other strides: a copy
+            if matrix.data_ptr() != errors[position].data_ptr():  # other strides, so reshape() made a copy
                 errors[position].copy_(matrix.view(errors[position].shape))
         del self.matrices
 
     def _is_finite(self) -> bool:
-        """False if a NaN or Inf may be in M: it would be in both products. An accelerator is not waited for."""
+        """False if M may hold a NaN or Inf, which both products would show. False on an accelerator, without a wait."""
         if self.left.device.type != "cpu":
             return False
         return all(bool(factor.isfinite().all()) for factor in (self._means, self.left, self.own))
 
 
 def _product_into(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """out <- left right, whatever its shape, strides and dtype."""
+    """Sets `out`, of any shape, strides and dtype, to the product of left and right."""
     if out.dtype == left.dtype and out.is_contiguous():
         torch.mm(left, right, out=out.view(left.size(0), -1))
     else:
@@ -221,7 +221,7 @@ def _product_into(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _start(bucket: _C.Bucket, position: int, columns: int, rank: int) -> Tensor:
-    """The first Q of a parameter: the same on every rank and in every run."""
+    """Returns the first Q of a parameter, which is the same on every rank and in every run."""
     generator = torch.Generator().manual_seed(zlib.crc32(bucket.names[position].encode()))
     start = torch.randn(columns, rank, generator=generator, dtype=accumulate_dtype(bucket.dtype))
     return start.to(bucket.device).mT.contiguous().mT

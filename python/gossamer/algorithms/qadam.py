@@ -1,8 +1,8 @@
 """QAdam: Adam whose variance is frozen after a warm-up, so that the momentum can travel in 8 bits or fewer.
 
-Bagua's algorithm and signature, after 1-bit Adam (Tang et al. 2021, arXiv:2102.02888), with error feedback. Where it
-departs from Bagua's: `warmup_steps` whole Adam steps come before the switch, the bias correction of the variance stops
-with the variance, weight decay goes on, and every parameter group has its own betas.
+The algorithm and its signature are Bagua's, after 1-bit Adam (Tang et al. 2021, arXiv:2102.02888), with error feedback.
+It differs from Bagua's: `warmup_steps` whole Adam steps come before the switch, the bias correction of the variance
+stops with the variance, weight decay goes on, and every parameter group has its own betas.
 """
 
 import math
@@ -26,13 +26,13 @@ from gossamer.facts import COMPRESSED, EXACT, Messages, Method, Traffic, Trial
 class QAdamOptimizer(torch.optim.Optimizer):
     """Adam for `warmup_steps` steps; then p -= lr * limited(m / (1 - beta1^t) / (sqrt(v / (1 - beta2^warmup)) + eps)).
 
-    v stays as the warm-up left it. Where that is next to nothing, `limited` lets an element move by `largest_move`
-    times lr, no more. The QAdam algorithm updates and averages m; without it, on one worker, step() does.
-    Weight decay is added to the gradient, as in torch.optim.Adam.
+    v stays as the warm-up left it. Where v is almost 0, `limited` lets an element move by at most `largest_move` times
+    lr. The QAdam algorithm updates and averages m. Without the algorithm, on one worker, step() updates m. Weight decay
+    is added to the gradient, as in torch.optim.Adam.
 
     Args:
-        params, lr, betas, eps, weight_decay: as torch.optim.Adam; every group may have its own.
-        warmup_steps: steps of plain Adam, at least 1.
+        params, lr, betas, eps, weight_decay: as torch.optim.Adam. Every group may have its own.
+        warmup_steps: the number of first steps, which are plain Adam's, at least 1.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class QAdamOptimizer(torch.optim.Optimizer):
         if not all(0 <= beta < 1 for beta in betas):
             raise ConfigError(f"QAdamOptimizer: betas must be at least 0 and below 1, got {betas}")
         self.warmup_steps = warmup_steps
-        # Whether the warm-up is over, for all parameters at once, as the algorithm says before each step. None without
-        # an algorithm: each parameter's own steps count.
+        # Whether the warm-up is over, for all parameters. The algorithm sets it before each step. None without an
+        # algorithm: each parameter's own steps count.
         self.frozen: bool | None = None
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update of every parameter that has a gradient."""
+        """Updates every parameter that has a gradient. Returns the closure's loss, or None without a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -74,7 +74,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_of(self, param: Tensor) -> dict[str, Any]:
-        """The parameter's state; zeros where it has none yet. variance_steps: updates of exp_avg_sq."""
+        """Returns the parameter's state, made of zeros if it is new. variance_steps counts updates of exp_avg_sq."""
         state = self.state[param]
         if not state:
             state["step"] = state["variance_steps"] = 0
@@ -99,7 +99,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
             state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
             state["variance_steps"] += 1
         elif self.frozen is None:
-            self.add_to_momentum(param, group)  # else the algorithm has averaged it
+            self.add_to_momentum(param, group)  # with an algorithm, the momentum is averaged already
         if state["variance_steps"] == 0:
             raise ConfigError(
                 f"QAdamOptimizer: a parameter of shape {list(param.shape)} got its first gradient after the "
@@ -117,27 +117,27 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
 
 def largest_move(group: dict[str, Any]) -> float:
-    """In lr: the bound on a step of Adam, whose variance is not frozen, that its paper gives (arXiv:1412.6980, 2.1)."""
+    """Returns the bound, in units of lr, on a step of Adam without a frozen variance (arXiv:1412.6980, section 2.1)."""
     beta1, beta2 = group["betas"]
     return max(1.0, (1 - beta1) / math.sqrt(1 - beta2))
 
 
 def limited(sums: Tensor, denominator: Tensor, limit: float) -> Tensor:
-    """sums / denominator, in the memory of `denominator`, from -limit to limit. NaN stays."""
+    """Returns sums / denominator, clamped to -limit ... limit, in the memory of `denominator`. NaN stays NaN."""
     return torch.div(sums, denominator, out=denominator).clamp_(-limit, limit)
 
 
 class AdamAlgorithm(Algorithm):
-    """What QAdam and 0/1 Adam share: one optimizer of theirs, exact gradients in some steps, and one field by a codec.
+    """What QAdam and 0/1 Adam share: their own optimizer, exact gradients at some steps, and one field in a codec.
 
     Args:
-        codec: what the field travels in.
+        codec: the codec of the field.
     """
 
     state_fields = ("error",)
     needs_optimizer = True
 
-    #: QAdamOptimizer or a subclass.
+    #: QAdamOptimizer or a subclass of it.
     optimizer_class: ClassVar[type[Any]]
     #: The name of the flat memory that is sent instead of gradients.
     field: ClassVar[str]
@@ -152,7 +152,7 @@ class AdamAlgorithm(Algorithm):
 
     @abstractmethod
     def averages_gradients(self, step: int) -> bool:
-        """Whether the step that follows `step` others is made of the exact mean gradient."""
+        """Whether the step that follows `step` others uses the exact mean gradient."""
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         if len(optimizers) != 1 or not isinstance(optimizers[0], self.optimizer_class):
@@ -198,25 +198,25 @@ class AdamAlgorithm(Algorithm):
             agree_on_finite(self._comm, bucket)
 
     def average_field(self, bucket: _C.Bucket) -> None:
-        """On the engine's worker: the field's mean over the ranks, through the codec, in place."""
+        """Averages the field over the ranks through the codec, in place. Called on the engine's worker."""
         self.reduce_field(bucket, self.field, codec=self.codec, step=self.optimizer_steps, group=self._comm)
 
     def on_all_buckets(self, task: Callable[[_C.Bucket], None]) -> None:
-        """task(bucket) for each, on the engine's worker; returns when all are done."""
+        """Runs task(bucket) for each bucket on the engine's worker. Returns when all are done."""
         for bucket in self._buckets:
             self.submit(bucket, task)
         self.wait()
 
 
 class QAdam(AdamAlgorithm):
-    """Exact averaging of gradients during the optimizer's warm-up; then of its momentum, through a codec.
+    """Averages gradients exactly during the optimizer's warm-up, and then its momentum through a codec.
 
-    The momentum takes the rank's own gradient when the optimizer is about to step, so that a GradScaler has unscaled it
-    and clipping has been done; sending it overlaps with nothing. After the warm-up, param.grad holds the rank's own
+    The rank's own gradient is added to the momentum just before the optimizer steps, after a GradScaler's unscaling and
+    after clipping. Sending the momentum overlaps with nothing. After the warm-up, param.grad holds the rank's own
     gradient. DataParallel's optimizer must be one QAdamOptimizer.
 
     Args:
-        codec: what the momentum travels in; ErrorFeedback(Int8()) by default.
+        codec: the codec of the momentum. None: ErrorFeedback(Int8()).
     """
 
     name = "qadam"

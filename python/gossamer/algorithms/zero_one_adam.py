@@ -1,7 +1,7 @@
 """0/1 Adam: Adam without a warm-up, whose ranks send 1 bit an element at some steps and nothing at the others.
 
-Lu, Li, Zhang, De Sa, He 2022, arXiv:2202.06009. The variance takes the exact mean gradient at ever fewer steps; at the
-other steps the sum of the momenta since the last synchronisation travels. docs/qadam.md says where this departs.
+Source: Lu, Li, Zhang, De Sa, He 2022, arXiv:2202.06009. The variance takes the exact mean gradient at ever fewer steps.
+At the other steps ranks send the sum of the momenta since the last synchronisation. docs/qadam.md lists differences.
 """
 
 import math
@@ -19,16 +19,15 @@ from gossamer.facts import COMPRESSED, Method, Trial
 
 
 class ZeroOneAdamOptimizer(QAdamOptimizer):
-    """Adam that updates v in the first `variance_scaler` steps, then in so many of every second, of every fourth, ...
+    """Adam that updates v `variance_scaler` times at every step, then as often at every second, every fourth, ...
 
-    After `freeze_steps` steps v stays. The bias correction of v counts its updates. Elements without variance are not
-    moved, the others by `largest_move` times lr, no more. Without the algorithm ZeroOneAdam, this is what one worker
-    does.
+    After `freeze_steps` steps v stays. The bias correction of v counts its updates. Elements without variance do not
+    move; others move by at most `largest_move` times lr. Without the algorithm ZeroOneAdam, one worker trains so.
 
     Args:
-        params, lr, betas, eps, weight_decay: as torch.optim.Adam; every group may have its own.
-        freeze_steps: the steps in which v is updated at all, at least 1: those of the learning rate's warm-up.
-        variance_scaler: updates of v after which their distance doubles.
+        params, lr, betas, eps, weight_decay: as torch.optim.Adam. Every group may have its own.
+        freeze_steps: the number of first steps that may update v, at least 1: the learning rate's warm-up.
+        variance_scaler: the number of updates of v after which the steps between them double.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class ZeroOneAdamOptimizer(QAdamOptimizer):
     ) -> None:
         _require_positive("ZeroOneAdamOptimizer", freeze_steps=freeze_steps, variance_scaler=variance_scaler)
         self.variance_scaler = variance_scaler
-        # Steps taken, as the algorithm says before each; None without one: each parameter's own count.
+        # The steps taken, set by the algorithm before each step. None without one: each parameter's own count.
         self.steps: int | None = None
         super().__init__(params, lr, freeze_steps, betas, eps, weight_decay)
 
@@ -55,7 +54,7 @@ class ZeroOneAdamOptimizer(QAdamOptimizer):
         return step < self.warmup_steps and (step - begin) % 2**phase == 0
 
     def state_of(self, param: Tensor) -> dict[str, Any]:
-        """update: the sum of rate × m since the last synchronisation; rates: that of rate; anchor: x before it."""
+        """The state also holds `update` and `rates`, the sums of rate × m and of rate since x was `anchor`."""
         state = super().state_of(param)
         if "rates" not in state:
             state["rates"] = 0.0
@@ -63,13 +62,13 @@ class ZeroOneAdamOptimizer(QAdamOptimizer):
         return state
 
     def forget_updates(self, param: Tensor) -> None:
-        """What has been summed up is in x on all ranks, or is to be forgotten."""
+        """Sets the sums since the last synchronisation to 0."""
         state = self.state_of(param)
         state["rates"] = 0.0
         state["update"].zero_()
 
     def take_mean(self, param: Tensor, group: dict[str, Any], mean: Tensor) -> None:
-        """m, and x from the anchor, as if every rank had made the mean update."""
+        """Sets x and m as if every rank had made the mean update since the anchor."""
         state = self.state_of(param)
         if state["rates"]:
             limit = largest_move(group) * state["rates"] * (1 - group["betas"][0] ** state["step"])
@@ -91,7 +90,7 @@ class ZeroOneAdamOptimizer(QAdamOptimizer):
         takes_variance = self.takes_variance(step)
         if not takes_variance and state["variance_steps"] == 0:
             if step < self.warmup_steps:
-                return  # until v is updated next
+                return  # the parameter waits for the next update of v
             raise ConfigError(
                 f"ZeroOneAdamOptimizer: a parameter of shape {list(param.shape)} got its first gradient after the "
                 f"{self.warmup_steps} steps in which v is updated, so it has no variance; use it before, or freeze it"
@@ -111,15 +110,16 @@ class ZeroOneAdamOptimizer(QAdamOptimizer):
 
 
 class ZeroOneAdam(AdamAlgorithm):
-    """Exact gradients at steps that update v; else the updates since the last synchronisation in 1 bit, or nothing.
+    """Sends exact gradients at steps that update v. At other steps it sends the summed updates in 1 bit, or nothing.
 
-    Ranks synchronise at every step until v is frozen, and for `double_every` steps more; then at every second, every
-    fourth, ... In between each trains on its own. DataParallel's optimizer must be one ZeroOneAdamOptimizer.
+    Ranks synchronise at every step until v is frozen, and for `double_every` steps more. Then they synchronise at every
+    second step, at every fourth, ... In between each rank trains on its own. DataParallel's optimizer must be one
+    ZeroOneAdamOptimizer.
 
     Args:
-        codec: what the updates travel in; ErrorFeedback(OneBit()) by default.
-        double_every: steps after which the distance between synchronisations doubles.
-        longest: the largest distance.
+        codec: the codec of the updates. None: ErrorFeedback(OneBit()).
+        double_every: the number of steps after which the steps from one synchronisation to the next double.
+        longest: the most steps from one synchronisation to the next.
     """
 
     name = "zero_one_adam"
