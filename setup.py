@@ -1,9 +1,9 @@
 """Builds gossamer._C against the installed torch. Metadata lives in pyproject.toml.
 
-Torch-free folders are compiled without torch's include directories (a stray torch header fails the build),
-and the instruction-set files with their own flags; each such group is one incremental ninja run. The other
-files read torch's headers from one precompiled header.
-GOSSAMER_BUILD_CUDA=auto|0|1 chooses CUDA: auto builds it when torch has CUDA and nvcc is found.
+Torch-free folders are compiled without torch's include directories, so a stray torch header fails the build. The files
+of an instruction set have their own flags. Each such group is one incremental ninja run. The other files read torch's
+headers from one precompiled header. GOSSAMER_BUILD_CUDA=auto|0|1 chooses CUDA: auto builds it when torch has CUDA and
+nvcc is found.
 """
 
 import glob
@@ -23,11 +23,11 @@ TORCH_FOLDERS = ("backend", "comm", "collectives", "route", "engine", "hook", "n
 PRECOMPILED = "csrc/precompiled.h"
 CXX_FLAGS = ["-O3", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-fvisibility=hidden"]
 NVCC_FLAGS = ["-O3", "--fmad=false", "-Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-ffp-contract=off"]
-INSTRUCTION_SETS = {  # such a file of any folder: the flags it alone gets
+INSTRUCTION_SETS = {  # the name of such a file, in any folder: its own flags
     "cpu_avx2.cpp": ["-mavx2", "-mf16c", "-mfma"],
     "cpu_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c"],
 }
-# Those that nvcc knows; PTX for the last too.
+# The build takes those that nvcc knows, and adds PTX for the last of them.
 CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0+PTX", "10.0", "12.0")
 
 
@@ -37,7 +37,7 @@ def find_nvcc() -> str | None:
 
 
 def toolkit_root(nvcc: str) -> str:
-    """Asks nvcc itself: the nvcc on PATH may be a wrapper script outside the toolkit."""
+    """Asks nvcc itself, because the nvcc on PATH may be a wrapper script outside the toolkit."""
     command = [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull]
     text = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     match = re.search(r"^#\$ TOP=(.*)$", text, re.MULTILINE)
@@ -52,7 +52,7 @@ def default_architectures(nvcc: str) -> str:
 
 
 def architecture_flags() -> list[str]:
-    """Spelled out here because torch adds its own only if no flag, paths included, contains "arch"."""
+    """Returns nvcc's architecture flags. torch adds its own only if no flag, paths included, contains "arch"."""
     flags = []
     for entry in os.environ["TORCH_CUDA_ARCH_LIST"].replace(" ", ";").split(";"):
         match = re.fullmatch(r"(\d+)\.(\d+[af]?)(\+PTX)?", entry)
@@ -117,7 +117,7 @@ def sources() -> list[str]:
 
 
 def group_of(path: str) -> str:
-    """Name of the compile group: "torch", "core" or an instruction-set file's stem."""
+    """Returns the name of a file's compile group: "torch", "core" or an instruction-set file's stem."""
     if Path(path).name in INSTRUCTION_SETS:
         return Path(path).stem
     return "core" if Path(path).parts[1] in TORCH_FREE_FOLDERS else "torch"
@@ -157,7 +157,7 @@ class BuildGossamer(BuildExtension):
         super().build_extension(ext)
 
     def precompile(self, ext) -> list[str]:
-        """Compiles PRECOMPILED with the flags of the torch group; returns the flags that make a file use it."""
+        """Compiles PRECOMPILED with the torch group's flags. Returns the flags that make a file use it."""
         self.compiler.src_extensions.append(".h")
         (compiled,) = self.compiler.compile(
             [PRECOMPILED],
@@ -174,9 +174,9 @@ class BuildGossamer(BuildExtension):
 
 
 def extension():
-    # Named again as system directories, torch's headers raise no warnings of ours.
+    # Torch's headers are named again as system directories, so that they raise no warnings.
     system = include_paths("cuda" if WITH_CUDA else "cpu")
-    # For at::parallel_for. Not given to the linker: the threads are those of torch's own OpenMP library.
+    # -fopenmp is for at::parallel_for. The linker does not get it: the threads are those of torch's OpenMP library.
     cxx = [*CXX_FLAGS, "-fopenmp", *(f"-isystem{path}" for path in system)]
     arguments = {
         "name": "gossamer._C",

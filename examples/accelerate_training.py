@@ -2,7 +2,7 @@
 
     gossamer run -np 2 examples/accelerate_training.py
 
-`accelerate launch` and torchrun start it as well. The one line of Gossamer is instead of accelerator.prepare(model).
+`accelerate launch` and torchrun start it too. One line of Gossamer replaces accelerator.prepare(model).
 """
 
 import torch
@@ -19,7 +19,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 inputs = torch.randn(256, 16)
 data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
 
-# evaluation_mode=True: accelerate puts no torch DDP around it.
+# With evaluation_mode=True accelerate does not wrap the model in torch DDP.
 model = accelerator.prepare_model(
     gs.DataParallel(model, optimizer, algorithm="bytegrad"), evaluation_mode=True
 )

@@ -2,7 +2,7 @@
 
     gossamer run -np 2 examples/all_reduce.py
 
-The call changes the tensor in place; with a codec, too, every rank ends with the same bits.
+The call changes the tensor in place. Every rank ends with the same bits, with a codec too.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
     gossamer run -np 2 examples/hf_trainer.py
 
-torchrun and `accelerate launch` start it as well. The one method of Gossamer is where the Trainer would wrap the model
-in torch DDP. Checkpoints, accumulation and mixed precision work as before.
+torchrun and `accelerate launch` start it too. One method wraps the model in Gossamer where the Trainer would wrap it in
+torch DDP. Checkpoints, accumulation and mixed precision work as before.
 """
 
 import tempfile

@@ -3,7 +3,7 @@
     gossamer run -np 2 examples/horovod_digits.py
     gossamer run -np 2 examples/horovod_digits.py --compression fp16 --use-adasum
 
-The one line that differs from a script for Horovod is the import of hvd; under `gossamer run --as-horovod` it may stay
+Only the import of hvd differs from a script for Horovod. Under `gossamer run --as-horovod` it may stay
 `import horovod.torch as hvd`.
 """
 
@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Net(nn.Sequential):
-    """Logits [N, 10] of images [N, 1, 8, 8]."""
+    """Returns logits [N, 10] for images [N, 1, 8, 8]."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class Net(nn.Sequential):
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """1500 images to train with, and 297 to test with."""
+    """Returns 1500 images to train with, and 297 to test with."""
     images, labels = load_digits(return_X_y=True)
     inputs = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     targets = torch.tensor(labels)
@@ -59,14 +59,14 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def average(value: float, name: str) -> float:
-    """The mean over the ranks."""
+    """Returns the mean over the ranks."""
     return float(hvd.allreduce(torch.tensor(value), name=name))
 
 
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, device: torch.device
 ) -> float:
-    """One epoch over this rank's part of the data. The mean loss of all ranks."""
+    """Trains one epoch on this rank's part of the data. Returns the mean loss of all ranks."""
     model.train()
     total = 0.0
     for inputs, targets in loader:
@@ -80,7 +80,7 @@ def train(
 
 @torch.no_grad()
 def test(model: nn.Module, loader: DataLoader, device: torch.device) -> float:
-    """The part of the images that is recognised, over all ranks."""
+    """Returns the share of the images that the model recognises, over all ranks."""
     model.eval()
     right = count = 0
     for inputs, targets in loader:
@@ -102,7 +102,7 @@ def main() -> None:
     test_loader = DataLoader(testing, args.batch_size, sampler=test_sampler)
 
     model = Net().to(device)
-    # A batch of all ranks is so many times larger. Adasum finds the length of its steps by itself.
+    # The batch of all ranks is hvd.size() times as large. Adasum finds the length of its steps by itself.
     scale = 1 if args.use_adasum else hvd.size()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * scale, momentum=args.momentum)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

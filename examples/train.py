@@ -2,7 +2,7 @@
 
     gossamer run -np 2 examples/train.py
 
-Without Gossamer this is the same script, less the three lines that say gs.
+Only the parts that say gs are Gossamer's.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Where the steps go, in TensorBoard: the loss, and the figures of model.report().
+"""Shows in TensorBoard where the time of a step goes: the loss, and the figures of model.report().
 
     gossamer run -np 2 examples/train_tensorboard.py --logdir runs
     tensorboard --logdir runs
@@ -32,7 +32,7 @@ for step in range(1, 201):
     loss.backward()
     optimizer.step()
     if step % 50 == 0 and writer is not None:
-        report = model.report(reset=True)  # medians of the last 50 steps; asks no other rank
+        report = model.report(reset=True)  # medians of the last 50 steps of this rank
         for name, value in {"loss": loss.item(), **report.scalars()}.items():
             writer.add_scalar(name, value, step)
         print(f"step {step}: loss {loss.item():.4f}, {report['step_ms']:.2f} ms a step")
