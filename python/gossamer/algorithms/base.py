@@ -184,7 +184,7 @@ class Algorithm(ABC):
         self._worker.wait()
 
     def block(self) -> int:
-        """Returns a number of elements. In flat memory, parameters start at its multiples (and at those of 64 bytes)."""
+        """Returns a number of elements. Parameters start at its multiples (and at those of 64 bytes) in flat memory."""
         return 1
 
     def alignment(self, comm: Communicator) -> int:
