@@ -12,7 +12,7 @@ from gossamer.errors import ConfigError
 
 
 def _attribute(of: Callable[[torch.Tensor], Any]) -> property:
-    """Of Bagua tensors alone, so that hasattr() is False for others."""
+    """Makes a property that only Bagua tensors have: hasattr() is False for other tensors."""
 
     def get(each: torch.Tensor) -> Any:
         if not tensor.is_bagua_tensor(each):

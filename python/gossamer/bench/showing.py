@@ -12,7 +12,7 @@ from rich.table import Table
 from gossamer.bench.measuring import emit, label, note, short
 
 Line = Mapping[str, Any]
-WIDTH = 120  # of a table without a terminal
+WIDTH = 120  # columns of a table if there is no terminal
 
 
 def results(title: str, columns: Mapping[str, str], lines: Sequence[Line], *, command: str) -> None:

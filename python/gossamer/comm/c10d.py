@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Origin:
-    """What a communicator was made of, so that another one can be made of the same."""
+    """What a communicator was made of. Another communicator can be made from it."""
 
     kind: str
     store: Any
@@ -38,7 +38,7 @@ class Origin:
 
 _origins: "WeakKeyDictionary[Communicator, Origin]" = WeakKeyDictionary()
 _private_counts: "WeakKeyDictionary[ProcessGroup, int]" = WeakKeyDictionary()
-# By device type, and by each requested device: the lookup of a device's type is slow compared with a small message.
+# The keys are device types and the requested devices: to look up a device's type is slow beside a small message.
 _Communicators = dict["str | torch.device", Communicator]
 _communicators: "WeakKeyDictionary[ProcessGroup, _Communicators]" = WeakKeyDictionary()
 

@@ -35,12 +35,12 @@ def train(steps: int, *, ranks: int, rate: str, seed: int) -> dict:
 
 
 def speedup(runs: dict, name: str) -> float:
-    """How many times as fast as stock DDP a step of this run is."""
+    """Returns how many times as fast as stock DDP a step of this run is."""
     return runs[STOCK]["step_ms"] / runs[name]["step_ms"]
 
 
 def why_not(why: str, runs: dict, rate: str) -> str:
-    """What to print where the hosts cannot be made: the reason, and how long the bytes of a step need at that rate."""
+    """Returns the text to print if the hosts cannot be made: why, and the time of a step's bytes at that rate."""
     needed = [
         f"{name} {1e3 * seen['bytes_per_step'] / parse_rate(rate):,.0f} ms"
         for name, seen in runs.items()

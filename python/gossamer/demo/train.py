@@ -74,7 +74,7 @@ def train(algorithm: str, job: dict, group: Any) -> dict:
 
 
 def bytes_sent(model: nn.Module) -> list[int]:
-    """By this process until now: as the kernel counts them, and as Gossamer's engine does."""
+    """Returns the bytes that this process has sent, by the kernel's count and by the engine's."""
     return [wire.bytes_sent(), model.engine.bytes_sent if isinstance(model, gs.DataParallel) else 0]
 
 

@@ -29,7 +29,7 @@ examples:
 exit code: 1 if there is an error, 0 otherwise (warnings too)
 """
 COLOURS = {OK: "green", WARNING: "yellow", ERROR: "red"}
-WIDTH = 120  # of the table without a terminal
+WIDTH = 120  # columns of the table if there is no terminal
 ALONE = Placement("alone", 0, 1, 0, 1)
 
 

@@ -38,7 +38,7 @@ def extension(job: Job) -> list[Row]:
 
 
 def cuda(job: Job) -> list[Row]:
-    """torch sees the GPU where a driver is loaded, as many GPUs as the host has ranks, and the same number on all."""
+    """torch sees a GPU if a driver is loaded. Hosts have a GPU for each of their ranks, or all have none."""
     rows, found = [], job.of_hosts("cuda")
     for host, own in found.items():
         count, local = len(own["devices"]), len(job.hosts[host])
@@ -64,7 +64,7 @@ def cuda(job: Job) -> list[Row]:
 
 
 def nccl(job: Job) -> list[Row]:
-    """Where there are GPUs, NCCL is there, in one version."""
+    """If there are GPUs, all ranks have NCCL in one version."""
     if not any(own["available"] for own in job.of_ranks("cuda")):
         return [Row("NCCL", OK, "not needed: no GPU")]
     every = job.of_ranks("nccl")

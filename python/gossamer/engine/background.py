@@ -56,7 +56,7 @@ class Background:
             self._waiting = False
 
     def activity(self) -> list[tuple[str, int, float]]:
-        """Return the running task for the stall watch, as begun now: nobody waits for it, so it is no stall."""
+        """Return the running task for the stall watch. It counts as begun now, because nobody waits for it."""
         return [] if self._waiting or not self.busy() else [(self._last, -1, time.time())]
 
     def tell_stall(self, _facts: str, stop: bool) -> None:
@@ -91,7 +91,7 @@ def _close_all() -> None:
     # this rank completes what the others wait for. A thread that runs Python when the interpreter ends would crash the
     # process.
     crashed = getattr(sys, "last_value", None) is not None
-    # Idle ones are closed first, so that no rank waits for them while this rank waits for that rank.
+    # Idle ones are closed first. Otherwise a rank might wait for them while this rank waits for that rank's task.
     for background in sorted(_open, key=Background.busy):
         try:
             if not crashed:

@@ -22,7 +22,7 @@ from gossamer.hooks.functions import (
 from gossamer.hooks.state import State
 from gossamer.hooks.wrappers import bf16_wrapper, fp16_wrapper
 
-globals().update(HOOKS)  # with those of algorithms that were added since
+globals().update(HOOKS)  # also the hooks of algorithms that a user adds to the table
 
 __all__ = [
     "HOOKS",

@@ -71,7 +71,7 @@ def splitting(args: argparse.Namespace, size: int) -> Iterator[tuple[Output, Out
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--output-filename must name a folder: {error}") from error
-        os.environ[PREFIX] = "[${rank}] "  # by which a line's rank is known
+        os.environ[PREFIX] = "[${rank}] "  # a line's rank is read from it
     settings: dict[str, Any] = {
         "folder": folder,
         "width": len(str(size - 1)),

@@ -16,7 +16,7 @@ from gossamer.errors import ConfigError
 
 _OPERATIONS = ("sum", "product", "min", "max", "band", "bor", "bxor")
 _DTYPES = sorted(str(value) for value in vars(torch).values() if isinstance(value, torch.dtype))
-_MOST_DIMENSIONS = 64  # that a torch tensor can have
+_MOST_DIMENSIONS = 64  # of a torch tensor
 
 
 def sync_ddp(result: Any, group: Any = None, reduce_op: Any = None, *, inplace: bool = False) -> Tensor:

@@ -165,7 +165,7 @@ def _problem(
 
 
 def _make(text: str) -> tuple[nn.Module, tuple[torch.Tensor, ...] | None]:
-    """What MODULE:FACTORY returns."""
+    """Calls MODULE:FACTORY, and returns the module and the inputs if it gives some."""
     name, _, attribute = text.partition(":")
     try:
         factory = getattr(importlib.import_module(name), attribute)

@@ -50,7 +50,7 @@ class HookAlgorithm(Algorithm):
         self._sequence = BucketSequence([], self._submit)
         self._optimizer_hooks: list[Any] = []
         self._backwards = 0
-        self._step_to_leave = False  # an optimizer step has begun that torch may never end by a hook
+        self._step_to_leave = False  # an optimizer step has begun, and torch may call no hook at its end
 
     def __repr__(self) -> str:
         return f"{type(self._impl).__name__} (in Bagua's hooks, flatten={self.flatten})"
@@ -125,7 +125,7 @@ class HookAlgorithm(Algorithm):
     # --- calls of the model that the engine has no moment for ---
 
     def begin(self) -> None:
-        """Makes tensors, buckets, operations and hooks, again where they exist. Collective."""
+        """Makes tensors, buckets, operations and hooks, and replaces older ones. Collective."""
         self._end_operations()
         self._forget_tensors()
         tensors = self._impl.init_tensors(self._ddp)
@@ -153,7 +153,7 @@ class HookAlgorithm(Algorithm):
         self._post_step_hook = self._impl.init_post_optimizer_step_hook(self._ddp)
 
     def enter_forward(self, inputs: Any, *, training: bool) -> None:
-        """Called before each forward, behind the engine. `training`: it is a step's, with gradients."""
+        """Called before each forward, after the engine's own work. `training`: the forward records gradients."""
         self._leave_step()
         if not training:
             return
@@ -178,7 +178,7 @@ class HookAlgorithm(Algorithm):
             operation.hold("step")
 
     def _leave_step(self) -> None:
-        """Ends a step that raised: torch calls no hook then."""
+        """Ends a step that has raised, for which torch calls no hook."""
         if self._step_to_leave:
             self._end_step()
 
@@ -215,7 +215,7 @@ class HookAlgorithm(Algorithm):
         self._background.submit(bucket.run, what)
 
     def _communicator(self, group: Any, hierarchical: bool) -> Communicator:
-        """What a bucket's operations communicate through. Collective, the first time for a group."""
+        """Returns the communicator of a bucket's operations. Collective the first time for a group."""
         assert self._background is not None
         own = group is None or group is self._ddp.process_group
         key = None if own else group
@@ -232,7 +232,7 @@ class HookAlgorithm(Algorithm):
         return duplicate(group) if is_communicator(group) else private(group, self._background.comm.device)[0]
 
     def _own_communicators(self) -> list[Communicator]:
-        # One by hosts counts what goes through the flat one that it was made of, too.
+        # A communicator by hosts also counts the bytes of the flat communicator inside it.
         return [
             comm
             for (key, by_hosts), comm in self._communicators.items()

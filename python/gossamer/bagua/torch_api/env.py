@@ -1,7 +1,7 @@
 """Where this worker stands: Bagua's helpers over gossamer.runtime.
 
-Before the group is joined they answer from what the launcher left in the environment (torchrun, mpirun or
-srun), as Bagua did; afterwards from the group. Without a launcher the process is alone.
+Before the group is joined, the launcher's variables (torchrun, mpirun or srun) give the answers, as in Bagua.
+Afterwards the group gives them. Without a launcher the process is alone.
 """
 
 import socket

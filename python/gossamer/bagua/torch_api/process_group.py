@@ -52,8 +52,8 @@ class BaguaCommunicator:
     def abort(self) -> None:
         """Ends this rank's part. Any thread may call it.
 
-        Later calls raise CommError, on this rank and on ranks that wait for it. A call that another thread is in ends
-        with an error; with Gloo only after its timeout.
+        Later calls raise CommError, on this rank and on ranks that wait for it. A call in another thread ends with an
+        error; with Gloo it ends only after its timeout.
         """
         self._aborted = True
         self.group.abort()
@@ -83,12 +83,13 @@ class BaguaProcessGroup:
         inter_node: Any,
         hosts: int = 1,
     ) -> None:
-        """ranks: global ranks, in the group's order. every, intra_node, inter_node: torch groups, or None where this
-        rank is not in one.
+        """Holds existing groups.
 
-        inter_node: _ALONE: a group of this rank, made when it is asked for.
-        hosts: how many hosts the ranks are on. Above 1, and without intra_node: there are no groups for one host and
-            across hosts.
+        Args:
+            ranks: global ranks, in the group's order.
+            every, intra_node, inter_node: torch groups, or None for a group without this rank. inter_node _ALONE: a
+                group of this rank, which is made at its first use.
+            hosts: the number of hosts. If it is above 1 and intra_node is None, there are no groups by hosts.
         """
         self.ranks = ranks
         self.stream = stream
@@ -111,7 +112,7 @@ class BaguaProcessGroup:
     def get_inter_node_communicator(self) -> Any:
         """The communicator of each host's first rank of the group; CommMember.NON_COMM_MEMBER on other ranks."""
         self._require_one_host()
-        if self.inter_node is _ALONE:  # made late: torch names some groups by how many this process has
+        if self.inter_node is _ALONE:  # made late, because torch numbers some groups of a process
             self.inter_node = dist.new_group([runtime.rank()], use_local_synchronization=True)
         return self._communicator(self.inter_node)
 

@@ -66,7 +66,7 @@ def init(
 
 
 def _enter(*arguments: Any) -> bool:
-    """A newcomer waits for its place in the group. Returns whether it is another place than init() returned with."""
+    """Lets a newcomer wait for its place in the group. Returns whether the place differs from init()'s."""
     global _session
     with _lock:
         if _session is None or not is_initialized() or not _session.expected:
@@ -88,7 +88,7 @@ def _opened(begin: Callable[[], Session]) -> Session:
             return begin()
         except RuntimeError as error:
             if (member := membership.member()) is not None and member.lost_group():
-                runtime.shutdown()  # and once more, in the next group of an elastic run
+                runtime.shutdown()  # then begin again, in the next group of an elastic run
             elif isinstance(error, CommError):
                 raise ValueError(f"hvd.init: {error}") from error
             else:

@@ -12,7 +12,7 @@ __all__ += ["gloo_enabled", "mpi_enabled", "mpi_threads_supported"]
 
 
 def mpi_built() -> bool:
-    """Returns whether mpi4py is installed, through which workers of mpirun meet."""
+    """Returns whether mpi4py is installed. Workers of mpirun meet through it."""
     return importlib.util.find_spec("mpi4py") is not None
 
 

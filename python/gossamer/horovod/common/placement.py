@@ -133,7 +133,7 @@ def _place(knobs: Knobs, *, owns: bool, mpi_world: Any, tell: Any) -> Place:
     outside = config.variables("HOROVOD_")
     launched_as = outside.get("HOROVOD_RANK"), outside.get("HOROVOD_SIZE")
     if knobs.cross is None or launched_as != (str(rank), str(size)):
-        return place  # without them, or with those of an earlier group of this process
+        return place  # no launcher gave cross numbers, or they belong to an earlier group of this process
     return replace(place, cross_rank=knobs.cross[0], cross_size=knobs.cross[1])
 
 

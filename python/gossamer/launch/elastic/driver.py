@@ -18,7 +18,7 @@ from gossamer.launch.elastic.slots import Slot, Slots, seats
 from gossamer.launch.outcome import Failure, Outcome, how_it_ended
 
 STEP_S = 0.05
-SILENT_S = 15.0  # of waiting, before the driver says so
+SILENT_S = 15.0  # the driver says that it waits after this time
 PATIENCE_S = 30.0  # for workers that were told to end
 
 
@@ -62,10 +62,9 @@ class Driver:
         self.newcomers = Newcomers(board)
         self.epoch = 0
         self.workers: dict[int, Worker] = {}  # the workers that run
-        self.members: list[int] = []  # of the present group, by rank, with members that have ended
-        self.failures: list[
-            Failure
-        ] = []  # of workers that ended by an error of their own, which ends the run
+        self.members: list[int] = []  # the present group by rank, also members that have ended
+        # Workers that ended by an error of their own. Such an error ends the run.
+        self.failures: list[Failure] = []
         self.finished: set[int] = set()  # workers that ended well without being told to
         self._started = 0
         self._told_to_go: set[int] = set()

@@ -1,6 +1,6 @@
-# Workers that arrive while a group trains: they are answered at once, so that their scripts go on to build models, and
-# are taken in once they have said that they are ready. Used by driver.py.
-"""Who gets ready outside of the group."""
+# Workers that arrive while a group trains. Each is answered at once, so that its script goes on to build its model, and
+# is taken in when it has said that it is ready. Used by driver.py.
+"""The workers that get ready outside of the group."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +9,7 @@ from gossamer.launch.elastic.board import Board, News
 from gossamer.launch.elastic.slots import Slot, seats
 from gossamer.membership import ARRIVED
 
-GATHER_S = 2.0  # one that is ready waits so long for others that are not yet, as each new group costs time
+GATHER_S = 2.0  # how long a ready worker waits for others to become ready, because each new group costs time
 
 
 class Newcomers:
@@ -17,7 +17,7 @@ class Newcomers:
 
     def __init__(self, board: Board, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._board, self._clock = board, clock
-        self._seated: set[int] = set()  # have been in a group
+        self._seated: set[int] = set()  # workers that have been in a group
         self.preparing: set[int] = set()  # workers that were told a place and have been in no group
         self._ready_since: float | None = None  # when the first newcomer was ready
 

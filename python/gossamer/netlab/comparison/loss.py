@@ -91,7 +91,7 @@ class Run:
         self.training.step(*(part.chunk(size)[rank] for part in batch))
 
     def _consensus(self) -> float:
-        """What one exact mean takes, which ranks that are apart need before they have the model that was validated."""
+        """Returns the seconds of one exact mean. Ranks that are apart need it to get the model that was validated."""
         assert self.training.ours is not None
         start_s = time.perf_counter()
         self.training.ours.consensus()

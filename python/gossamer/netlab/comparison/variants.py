@@ -126,7 +126,7 @@ OURS = {
     for method in algorithm.methods
     if method.trial is not None
 }
-# In one level, where several ranks share a host; the others then go by hosts.
+# Variants in one level, for hosts with several ranks. All other variants go by hosts there.
 FLAT = {
     name: replace(OURS[method], flat=True)
     for name, method in {

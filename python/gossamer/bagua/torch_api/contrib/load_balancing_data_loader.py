@@ -17,17 +17,18 @@ class LoadBalancingDistributedSampler(Sampler[int]):
     """Splits a dataset between ranks by the complexity of its samples.
 
     Args:
-        dataset: map-style; every sample of it is read once, here.
-        complexity_fn: the complexity of a sample, a number.
-        num_replicas, rank: of ranks, and of this one; None is the group's or the launcher's.
-        shuffle: another order for each epoch; call set_epoch() before each.
-        seed: equal on all ranks.
-        drop_last: leave samples out where the ranks do not divide them; else some come twice. They are drawn anew
-            each epoch when shuffling, and are the last (or first) of the dataset otherwise.
-        random_level: 0 sorts exactly; 1 adds noise as large as the range of complexities when shuffling.
+        dataset: a map-style dataset. Every sample of it is read once, here.
+        complexity_fn: returns the complexity of a sample, a number.
+        num_replicas, rank: the number of ranks, and this rank. None: the group's or the launcher's.
+        shuffle: take another order in each epoch. Call set_epoch() before each.
+        seed: the seed of the orders, equal on all ranks.
+        drop_last: leave samples out if their number is not divisible by the ranks; else some samples come twice. With
+            shuffle they are drawn in each epoch; otherwise they are the last (or first) of the dataset.
+        random_level: 0 sorts exactly. With shuffle, 1 adds noise as large as the range of complexities.
 
     Raises:
-        ConfigError: an empty dataset, fewer samples than ranks with drop_last, a rank or level out of range.
+        ConfigError: the dataset is empty, has fewer samples than ranks with drop_last, or a rank or level is out of
+            its range.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return [indices[chunk * self.num_replicas + rank] for chunk in chunks]
 
     def _divisible(self, generator: torch.Generator) -> list[int]:
-        """`total_size` indices, some left out or some twice. It comes before sorting, so that no chunk is uneven."""
+        """Returns `total_size` indices: some are left out, or some come twice. Sorting then gives only full chunks."""
         count = len(self.complexities)
         order = torch.randperm(count, generator=generator).tolist() if self.shuffle else list(range(count))
         whole, rest = divmod(self.total_size, count)
@@ -100,7 +101,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
 
 
 class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
-    """Batches of different numbers of samples, such as batches of similar total complexity; as many on each rank.
+    """Batches of different sizes, for example of similar total complexity. Every rank gets equally many batches.
 
     Args:
         sampler: its order is cut into batches; made with drop_last=False.
@@ -132,7 +133,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         return self.total_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """The sampler's set_epoch(), and the batches anew."""
+        """Calls the sampler's set_epoch(), and makes the batches of that epoch."""
         self.sampler.set_epoch(epoch)
         self._generate()
 

@@ -115,27 +115,27 @@ class BaguaDistributedDataParallel(Face):
 
     @property
     def bagua_buckets(self) -> list[Any]:
-        """The buckets as they are now; those of a built-in algorithm are planned anew once, after the first step."""
+        """The current buckets. Those of a built-in algorithm are planned again once, after the first step."""
         return self._hooked.buckets if self._hooked is not None else self.engine.buckets
 
     @property
     def _bagua_backend(self) -> "BaguaDistributedDataParallel":
-        """Where Bagua's algorithms looked for wait_pending_comm_ops()."""
+        """The object on which Bagua's algorithms call wait_pending_comm_ops(): this one."""
         return self
 
     def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of those that are trained and not ignored, each once, under their state_dict() names."""
+        """Returns (name, parameter) of trained parameters that are not ignored, each once, with state_dict() names."""
         ignored = set(self.parameters_to_ignore)
         named = self.module.named_parameters()
         return [(name, param) for name, param in named if param.requires_grad and name not in ignored]
 
     @property
     def tuned(self) -> Tuned | None:
-        """What autotune ended with; None before, and without it."""
+        """The result of autotune. None before it has ended, and without it."""
         return self.engine.tuned
 
     def wait_pending_comm_ops(self) -> None:
-        """For algorithms in hooks: until all buckets that have begun are done. Raises their error."""
+        """Waits until all buckets that have begun are done, for an algorithm in hooks. Raises their error."""
         if self._hooked is not None:
             self._hooked.wait()
 
@@ -180,7 +180,7 @@ class BaguaDistributedDataParallel(Face):
         )
 
     def _connect(self, module: nn.Module, group: Any) -> None:
-        """In one level, as Bagua; by hosts where the group or the algorithm says so."""
+        """Makes the model's connections: in one level, as Bagua, or by hosts if the group or the algorithm says so."""
         inner = torch_group_of("with_bagua", given_group(group))
         if isinstance(group, Hierarchical):
             self._links = connect(module, Hierarchical(inner, group.hosts))

@@ -12,9 +12,9 @@ from gossamer.errors import ConfigError
 
 
 def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> Tensor:
-    """A new tensor: the sum or maximum over the ranks. Backward sums the gradients of all ranks. Collective, both ways.
+    """Returns a new tensor, the sum or maximum over the ranks. Backward sums all ranks' gradients. Both are collective.
 
-    Of a maximum, the gradient goes to each element that is one, also where several are.
+    Every element that equals the maximum gets the gradient, also if there are several.
 
     Args:
         op: SUM or MAX, of torch.distributed.ReduceOp or Bagua's.

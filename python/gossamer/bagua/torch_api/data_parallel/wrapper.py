@@ -81,7 +81,7 @@ class DistributedDataParallel(nn.Module, Face):
 
     @property
     def engine(self) -> Engine:
-        """The engine of gossamer under it."""
+        """The engine of the wrapped model."""
         return self.inner.engine
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class DistributedDataParallel(nn.Module, Face):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward accumulates without communication; the next backward outside sends the sum."""
+        """Lets backward accumulate gradients without sending them. The next backward outside sends the sum."""
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -155,7 +155,7 @@ def _check(module: Any, device_ids: Any, output_device: Any, *, dim: int, check_
 
 
 def _device(given: Any, own: set[torch.device]) -> torch.device:
-    """With its index, which is the current device's where none is given for a model on devices of that type."""
+    """Returns the device with an index. Without one, it is the current device, if the model is on that type."""
     device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
     index: int | None = device.index
     if device.type == "cpu" or index is not None or device.type not in {each.type for each in own}:

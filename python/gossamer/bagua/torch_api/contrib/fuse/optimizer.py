@@ -47,7 +47,7 @@ def fuse_optimizer(
     fuse_step() changes parameters and states to the same bits as step() would. Parameters become views of flat
     memory at once, states when they appear; gradients stay where they are. A parameter of no dimension, not
     contiguous, complex, or of 16 bits on the CPU (whose kernels round the last elements of a tensor otherwise)
-    is stepped by itself, as by step(). So is one whose neighbours have no gradient, or other step counts.
+    is stepped by itself, as by step(). So is a parameter whose neighbours have no gradient or another step count.
 
     A wrapped model whose algorithm works on weights keeps them in its buckets' memory. They stay there, and those
     that lie in a row there are fused. The model may be wrapped before or after.
@@ -121,7 +121,7 @@ _FUSION = "_gossamer_fusion"
 
 
 class _Fusion:
-    """The runs of one optimizer, as they were found last."""
+    """The runs of one optimizer that were found last."""
 
     def __init__(self, optimizer: optim.Optimizer, *, do_flatten: bool, check_flatten: bool) -> None:
         self.optimizer, self.do_flatten, self.check_flatten = optimizer, do_flatten, check_flatten
@@ -208,5 +208,5 @@ def _held_elsewhere(params: Sequence[Tensor]) -> set[int]:
 
 def _key(param: Tensor) -> int:
     """Tells parameters apart, and a dense gradient from a sparse one."""
-    assert param.grad is not None  # of those that take part
+    assert param.grad is not None  # only parameters with gradients take part
     return id(param) if param.grad.layout == torch.strided else -id(param)

@@ -1,7 +1,7 @@
-"""Runs: parameters that lie in a row in memory, and whose optimizer states do, as one long parameter.
+"""A run stands for parameters that follow each other in memory, as one long parameter with one state.
 
-Knows no optimizer: an entry of a state is a tensor of the parameter's shape, or a value that all of a run share.
-Called by optimizer.py alone.
+It knows no optimizer: an entry of a state is a tensor of the parameter's shape, or a value that the whole run shares.
+Only optimizer.py uses it.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ class Run:
     """Two or more parameters as one, `flat`, in the same memory, with a `state` for the optimizer to change.
 
     Args:
-        params: in a row in memory.
+        params: parameters that follow each other in memory.
         weight: that memory, [sum of their elements].
-        state: the optimizer's, by parameter: equal keys for all, and equal shared values. Its tensors are
-            exchanged for parts of long ones.
+        state: the optimizer's state by parameter, with equal keys and equal shared values. Its tensors are replaced by
+            parts of long ones.
     """
 
     def __init__(self, params: Sequence[Tensor], weight: Tensor, state: Any) -> None:
@@ -42,7 +42,7 @@ class Run:
         self._versions = {key: shared._version for key, shared in self._shared.items()}
 
     def is_current(self, state: Any) -> bool:
-        """True if the optimizer's state holds the parts that this run made, and no others, as they were left."""
+        """Returns whether the optimizer's state holds exactly the parts that this run made, unchanged since then."""
         if any(shared._version != self._versions[key] for key, shared in self._shared.items()):
             return False  # such as step() in between, which may have counted on for some parameters only
         for index, param in enumerate(self.params):
