@@ -89,7 +89,7 @@ class Member:
         self.seat: Seat | None = None
         self._calls: list[Callable[[], None]] = [abort]
         self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None}
-        self._left = -1  # the last group that this worker has left, as the board knows
+        self._left = -1  # the last group that this worker has told the board to have left
         self._lost = ""
         self._losing = threading.Lock()
         self._terminal = _terminal_of(launcher) if host == LOCAL else None
@@ -125,7 +125,7 @@ class Member:
         )
 
     def enter(self, join: Callable[[Seat, dist.Store], None]) -> None:
-        """Joins the next group that comes together, by join(seat, store). If it loses a member, the next one.
+        """Joins the next group by join(seat, store). If that group loses a member, joins the one after it.
 
         Raises as take_seat(), and as join() for a group that has not lost a member.
         """

@@ -30,7 +30,7 @@ SILENCE = timedelta(days=365)  # an idle rank sends nothing; a lost rank is noti
 
 @dataclass(frozen=True)
 class NamedOptions:
-    """How operations are negotiated. Fields marked "rank 0" hold as the first rank of the set gives them."""
+    """How operations are negotiated. In fields marked "rank 0", the value of the set's first rank counts."""
 
     fusion_bytes: int = (
         128 << 20
@@ -40,7 +40,7 @@ class NamedOptions:
     window_us: int = 400  # how long to wait for more operations while a burst grows; 0: not at all
     # rank 0: an operation that some ranks have not submitted is reported after this; 0: never
     stall_warning_s: float = 60.0
-    stall_shutdown_s: float = 0.0  # rank 0: and ends everything after this; 0: never
+    stall_shutdown_s: float = 0.0  # rank 0: such an operation ends all operations after this; 0: never
     # rank 0: whether sums go by hosts where there are several; None: as goes_by_hosts() says
     by_hosts: bool | None = None
     # Called on rank 0's worker thread; must be short. None: all ranks log a warning.

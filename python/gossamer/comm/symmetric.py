@@ -37,7 +37,7 @@ class Symmetric:
 
 
 def symmetric(comm: Communicator, control: Communicator) -> Communicator:
-    """Returns a communicator over symmetric memory: all ranks read in place what it allocates. Collective.
+    """Returns a communicator over symmetric memory. All ranks read in place the memory that it allocates. Collective.
 
     Args:
         comm: the ranks, for tensors on the model's device. On the CPU it must use the backend "gossamer".

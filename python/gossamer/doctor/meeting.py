@@ -23,8 +23,8 @@ from gossamer.doctor.rows import Job, Pair, hosts_of
 PINGS = 20
 MESSAGE_BYTES = 1 << 20
 MOST_MESSAGES = 64
-DIRECTION_S = 0.2  # of a bandwidth
-MEASURING_S = 60  # of all pairs
+DIRECTION_S = 0.2  # how long the bandwidth of one direction is measured
+MEASURING_S = 60  # how long all pairs may take
 
 
 def examine(settings: dict[str, Any]) -> Job | None:

@@ -10,8 +10,8 @@ from gossamer.doctor.rows import ERROR, OK, WARNING, Job, Row
 from gossamer.units import rate_text, seconds_text
 
 CLOCK_S = 0.1  # with a larger difference, lines of logs are in the wrong order
-SLOW_PAIR = 0.5  # of the median bandwidth
-FAR_PAIR, FAR_S = 3.0, 1e-3  # of the median latency, and no less than that
+SLOW_PAIR = 0.5  # a pair below this share of the median bandwidth is slow
+FAR_PAIR, FAR_S = 3.0, 1e-3  # a pair is far above this multiple of the median latency, and above FAR_S
 MANY_PAIRS = 10  # rows of pairs; further pairs are summed up in one row
 
 

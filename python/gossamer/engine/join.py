@@ -61,7 +61,7 @@ class UnevenInputs:
 
         Raises:
             ConfigError: as begin(); also if an optimizer's state cannot be copied, which stops the engine.
-            CommError: another rank has failed. The engine has stopped, as after any other exception but the next.
+            CommError: another rank has failed. This and any other exception but the next one stop the engine.
             RuntimeError: on every rank: one rank is out of batches, and throw_on_early_termination is set.
         """
         self.begin(

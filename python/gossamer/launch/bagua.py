@@ -1,5 +1,5 @@
-# Bagua's launchers, `python -m gossamer.bagua.distributed.run` and `.launch`, as `gossamer run`: Bagua's own flags are
-# translated, refused, or said to have no effect; all others are torchrun's. Used by gossamer/bagua/distributed/.
+# Bagua's launchers, `python -m gossamer.bagua.distributed.run` and `.launch`, run `gossamer run`. Bagua's own flags are
+# translated, refused, or printed as without effect. Others are torchrun's. Used by gossamer/bagua/distributed/.
 """Bagua's launchers."""
 
 import argparse

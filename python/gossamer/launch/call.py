@@ -1,5 +1,5 @@
-# What each worker of horovod.run() runs: loads the function that was sent, calls it, leaves its result or its exception
-# in the folder where the launcher looks. function.py sends and collects; nothing imports this.
+# Each worker of horovod.run() runs this file. It loads the function that was sent, calls it, and leaves its result or
+# exception in the folder where the launcher looks. function.py sends and collects; nothing imports this.
 """Worker side of ``horovod.run``: ``python -m gossamer.launch.call FOLDER``."""
 
 import os

@@ -21,8 +21,8 @@ from gossamer.launch.hosts import Host
 from gossamer.launch.outcome import Outcome, describe
 from gossamer.launch.output import splitting
 
-GRACE_S = 1.0  # after a failure, for the report of the failure that caused it
-LEAVE_S = 50.0  # for a host to end its workers
+GRACE_S = 1.0  # how long to wait after a failure for the report of its cause
+LEAVE_S = 50.0  # how long a host may take to end its workers
 
 
 class _Stopped(BaseException):

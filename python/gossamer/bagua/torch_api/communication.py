@@ -1,11 +1,11 @@
 """Bagua's collectives, over torch.distributed's on the group's own backend (gossamer or Gloo; NCCL for GPUs).
 
-What holds for all of them: `comm` is a communicator, or None for all workers, and ranks count within it. A rank that
-is not in it returns at once. Tensors are dense, on CPU or GPU, and their elements count in row-major order. The result
-is there when the call returns; on a GPU, for what the current stream does next. Autograd records nothing.
+In every call, `comm` is a communicator, or None for all workers, and a rank's number is its number in `comm`. A rank
+that is not in `comm` returns at once. Tensors are dense, on CPU or GPU; their elements count in row-major order. The
+result is complete when the call returns; on a GPU, for later work of the current stream. Autograd records nothing.
 
-Each raises ConfigError before anything is sent: before init_process_group(), or for a wrong size, dtype, device, rank
-or operation, with the values. Each raises CommError where the transfer fails, and after comm.abort().
+Every call raises ConfigError, before anything is sent, if init_process_group() was not called or a size, dtype, device,
+rank or operation is wrong. It raises CommError if the transfer fails, and after comm.abort().
 """
 
 from collections.abc import Sequence

@@ -208,8 +208,8 @@ def new_group(
 def from_torch_group(group: Any, stream: "torch.cuda.Stream | None" = None) -> BaguaProcessGroup:
     """A group of the ranks of torch's `group`, over the same connections. Only these ranks need to call it.
 
-    If the ranks are on several hosts, and are not all workers, the group has the global communicator alone: to make the
-    communicators of one host takes every worker. new_group() makes them.
+    If the ranks are on several hosts and are not all workers, the group has only the global communicator. new_group()
+    makes the other communicators too, because every worker calls it.
 
     Raises:
         ConfigError: before init_process_group(); no torch group.

@@ -1,4 +1,4 @@
-"""``broadcast_parameters`` and ``broadcast_optimizer_state``: copy one rank's state to all ranks, by named operations.
+"""``broadcast_parameters`` and ``broadcast_optimizer_state`` copy one rank's state to all ranks, by named operations.
 
 Horovod's module has ``broadcast_object`` and ``allgather_object`` too; they are in objects.py.
 """

@@ -1,6 +1,6 @@
 """Algorithm and AlgorithmImpl: the declaration of an algorithm, and the algorithm at work in one model.
 
-For algorithms of your own, written for Bagua: subclass both classes. gossamer.bagua.hooked calls the hooks.
+An algorithm that was written for Bagua subclasses both classes. gossamer.bagua.hooked calls the hooks.
 A new algorithm is shorter as a gossamer.Algorithm.
 """
 

@@ -12,7 +12,7 @@ class DecentralizedAlgorithm(NativeAlgorithm):
     Args:
         hierarchical: no effect; every rank is a peer.
         peer_selection_mode: "all" or "shift_one".
-        communication_interval: average at every so many optimizer steps, from the first on.
+        communication_interval: optimizer steps from one averaging to the next. The first step averages.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class LowPrecisionDecentralizedAlgorithm(NativeAlgorithm):
 
     Args:
         hierarchical: no effect; every rank is on the ring.
-        communication_interval: exchange at every so many optimizer steps, from the first on.
+        communication_interval: optimizer steps from one exchange to the next. The first step exchanges.
     """
 
     def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""BatchNorm over the batches of all ranks, as if they were one: on CPU and GPU, for unlike batch sizes.
+"""BatchNorm over the joined batches of all ranks, on CPU and GPU. Batch sizes may differ between ranks.
 
 Forward makes one all-gather (count, mean and variance of each rank), backward one all-reduce. gossamer/batchnorm.py has
 the arithmetic.
@@ -21,7 +21,7 @@ class SyncBatchNorm(JoinedBatchNorm):
     """nn.BatchNorm1d/2d/3d whose training statistics are those of all ranks' batches joined.
 
     Input [N, C] or [N, C, ...]. N and the further sizes may differ between ranks, and may be 0. In eval mode nothing is
-    sent. Gradients of weight and bias are this rank's part, as those of any other parameter.
+    sent. Gradients of weight and bias are this rank's part, like those of any other parameter.
 
     Args:
         num_features, eps, momentum, affine, track_running_stats: as in nn.BatchNorm2d.

@@ -8,7 +8,7 @@ import torch
 
 
 def adopt(optimizer: torch.optim.Optimizer, kind: type, *, module: str) -> Any:
-    """Returns an object that shares everything with the optimizer, of a new class with the bases `kind` and its class.
+    """Returns an object that shares everything with the optimizer. Its new class has two bases: `kind` and its class.
 
     Args:
         module: the ``__module__`` of the new class, by which Horovod's helpers know its optimizers.
