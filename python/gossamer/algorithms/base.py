@@ -84,7 +84,7 @@ class Algorithm(ABC):
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def connect(self, worker: Worker) -> None:
-        """Called first, when a model is wrapped. Sets up here what belongs to one run, and not in __init__.
+        """Called first, when a model is wrapped. A subclass sets up here, not in __init__, what belongs to one run.
 
         Raises:
             ConfigError: the object serves another model that is still wrapped.

@@ -116,7 +116,7 @@ class Buckets:
         restore_fields([bucket], self._errors)
         for values in self._errors.values():
             for value in (values.pop(name) for name in names if name in values):
-                if value.is_cuda:  # its own stream may be another, which would reuse the memory too early
+                if value.is_cuda:  # it may belong to another stream, which would reuse its memory too early
                     value.record_stream(torch.cuda.current_stream(value.device))
         return bucket
 

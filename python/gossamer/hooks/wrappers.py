@@ -16,12 +16,12 @@ Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]
 
 
 def bf16_wrapper(hook: Hook) -> Hook:
-    """Returns a hook that calls `hook` with the bucket in bfloat16, and copies the result back to the own dtype."""
+    """Returns a hook that gives `hook` the bucket in bfloat16. The result returns to the gradients' own dtype."""
     return _in_dtype(hook, torch.bfloat16)
 
 
 def fp16_wrapper(hook: Hook) -> Hook:
-    """Returns a hook that calls `hook` with the bucket in float16, where gradients above 65504 become Inf."""
+    """Returns a hook that gives `hook` the bucket in float16, where gradients above 65504 become Inf."""
     return _in_dtype(hook, torch.float16)
 
 
