@@ -38,13 +38,28 @@ inline std::vector<const Kernels*> all_kernels() {
   return found;
 }
 
-inline bool has_blocks(Kind kind) { return kind == Kind::int8 || kind == Kind::int4 || kind == Kind::onebit; }
-// The kind's block nearest to `block`, a multiple of 32.
-inline int64_t block_of(Kind kind, int64_t block) {
-  if (kind == Kind::onebit) return (block + 127) / 128 * 128;
-  return has_blocks(kind) ? block : 1;
+// What the header of a codec says of it.
+struct Traits {
+  bool has_blocks;
+  int64_t block_multiple;
+  bool is_stochastic;
+};
+inline Traits traits_of(Kind kind) {
+#define GOSSAMER_TRAITS(number, name, Codec)                                            \
+  case Kind::name:                                                                      \
+    return {GOSSAMER_ISA::Codec<float>::kStatistics == GOSSAMER_ISA::Statistics::block, \
+            GOSSAMER_ISA::Codec<float>::kBlockMultiple, GOSSAMER_ISA::Codec<float>::kStochastic};
+  switch (kind) { GOSSAMER_CODECS(GOSSAMER_TRAITS) }
+#undef GOSSAMER_TRAITS
+  return {};
 }
-inline bool is_stochastic(Kind kind) { return kind == Kind::int8 || kind == Kind::int4; }
+inline bool has_blocks(Kind kind) { return traits_of(kind).has_blocks; }
+// `block` rounded up to a block that the kind can have; 1 where it has none.
+inline int64_t block_of(Kind kind, int64_t block) {
+  const auto [has_blocks, multiple, stochastic] = traits_of(kind);
+  return has_blocks ? (block + multiple - 1) / multiple * multiple : 1;
+}
+inline bool is_stochastic(Kind kind) { return traits_of(kind).is_stochastic; }
 
 // The nearest value with `bits` of significand and no finite value above `largest`, ties to even.
 inline double nearest(double x, int bits, int min_exponent, double largest) {
