@@ -25,10 +25,14 @@
 
 #include "base/lanes.h"
 
+// What the file says decides, not what the compiler's flags allow: with -march=native they allow AVX everywhere.
 namespace gossamer::GOSSAMER_ISA {
-#if defined(GOSSAMER_MM)
-using VectorLane = WidestLane;
-constexpr int64_t kVectorBytes = sizeof(WidestLane::Floats);
+#if defined(GOSSAMER_AVX512) && !defined(GOSSAMER_LACKS_FLAGS)
+using VectorLane = Avx512;
+constexpr int64_t kVectorBytes = 64;
+#elif defined(GOSSAMER_AVX2) && !defined(GOSSAMER_LACKS_FLAGS)
+using VectorLane = Avx2;
+constexpr int64_t kVectorBytes = 32;
 #else
 using VectorLane = Scalar;
 constexpr int64_t kVectorBytes = 16;  // what every 64-bit CPU has (SSE2, NEON)

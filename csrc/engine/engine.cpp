@@ -118,6 +118,7 @@ void Engine::on_gradient(int64_t index, bool arrived) {
     if (arrival != Hooks::Arrival::complete) return;
     const auto [bucket, position] = hooks_.position(index);
     flight_.gradient_complete(bucket, position, *ending);
+    if (!hooks_.has_gradient(index)) return;
   }
   ending->gradient_complete(index);
 }

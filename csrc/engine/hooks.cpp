@@ -229,10 +229,16 @@ std::vector<int64_t> Hooks::unreached() const {
   return unreached;
 }
 
+bool Hooks::has_gradient(int64_t index) const {
+  const Slot& slot = slots_[static_cast<size_t>(index)];
+  return slot.ready && slot.has_gradient;
+}
+
 std::vector<int64_t> Hooks::incomplete() const {
   std::vector<int64_t> incomplete;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].bucket && !slots_[i].ready) incomplete.push_back(static_cast<int64_t>(i));
+    if (slots_[i].bucket && !has_gradient(static_cast<int64_t>(i)))
+      incomplete.push_back(static_cast<int64_t>(i));
   }
   return incomplete;
 }

@@ -71,8 +71,10 @@ class Hooks {
 
   // Which parameters have a gradient: those that just got one, and those that got none but kept an earlier one.
   std::vector<bool> used() const;
-  std::vector<int64_t> unreached() const;   // what left_out() will be
-  std::vector<int64_t> incomplete() const;  // parameters of the plan that are not complete in this backward
+  std::vector<int64_t> unreached() const;  // what left_out() will be
+  bool has_gradient(
+      int64_t index) const;  // complete in this backward, and with a gradient: autograd may bring none
+  std::vector<int64_t> incomplete() const;  // parameters of the plan for which that does not hold
   // Keeps what this backward has brought, before the plan grows and forgets it. `counts`: its arrivals can count as the
   // model's.
   void take_stock(bool counts, std::optional<bool> left_out_somewhere);

@@ -1,6 +1,8 @@
 """gossamer.bagua: algorithms written in Bagua's hooks, as a user's own are. Ranks are threads."""
 
+import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import gossamer as gs
 import gossamer.bagua.torch_api as bagua
 from gossamer.bagua.torch_api.algorithms.decentralized import LowPrecisionDecentralizedAlgorithm
 from gossamer.bagua.torch_api.tensor import bagua_getter_closure, is_bagua_tensor
+from gossamer.comm import split
 from tests.support.bagua_algorithms import (
     Asynchronous,
     LowPrecision,
@@ -275,6 +278,101 @@ class Again(torch.autograd.Function):
         with torch.enable_grad():
             ctx.param.square().sum().backward()
         return gradient, None
+
+
+class Silent(torch.autograd.Function):
+    """Brings no gradient to its second input."""
+
+    @staticmethod
+    def forward(ctx, x, param):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(10, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x, silent):
+        x = self.first(x)
+        return Silent.apply(x, self.last) if silent else x * self.last
+
+
+def test_parameter_that_autograd_brings_no_gradient_for_counts_as_unused():
+    def body(comm):
+        model = seeded(Half)
+        bagua.with_bagua(model, [], Of(MeanGradients), process_group=comm)
+        for batch in batches(2):
+            model.zero_grad()
+            square(model(shard(batch, comm), silent=comm.rank == 1)).backward()
+        model.bagua_ddp.close()
+        return model.last.grad
+
+    first, second = run_ranks(2, body)
+    assert torch.equal(first, second)
+    assert first.any()
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_model_that_is_dropped_is_collected(close):
+    def body(comm):
+        model = seeded(mlp)
+        bagua.with_bagua(model, [], Of(MeanGradients), process_group=comm)
+        square(model(shard(batches(1)[0], comm))).backward()
+        if close:
+            model.bagua_ddp.close()
+        left = [weakref.ref(each) for each in (model, model.bagua_ddp, model.bagua_algorithm)]
+        del model
+        return left
+
+    alive = [ref for left in run_ranks(2, body) for ref in left]
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 6
+
+
+class RefusesToBegin(MeanGradients):
+    def init_operations(self, bagua_ddp, bucket):
+        raise LookupError("no operations")
+
+
+def test_failed_wrap_leaves_the_model_free():
+    def body(comm):
+        model = seeded(mlp)
+        with pytest.raises(LookupError, match="no operations"):
+            bagua.with_bagua(model, [], Of(RefusesToBegin), process_group=comm)
+        bagua.with_bagua(model, [], Of(MeanGradients), process_group=comm)
+        square(model(shard(batches(1)[0], comm))).backward()
+        model.bagua_ddp.close()
+        return flat_grads(model)
+
+    first, second = run_ranks(2, body)
+    assert torch.equal(first, second)
+
+
+class AcrossAnotherGroup(MeanGradients):
+    """Averages over hosts of another group than the model's."""
+
+    def init_operations(self, bagua_ddp, bucket):
+        bucket.append_centralized_synchronous_op(hierarchical=True, group=self.options["other"])
+
+
+def test_hosts_of_the_models_group_are_not_those_of_another_group():
+    def body(comm):
+        pair, single = split(comm, [0, 1]), split(comm, [2])
+        declared = Of(lambda group: AcrossAnotherGroup(group, other=pair or single))
+        model = seeded(mlp)
+        bagua.with_bagua(model, [], declared, gs.Hierarchical(comm, [[0], [1, 2]]))
+        square(model(shard(batches(1)[0], comm))).backward()
+        model.bagua_ddp.close()
+        return flat_grads(model)
+
+    first, second, alone = run_ranks(3, body)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, alone)
 
 
 def test_bytes_and_steps_are_in_the_report():

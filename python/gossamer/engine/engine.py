@@ -113,10 +113,13 @@ class Engine:
         self.uneven = UnevenInputs(self._native, algorithm, self._members, self._steps, comm, control)
         algorithm.connect(self._worker)
         if algorithm.follows_gradients:
+            # The native engine is no part of Python's garbage collection, so it must not hold the algorithm.
+            ready = weak_call(weakref.WeakMethod(algorithm.gradient_ready))
+            ended = weak_call(weakref.WeakMethod(algorithm.after_backward))
             named_params = list(named.items())
             self._native.alone.set_listener(
-                lambda index: algorithm.gradient_ready(*named_params[index]),
-                lambda missing: algorithm.after_backward([named_params[index] for index in missing]),
+                lambda index: ready(*named_params[index]),
+                lambda missing: ended([named_params[index] for index in missing]),
             )
         self.graph = Graph(self._native, control, named)
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()

@@ -78,7 +78,6 @@ class HookAlgorithm(Algorithm):
     def setup(self, comm: Any, buckets: list["_C.Bucket"]) -> None:
         if self._background is None:
             self._always_by_hosts = isinstance(comm, _C.ByHosts)
-            self._hosts = comm.hosts if self._always_by_hosts else None
             self._background = Background(comm.world if self._always_by_hosts else comm)
 
     def gradient_ready(self, name: str, param: nn.Parameter) -> None:
@@ -159,6 +158,7 @@ class HookAlgorithm(Algorithm):
             return
         if self._impl.need_reset():
             self.wait()
+            self._end_operations()
             self._ddp.broadcast()
             self.begin()
         with self._sequence.hook():
@@ -220,10 +220,13 @@ class HookAlgorithm(Algorithm):
         own = group is None or group is self._ddp.process_group
         key = None if own else group
         by_hosts = hierarchical or (own and self._always_by_hosts)
+        hosts = (
+            getattr(self._ddp.process_group, "hosts", None) if own else None
+        )  # as a Hierarchical names them
         if (key, False) not in self._communicators:
             self._communicators[key, False] = self._background.comm if own else self._connect(group)
         if by_hosts and (key, True) not in self._communicators:
-            self._communicators[key, True] = hierarchy(self._communicators[key, False], self._hosts)
+            self._communicators[key, True] = hierarchy(self._communicators[key, False], hosts)
         return self._communicators[key, by_hosts]
 
     def _connect(self, group: Any) -> Communicator:

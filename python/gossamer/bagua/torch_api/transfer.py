@@ -64,6 +64,8 @@ def collective(call: Call) -> Call:
 
     @functools.wraps(call)
     def collective_call(*arguments: Any, **named: Any) -> Any:
+        if len(arguments) + ("comm" in named) > place + 1:
+            return call(*arguments, **named)  # a TypeError: too many arguments, or comm twice
         comm = named.pop("comm", arguments[place] if len(arguments) > place else None)
         if (comm := members(call.__name__, comm)) is None:
             return None

@@ -89,10 +89,14 @@ class BaguaDistributedDataParallel(Face):
             ignore=self.parameters_to_ignore,
             autotune=tuning,
         )
-        self.engine.watch(self.bagua_optimizers)
-        self.broadcast_optimizers()
-        if self._hooked is not None:
-            self._hooked.begin()
+        try:
+            self.engine.watch(self.bagua_optimizers)
+            self.broadcast_optimizers()
+            if self._hooked is not None:
+                self._hooked.begin()
+        except BaseException:  # nobody else can close it, and it would refuse a second try
+            self.engine.close()
+            raise
         self._hook_into(module)
 
     @property
