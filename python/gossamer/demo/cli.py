@@ -54,11 +54,15 @@ def main(args: argparse.Namespace) -> int:
     for ending in (signal.SIGTERM, signal.SIGHUP):  # also end the workers, as Ctrl-C does
         signal.signal(ending, signal.default_int_handler)
     try:
-        runs, slow, why = train(args), {}, ""
+        runs, slow, why, failure = train(args), {}, "", None
         check(runs)
         if args.link_steps and not (why := netlab.missing()):
-            slow = link.train(args.link_steps, ranks=args.ranks, rate=args.rate, seed=args.seed)
-            check_bits(slow)
+            try:
+                slow = link.train(args.link_steps, ranks=args.ranks, rate=args.rate, seed=args.seed)
+            except GossamerError as error:  # the runs before are worth a table all the same
+                failure = error
+            else:
+                check_bits(slow)
     except KeyboardInterrupt:
         Console().show_cursor()  # hidden by the worker that drew the progress
         print("\ndemo: stopped", file=sys.stderr)
@@ -66,6 +70,8 @@ def main(args: argparse.Namespace) -> int:
     show(runs, slow, args)
     if why:
         print(link.why_not(why, runs, args.rate))
+    if failure is not None:
+        raise failure
     return 0
 
 

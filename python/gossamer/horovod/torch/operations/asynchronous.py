@@ -3,7 +3,7 @@
 Arguments are positional as in Horovod. Results carry no gradients; collectives.py has the forms that wait and do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
 from gossamer.horovod.torch.operations.arguments import reduction, require_scatter, root_of, rows_of
 from gossamer.horovod.torch.operations.handles import Handle, PendingSplits
-from gossamer.horovod.torch.operations.signatures import takes_arguments_of
 from gossamer.horovod.torch.operations.submission import OPS, Average, group, group_names, one
 
 __all__ = ["allreduce_async", "allreduce_async_", "grouped_allreduce_async", "grouped_allreduce_async_"]
@@ -37,13 +36,23 @@ def allreduce_async(
     return one("allreduce", tensor, name, process_set, op=op, **scales)
 
 
-@takes_arguments_of(allreduce_async)
-def allreduce_async_(tensor: Tensor, *arguments: Any, **named: Any) -> Handle:
+def allreduce_async_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
     """Begins ``allreduce_()``, with the arguments of ``allreduce_async()``.
 
     Do not touch the tensor before ``synchronize()``, which returns it.
     """
-    return _allreduce_in_place(one, tensor, *arguments, **named)
+    if average is not None or op not in OPS:
+        op = reduction(op, average, name, process_set)
+    scales: dict[str, Any] = {"prescale": prescale_factor, "postscale": postscale_factor}
+    return one("allreduce", tensor, name, process_set, in_place=True, op=op, **scales)
 
 
 def grouped_allreduce_async(
@@ -61,28 +70,22 @@ def grouped_allreduce_async(
     return group("allreduce", tensors, name, process_set, op=op, **scales)
 
 
-@takes_arguments_of(grouped_allreduce_async)
-def grouped_allreduce_async_(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> Handle:
-    """Begins ``grouped_allreduce_()``, with the arguments of ``grouped_allreduce_async()``.
-
-    Do not touch the tensors before ``synchronize()``, which returns them.
-    """
-    return _allreduce_in_place(group, tensors, *arguments, **named)
-
-
-def _allreduce_in_place(
-    submit: Callable[..., Handle],
-    tensors: Any,
-    average: Any = None,
-    name: Any = None,
-    op: Any = None,
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    op = reduction(op, average, name, process_set, members=len(tensors) if submit is group else None)
+    """Begins ``grouped_allreduce_()``, with the arguments of ``grouped_allreduce_async()``.
+
+    Do not touch the tensors before ``synchronize()``, which returns them.
+    """
+    op = reduction(op, average, name, process_set, members=len(tensors))
     scales: dict[str, Any] = {"prescale": prescale_factor, "postscale": postscale_factor}
-    return submit("allreduce", tensors, name, process_set, in_place=True, op=op, **scales)
+    return group("allreduce", tensors, name, process_set, in_place=True, op=op, **scales)
 
 
 def allgather_async(
