@@ -214,6 +214,21 @@ def test_it_passes_for_one_of_torchs():
     run_ranks(1, body)
 
 
+def test_lightning_and_accelerate_take_it_for_one_of_torchs():
+    types = pytest.importorskip("lightning.pytorch.utilities.types")
+    other = pytest.importorskip("accelerate.utils.other")
+
+    def body(comm):
+        model = gs.DistributedDataParallel(mlp(), process_group=comm)
+        assert isinstance(model, types.DistributedDataParallel)
+        assert isinstance(model, Stock)
+        assert other.extract_model_from_parallel(model) is model.module
+        assert other.extract_model_from_parallel(torch.nn.Sequential(model))[0] is model
+        model.close()
+
+    run_ranks(1, body)
+
+
 @pytest.mark.parametrize(
     ("make", "options", "kind", "text"),
     [
