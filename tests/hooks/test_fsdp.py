@@ -1,31 +1,59 @@
-# gossamer.fsdp: FSDP2's reduce-scatter, all-gather and the all-reduce between replicas, through codecs, on the CPU.
-# Ranks are processes, because fully_shard needs torch's default group.
+"""gossamer.fsdp: FSDP2's reduce-scatter, all-gather and the all-reduce between replicas, through codecs, on the CPU.
+
+Ranks are processes, because fully_shard needs torch's default group.
+"""
+
+from functools import cache
 
 import pytest
-
-import gossamer as gs
-from tests.support.models import mlp
-from tests.support.ranks import run_job
-
-# Every rank prints its results as one line; the check is in the job, so that a failure shows the rank's values.
-JOB = """
-import torch, torch.distributed as dist, gossamer as gs
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from gossamer.comm import from_group
 
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-text = torch.randint(64, (40, 4, 1), generator=torch.Generator().manual_seed(1))
-text = (text + 5 * torch.arange(33)) % 64  # the next number is learnt from the one before
+import gossamer as gs
+from gossamer.comm import from_group
+from tests.support.jobs import Job
+from tests.support.models import mlp
+
+in_job = pytest.mark.usefixtures("job")
+
+STEPS = 30
+SIZE = 4
+
+
+@pytest.fixture(scope="module")
+def job():
+    with Job(SIZE) as job, job.within(dist.init_process_group, dist.destroy_process_group, backend="gloo"):
+        yield job
+
+
+@cache
+def world():
+    return init_device_mesh("cpu", (SIZE,))
+
+
+@cache
+def grid():
+    """Two replicas, of two shards each."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+
+@cache
+def text():
+    """[steps, ranks, length]; the next number is learnt from the one before."""
+    first = torch.randint(64, (40, SIZE, 1), generator=torch.Generator().manual_seed(1))
+    return (first + 5 * torch.arange(33)) % 64
+
 
 def network():
+    def layer():
+        return nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48))
+
     torch.manual_seed(0)
-    layer = lambda: nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48))
     return nn.Sequential(nn.Embedding(64, 48), layer(), layer(), nn.Linear(48, 64))
+
 
 def sharded(mesh, **policy):
     model = network()
@@ -33,80 +61,105 @@ def sharded(mesh, **policy):
         fully_shard(part, mesh=mesh, **policy)
     return fully_shard(model, mesh=mesh, **policy)
 
-def last_loss(model, steps=30):
+
+def loss_of(model, step):
+    rows = text()[step, dist.get_rank() :][:1]
+    return nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+
+def last_loss(model, steps=STEPS):
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(steps):
-        rows = text[step, rank : rank + 1]
-        loss = nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        loss = loss_of(model, step)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     total = loss.detach().clone()
     dist.all_reduce(total)
-    return total.item() / size
+    return total.item() / SIZE
 
-world = init_device_mesh("cpu", (size,))
-exact = last_loss(sharded(world))
-start = last_loss(sharded(world), steps=1)
-assert exact < 0.8 * start, (exact, start)
-ours = from_group(world.get_group(), "cpu")
 
-def close_to_exact(model, what, **settings):
+@cache
+def exact_loss():
+    return last_loss(sharded(world()))
+
+
+def sent_per_step(group, model, exact=None, **settings):
+    """Returns the bytes that each step sends in the group. The loss must end within a hundredth of the exact one."""
+    exact = exact_loss() if exact is None else exact
     gs.fsdp.compress(model, **settings)
-    before = ours.bytes_sent
+    comm = from_group(group, "cpu")
+    before = comm.bytes_sent
     loss = last_loss(model)
-    assert abs(loss - exact) < 0.01 * exact, (what, loss, exact)
-    return (ours.bytes_sent - before) / 30
+    assert abs(loss - exact) < 0.01 * exact, (loss, exact)
+    return (comm.bytes_sent - before) / STEPS
 
-int8 = close_to_exact(sharded(world), "int8 and bf16", codec=gs.Int8())
-four = sum(param.numel() for param in network().parameters()) * 4 * (size - 1) / size
-assert int8 < 0.27 * four + 2 * 0.51 * four, (int8, four)  # one reduce-scatter, two all-gathers
-gradients = close_to_exact(sharded(world), "gradients only", codec=gs.Int8(stochastic=True), weights=None)
-assert 0.2 * four < gradients < 0.27 * four, (gradients, four)
-close_to_exact(sharded(world), "weights only", codec=None, weights=gs.Int8())
 
-replicas = sharded(mesh["shard"])
-between = from_group(mesh["replicate"].get_group(), "cpu")
-before = between.bytes_sent
-close_to_exact(replicas, "replicas", codec=gs.Int8(), replicate=mesh["replicate"].get_group())
-shard = four / 4 * size / (size - 1)
-assert 0.2 * shard < (between.bytes_sent - before) / 30 / 2 < 0.3 * shard * 2, (between.bytes_sent - before, shard)
-for param in replicas.parameters():
-    every = [torch.empty_like(param.to_local()) for _ in range(2)]
-    dist.all_gather(every, param.to_local().detach(), group=mesh["replicate"].get_group())
-    assert torch.equal(*every)
+def exact_bytes():
+    """What a rank sends when it reduce-scatters, or gathers, all parameters in float32."""
+    return sum(param.numel() for param in network().parameters()) * 4 * (SIZE - 1) / SIZE
 
-policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-exact = last_loss(sharded(world, mp_policy=policy))
-close_to_exact(sharded(world, mp_policy=policy), "mixed precision", codec=gs.Int8())
 
-summed, alone = sharded(world), sharded(world)
-gs.fsdp.compress(summed, gs.Identity(), weights=None)
-for model in (summed, alone):
-    for part in [*model[1:3], model] if model is summed else []:
+@in_job
+def test_the_exact_run_learns():
+    start = last_loss(sharded(world()), steps=1)
+    assert exact_loss() < 0.8 * start, (exact_loss(), start)
+
+
+@in_job
+def test_int8_gradients_and_bf16_weights_send_less():
+    sent, four = sent_per_step(world().get_group(), sharded(world()), codec=gs.Int8()), exact_bytes()
+    assert sent < 0.27 * four + 2 * 0.51 * four, (sent, four)  # one reduce-scatter, two all-gathers
+
+
+@in_job
+def test_gradients_alone_go_through_a_codec():
+    settings = {"codec": gs.Int8(stochastic=True), "weights": None}
+    sent, four = sent_per_step(world().get_group(), sharded(world()), **settings), exact_bytes()
+    assert 0.2 * four < sent < 0.27 * four, (sent, four)
+
+
+@in_job
+def test_weights_alone_go_through_a_codec():
+    sent_per_step(world().get_group(), sharded(world()), codec=None, weights=gs.Int8())
+
+
+@in_job
+def test_replicas_average_through_the_codec_and_stay_equal():
+    model, between = sharded(grid()["shard"]), grid()["replicate"].get_group()
+    sent = sent_per_step(between, model, codec=gs.Int8(), replicate=between) / 2
+    shard = exact_bytes() / 4 * SIZE / (SIZE - 1)
+    assert 0.2 * shard < sent < 0.3 * shard * 2, (sent, shard)
+    for param in model.parameters():
+        every = [torch.empty_like(param.to_local()) for _ in range(2)]
+        dist.all_gather(every, param.to_local().detach(), group=between)
+        assert torch.equal(*every)
+
+
+@in_job
+def test_mixed_precision_trains_through_a_codec():
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    exact = last_loss(sharded(world(), mp_policy=policy))
+    sent_per_step(world().get_group(), sharded(world(), mp_policy=policy), exact, codec=gs.Int8())
+
+
+@in_job
+def test_the_gradient_divide_factor_holds():
+    summed, alone = sharded(world()), sharded(world())
+    gs.fsdp.compress(summed, gs.Identity(), weights=None)
+    for part in [*summed[1:3], summed]:
         part.set_gradient_divide_factor(2.0)
-    rows = text[0, rank : rank + 1]
-    nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()).backward()
-for one, mean in zip(summed.parameters(), alone.parameters(), strict=True):
-    torch.testing.assert_close(one.grad.to_local(), size / 2 * mean.grad.to_local(), rtol=1e-4, atol=1e-6)
-
-def refused(text, model, **settings):
-    try:
-        gs.fsdp.compress(model, **settings)
-    except gs.ConfigError as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(text)
-
-refused("a mesh with a replicate axis, whose all-reduce FSDP makes", sharded(mesh), codec=gs.Int8())
-print("rank", rank, "good", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-"""
+    for model in (summed, alone):
+        loss_of(model, 0).backward()
+    for one, mean in zip(summed.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.to_local(), SIZE / 2 * mean.grad.to_local(), rtol=1e-4, atol=1e-6)
 
 
-def test_fsdp_trains_within_a_hundredth_of_exact_and_sends_less(tmp_path):
-    assert run_job(JOB, 4, tmp_path).count("good") == 4
+@in_job
+def test_a_mesh_with_a_replicate_axis_is_refused():
+    model = sharded(grid())
+    with pytest.raises(gs.ConfigError, match="a mesh with a replicate axis, whose all-reduce FSDP makes"):
+        gs.fsdp.compress(model, codec=gs.Int8())
 
 
 @pytest.mark.parametrize(
