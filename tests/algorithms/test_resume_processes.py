@@ -1,4 +1,7 @@
-"""For every algorithm, a run that other processes resume has the bits of an uninterrupted run."""
+"""For every algorithm, a run that other processes resume has the bits of an uninterrupted run.
+
+The runs stay a script, because the processes that resume must start fresh.
+"""
 
 from tests.support.ranks import run_job
 
