@@ -124,8 +124,7 @@ class HookAlgorithm(Algorithm):
     # --- calls of the model that the engine has no moment for ---
 
     def begin(self) -> None:
-        """Makes tensors, buckets, operations and hooks, and replaces older ones. Collective."""
-        self._end_operations()
+        """Makes tensors, buckets, operations and hooks. Older operations have ended. Collective."""
         self._forget_tensors()
         tensors = self._impl.init_tensors(self._ddp)
         plan = plan_buckets(
@@ -220,12 +219,11 @@ class HookAlgorithm(Algorithm):
         own = group is None or group is self._ddp.process_group
         key = None if own else group
         by_hosts = hierarchical or (own and self._always_by_hosts)
-        hosts = (
-            getattr(self._ddp.process_group, "hosts", None) if own else None
-        )  # as a Hierarchical names them
         if (key, False) not in self._communicators:
             self._communicators[key, False] = self._background.comm if own else self._connect(group)
         if by_hosts and (key, True) not in self._communicators:
+            # A Hierarchical may name the hosts of the model's own group; those of another group are looked up.
+            hosts = getattr(self._ddp.process_group, "hosts", None) if own else None
             self._communicators[key, True] = hierarchy(self._communicators[key, False], hosts)
         return self._communicators[key, by_hosts]
 

@@ -1,6 +1,5 @@
 """What a model gets by with_bagua(): its algorithm, and the engine that carries it out."""
 
-import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -61,8 +60,6 @@ class BaguaDistributedDataParallel(Face):
         self.parameters_to_ignore = _ignored(module)
         self.bagua_algorithm = algorithm.reify(process_group)
         self.bagua_train_step_counter = 0
-        self._paused = contextlib.ExitStack()
-        self._sync = True
         tuning = autotune_of(env.get_autotune() if autotune is None else autotune)
         if tuning is not None and not getattr(self.bagua_algorithm, "tunable", False):
             raise ConfigError(
@@ -158,17 +155,11 @@ class BaguaDistributedDataParallel(Face):
     @property
     def require_backward_grad_sync(self) -> bool:
         """False: backward only accumulates, until it is True again."""
-        return self._sync
+        return self.engine.sync
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, sync: bool) -> None:
-        if sync == self._sync:
-            return
-        self._sync = sync
-        if sync:
-            self._paused.close()
-        else:
-            self._paused.enter_context(self.engine.no_sync())
+        self.engine.sync = sync
 
     def close(self, *, crashed: bool = False) -> None:
         """Ends the algorithm; the model goes on alone. Idempotent. crashed: without waiting for other ranks."""

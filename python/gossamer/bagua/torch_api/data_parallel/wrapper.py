@@ -91,12 +91,8 @@ class DistributedDataParallel(nn.Module, Face):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Lets backward accumulate gradients without sending them. The next backward outside sends the sum."""
-        before = self.require_backward_grad_sync
-        self.require_backward_grad_sync = False
-        try:
+        with self.engine.no_sync():
             yield
-        finally:
-            self.require_backward_grad_sync = before
 
     @property
     def require_backward_grad_sync(self) -> bool:
