@@ -32,6 +32,30 @@ def test_output_is_prefixed_by_rank_and_arguments_reach_the_script(start, script
     assert sorted(out.splitlines()) == [f"[0] {line}", f"[1] {line}"]
 
 
+PIECES = """
+import sys, time
+for number in range(3):
+    for piece in ("line ", str(number), " of three\\n"):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+        time.sleep(0.15)
+print("no end", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "where",
+    [["-np", "2"], ["-np", "2", "-H", "localhost:1,127.0.0.1:1"], ["--min-np", "2", "--max-np", "2"]],
+    ids=["here", "hosts", "elastic"],
+)
+def test_a_line_that_a_worker_writes_in_pieces_comes_whole(start, tmp_path, where) -> None:
+    (tmp_path / "pieces.py").write_text(PIECES)
+    code, out, err = start([*RUN, *where, "pieces.py"]).finish()
+    assert code == 0, err
+    lines = ["line 0 of three", "line 1 of three", "line 2 of three", "no end"]
+    assert sorted(out.splitlines()) == [f"[{rank}] {line}" for rank in (0, 1) for line in lines]
+
+
 def test_script_sees_its_own_folder_and_name(start, script, tmp_path) -> None:
     script("VALUE = 42", "beside.py")
     train = script("import beside; print(beside.VALUE, __file__, sys.argv[0], sys.path[0])")

@@ -38,9 +38,9 @@ def run(args: argparse.Namespace, hosts: Sequence[Host]) -> Outcome:
         CommError: a host is not reached in time, or is lost.
     """
     size = sum(host.slots for host in hosts)
-    with splitting(args, size) as streams, _signals():
+    with splitting(args, size), _signals():
         for attempt in range(args.max_restarts + 1):
-            fleet = _Fleet(args, hosts, streams, attempt=attempt)
+            fleet = _Fleet(args, hosts, attempt=attempt)
             try:
                 outcome = fleet.run()
             except _Stopped as stop:
@@ -62,13 +62,10 @@ def run(args: argparse.Namespace, hosts: Sequence[Host]) -> Outcome:
 class _Fleet:
     """The agents of one attempt."""
 
-    def __init__(
-        self, args: argparse.Namespace, hosts: Sequence[Host], streams: Any, *, attempt: int
-    ) -> None:
+    def __init__(self, args: argparse.Namespace, hosts: Sequence[Host], *, attempt: int) -> None:
         self.args, self.hosts, self.attempt = args, hosts, attempt
         self.events: queue.Queue[ssh.AgentEvent] = queue.Queue()
         self.agents: list[ssh.Agent] = []
-        self.streams = streams
         self.start_timeout = ssh.start_timeout()
 
     def run(self) -> Outcome:
@@ -76,11 +73,10 @@ class _Fleet:
         options = ssh.ssh_options(
             port=self.args.remote_port, identity=self.args.identity_file, timeout_s=self.start_timeout
         )
-        out, err = self.streams
         deadline = time.monotonic() + self.start_timeout
         for index, host in enumerate(self.hosts):
             try:
-                agent = ssh.Agent(host, index, options=options, events=self.events, out=out, err=err)
+                agent = ssh.Agent(host, index, options=options, events=self.events)
             except FileNotFoundError as error:
                 raise ConfigError(
                     f"host {host.name}: needs the program {error.filename}; install it"

@@ -7,8 +7,6 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from torch.distributed import run as torchrun
 
@@ -16,7 +14,7 @@ from gossamer.errors import ConfigError
 from gossamer.launch import fleet, here, horovod_flags, hosts, outcome
 from gossamer.launch.elastic import command as elastic
 from gossamer.launch.outcome import Outcome
-from gossamer.launch.output import splitting
+from gossamer.launch.output import splitting, whole_lines
 
 EXAMPLES = """\
 examples:
@@ -92,7 +90,8 @@ def prepare(args: argparse.Namespace) -> None:
 def start(args: argparse.Namespace) -> Outcome:
     """Starts the workers where the flags ask for them, and waits for all."""
     if elastic.asked_for(args):
-        return elastic.start(args, here.worker_arguments(args))
+        with whole_lines():
+            return elastic.start(args, here.worker_arguments(args))
     chosen = hosts.chosen(args)
     if chosen is not None and not (len(chosen) == 1 and chosen[0].is_local()):
         return fleet.run(args, chosen)
@@ -104,7 +103,7 @@ def start(args: argparse.Namespace) -> Outcome:
                 f"-np and --nproc-per-node must agree, got {args.num_proc} and {args.nproc_per_node}"
             )
         args.nproc_per_node = str(args.num_proc)
-    with _output(args):
+    with splitting(args, here.workers_of(str(args.nproc_per_node))):
         return here.run(args)
 
 
@@ -135,19 +134,3 @@ def _check_command(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"{flag} needs a Python script or -m MODULE; leave out --no-python and --run-path"
             )
-
-
-@contextmanager
-def _output(args: argparse.Namespace) -> Iterator[None]:
-    """With --output-filename, what torch's agent prints also goes to the files of the ranks."""
-    if args.output_filename is None and not args.prefix_output_with_timestamp:
-        yield
-        return
-    size = here.workers_of(str(args.nproc_per_node))
-    with splitting(args, size) as (out, err):
-        kept = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = out, err
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = kept

@@ -102,7 +102,8 @@ def unpack(files: Mapping[str, str], folder: str) -> None:
 
 
 class Agent:
-    """A running agent. Its events are put into ``events``; its workers' output goes to ``out`` and ``err``."""
+    """A running agent. Its events are put into ``events``; its workers' output goes to sys.stdout and
+    sys.stderr."""
 
     def __init__(
         self,
@@ -111,8 +112,6 @@ class Agent:
         *,
         options: Sequence[str],
         events: "queue.Queue[AgentEvent]",
-        out: TextIO,
-        err: TextIO,
     ) -> None:
         self.host, self.index, self.last_words = host, index, ""
         self.command = [sys.executable, "-c", BOOTSTRAP]
@@ -126,8 +125,10 @@ class Agent:
         )
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        readers = [threading.Thread(target=self._read, args=(self.process.stdout, out), daemon=True)]
-        readers.append(threading.Thread(target=self._read, args=(self.process.stderr, err), daemon=True))
+        readers = [threading.Thread(target=self._read, args=(self.process.stdout, sys.stdout), daemon=True)]
+        readers.append(
+            threading.Thread(target=self._read, args=(self.process.stderr, sys.stderr), daemon=True)
+        )
         for reader in readers:
             reader.start()
         threading.Thread(target=self._wait, args=(readers,), daemon=True).start()

@@ -17,6 +17,7 @@ from gossamer.launch import addresses, agent
 from gossamer.launch.elastic.process import LocalWorker, Program
 from gossamer.launch.elastic.slots import Slot
 from gossamer.launch.outcome import Failure
+from gossamer.launch.output import whole_lines
 from gossamer.launch.ssh import versions
 
 STEP_S = 0.05
@@ -35,9 +36,10 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = agent.scratch()
         program = Program(job["command"], stack.enter_context(folder), tee=job["tee"])
-        worker = LocalWorker(program, job["number"], Slot(*job["slot"]), env={})
-        threading.Thread(target=agent.watch, args=(control, folder), daemon=True).start()
-        outcome = _await(worker)
+        with whole_lines():
+            worker = LocalWorker(program, job["number"], Slot(*job["slot"]), env={})
+            threading.Thread(target=agent.watch, args=(control, folder), daemon=True).start()
+            outcome = _await(worker)
     agent.say("ended", failure=dataclasses.asdict(outcome) if isinstance(outcome, Failure) else None)
 
 

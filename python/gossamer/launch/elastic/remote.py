@@ -5,7 +5,6 @@
 import os
 import queue
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 
 from gossamer.launch import ssh
@@ -38,9 +37,7 @@ class RemoteWorker:
         self.number, self.slot = number, slot
         self._events: queue.Queue[ssh.AgentEvent] = queue.Queue()
         self._said: bool | Failure = False
-        self._agent = ssh.Agent(
-            Host(slot.host, 1), number, options=options, events=self._events, out=sys.stdout, err=sys.stderr
-        )
+        self._agent = ssh.Agent(Host(slot.host, 1), number, options=options, events=self._events)
         variables = dict(ssh.environment(exported)) | dict(program.env) | dict(env)
         self._agent.send({"environment": variables, "directory": os.getcwd(), "agent": FAR})
         self._agent.send(
