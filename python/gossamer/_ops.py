@@ -1,7 +1,7 @@
-"""Typed wrappers of the native operations for codecs, optimizers and flat memory, and their shapes for torch.compile.
+"""Typed wrappers of the native operations for codecs and flat memory, and the shapes of all for torch.compile.
 
-`torch.ops.gossamer.*` is defined in csrc/ops.cpp, ops_optim.cpp and ops_flat.cpp. The codec classes and optim.py call
-these wrappers.
+`torch.ops.gossamer.*` is defined in csrc/ops.cpp, ops_optim.cpp and ops_flat.cpp. The codec classes call the wrappers;
+optim.py calls its two operations itself.
 """
 
 import torch
@@ -10,7 +10,13 @@ from torch import Tensor
 from gossamer import _C as _native
 
 _ops = torch.ops.gossamer
+optimizer_ops = _ops  # adam_step_ and sgd_step_ make one step of all parameters, in place
 with_cuda: bool = _native.with_cuda
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which tensors of `dtype` are summed: float64 for float64, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def wire_bytes(kind: int, block: int, dtype: torch.dtype, row_numel: int) -> int:
@@ -56,92 +62,11 @@ def _encode_shape(x: Tensor, kind: int, block: int, key: int = 0) -> Tensor:
     return x.new_empty((x.size(0), wire_bytes(kind, block, x.dtype, x.size(1))), dtype=torch.uint8)
 
 
-@torch.library.register_fake("gossamer::decode")
-def _decode_shape(wire: Tensor, kind: int, block: int, out: Tensor) -> None:
-    return None
-
-
-@torch.library.register_fake("gossamer::decode_add")
-def _decode_add_shape(wire: Tensor, kind: int, block: int, dtype: torch.dtype, acc: Tensor) -> None:
-    return None
-
-
 @torch.library.register_fake("gossamer::reduce_encode")
 def _reduce_encode_shape(
     wire: Tensor, kind: int, block: int, dtype: torch.dtype, row_numel: int, scale: float, key: int = 0
 ) -> Tensor:
     return wire.new_empty((1, wire.size(1)))
-
-
-def adam_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    decoupled_weight_decay: bool,
-    maximize: bool,
-) -> None:
-    """Make one step of Adam on all parameters. Change everything but the gradients, in place.
-
-    Parameters may differ in dtype and device.
-
-    Args:
-        exp_avgs, exp_avg_sqs: float32, or float64 for float64 parameters.
-        steps: the number of steps of each parameter, one element on the CPU; each grows by one.
-
-    Raises:
-        ConfigError: The tensors do not fit together.
-    """
-    _ops.adam_step_.default(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        steps,
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-        decoupled_weight_decay,
-        maximize,
-    )
-
-
-def sgd_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    momentum_buffers: list[Tensor],
-    *,
-    lr: float,
-    momentum: float,
-    dampening: float,
-    weight_decay: float,
-    nesterov: bool,
-    maximize: bool,
-    first: bool,
-) -> None:
-    """Make one step of SGD on all parameters. Change everything but the gradients, in place.
-
-    Parameters may differ in dtype and device.
-
-    Args:
-        momentum_buffers: float32, or float64 for float64 parameters; an empty list if momentum is 0.
-        first: the momentum buffers hold nothing yet, and take the gradients.
-
-    Raises:
-        ConfigError: The tensors do not fit together.
-    """
-    _ops.sgd_step_.default(
-        params, grads, momentum_buffers, lr, momentum, dampening, weight_decay, nesterov, maximize, first
-    )
 
 
 def gather(tensors: list[Tensor], flat: Tensor, *, scale: float = 1.0) -> None:
@@ -162,6 +87,8 @@ def scatter(tensors: list[Tensor], flat: Tensor, *, scale: float = 1.0) -> None:
 
 
 # These change their arguments in place and return nothing, so fake tensors need nothing.
+@torch.library.register_fake("gossamer::decode")
+@torch.library.register_fake("gossamer::decode_add")
 @torch.library.register_fake("gossamer::gather_")
 @torch.library.register_fake("gossamer::scatter_")
 @torch.library.register_fake("gossamer::adam_step_")

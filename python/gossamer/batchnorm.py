@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gossamer._ops import accumulate_dtype
 from gossamer.errors import ConfigError
 from gossamer.torch_private import AnyBatchNorm  # the class by which torch itself knows every BatchNorm
 
@@ -54,7 +55,9 @@ def _moments(x: Tensor) -> Tensor:
     own = torch.zeros(1 + 2 * channels, dtype=torch.float64, device=x.device)
     if count:
         own[0] = count
-        own[1 + channels :], own[1 : 1 + channels] = torch.var_mean(x.to(_wide(x.dtype)), axes, correction=0)
+        own[1 + channels :], own[1 : 1 + channels] = torch.var_mean(
+            x.to(accumulate_dtype(x.dtype)), axes, correction=0
+        )
     return own
 
 
@@ -118,7 +121,7 @@ class _Normalise(torch.autograd.Function):
         eps: float,
         add_up: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        wide = _wide(x.dtype)
+        wide = accumulate_dtype(x.dtype)
         inverse = (variance + eps).rsqrt()
         ctx.save_for_backward(x, weight, mean, inverse, count)
         ctx.add_up = add_up
@@ -131,7 +134,7 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight, mean, inverse, count = ctx.saved_tensors
-        wide = _wide(x.dtype)
+        wide = accumulate_dtype(x.dtype)
         gradient = gradient.to(wide)
         normal = (x.to(wide) - _channels(mean, x)) * _channels(inverse, x)
         axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -153,8 +156,4 @@ def _parameter_gradients(ctx: Any, first: tuple[Any], own: Tensor, weight: Tenso
 
 def _channels(values: Tensor, like: Tensor) -> Tensor:
     """Returns [C] as [1, C, 1, ...], in the dtype in which `like` is computed."""
-    return values.to(_wide(like.dtype)).view(1, -1, *[1] * (like.dim() - 2))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return values.to(accumulate_dtype(like.dtype)).view(1, -1, *[1] * (like.dim() - 2))

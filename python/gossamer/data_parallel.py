@@ -3,8 +3,8 @@
 It translates arguments; the engine does the work. Its state_dict is that of the wrapped model.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,16 +13,7 @@ from torch import nn
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
 from gossamer.comm import Communicator, Flat, Hierarchical, Symmetric
-from gossamer.engine import (
-    Autotune,
-    Engine,
-    Face,
-    Tuned,
-    autotune_of,
-    connect,
-    optimizers_of,
-    refuse_assigned_parameters,
-)
+from gossamer.engine import Autotune, Face, Tuned, autotune_of, optimizers_of, refuse_assigned_parameters
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,20 +81,9 @@ class DataParallel(nn.Module, Face):
                 f"DataParallel: {self.algorithm!r} counts optimizer steps; give the optimizer as second argument"
             )
         self.algorithm.require_free()
-        self.algorithm.use_optimizers(optimizers)
-        links = connect(module, process_group)
-        self._given_group = links.given
-        self._engine = Engine(
-            module,
-            self.algorithm,
-            comm=links.comm,
-            control=links.control,
-            bucket_bytes=bucket_bytes,
-            first_bucket_bytes=first,
-            broadcast=broadcast,
-            autotune=autotune_of(autotune),
-        )
-        self.engine.watch(optimizers)
+        sizes = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first}
+        tuning = autotune_of(autotune)
+        self._wrap(self.algorithm, process_group, optimizers, **sizes, broadcast=broadcast, autotune=tuning)
         self.register_state_dict_post_hook(_drop_module_prefix)
         self.register_load_state_dict_pre_hook(_add_module_prefix)
         self.register_load_state_dict_post_hook(refuse_assigned_parameters)
@@ -118,11 +98,9 @@ class DataParallel(nn.Module, Face):
         """The result of autotune, equal on every rank; None before it has ended, and without autotune."""
         return self.engine.tuned
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Let backward accumulate gradients without sending them. The next backward outside sends the sum."""
-        with self.engine.no_sync():
-            yield
+        return self.engine.no_sync()
 
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gossamer import _ops
+from gossamer._ops import accumulate_dtype, optimizer_ops
 from gossamer.errors import ConfigError
 
 __all__ = ["SGD", "Adam", "AdamW"]
@@ -97,9 +97,13 @@ class _Native(torch.optim.Optimizer):
             if isinstance(state.get("step"), Tensor):
                 state["step"] = state["step"].cpu()
             for name, value in state.items():
-                if name != "step" and isinstance(value, Tensor) and value.dtype != state_dtype(param):
+                if (
+                    name != "step"
+                    and isinstance(value, Tensor)
+                    and value.dtype != accumulate_dtype(param.dtype)
+                ):
                     given = loaded[0]["state"][key][name]  # torch has rounded it to the parameter's dtype
-                    state[name] = given.to(device=param.device, dtype=state_dtype(param))
+                    state[name] = given.to(device=param.device, dtype=accumulate_dtype(param.dtype))
 
     def _update(self, group: Options, params: list[Tensor], grads: list[Tensor]) -> None:
         raise NotImplementedError
@@ -136,17 +140,10 @@ class SGD(_Native, torch.optim.SGD):
     def _call(
         self, group: Options, params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], *, first: bool
     ) -> None:
-        _ops.sgd_step(
-            params,
-            grads,
-            buffers,
-            lr=float(group["lr"]),
-            momentum=float(group["momentum"]),
-            dampening=float(group["dampening"]),
-            weight_decay=float(group["weight_decay"]),
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-            first=first,
+        # Buffers are float32, or float64 for float64 parameters. first: they hold nothing yet, and take the gradients.
+        rates = [float(group[name]) for name in ("lr", "momentum", "dampening", "weight_decay")]
+        optimizer_ops.sgd_step_.default(
+            params, grads, buffers, *rates, group["nesterov"], group["maximize"], first
         )
 
 
@@ -177,20 +174,10 @@ class Adam(_Native, torch.optim.Adam):
                 states[index]["step"] = torch.zeros((), dtype=dtype, device="cpu")
                 states[index]["exp_avg"] = mean.zero_()
                 states[index]["exp_avg_sq"] = square.zero_()
-        beta1, beta2 = group["betas"]
-        _ops.adam_step(
-            params,
-            grads,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["step"] for state in states],
-            lr=float(group["lr"]),
-            beta1=float(beta1),
-            beta2=float(beta2),
-            eps=float(group["eps"]),
-            weight_decay=float(group["weight_decay"]),
-            decoupled_weight_decay=group["decoupled_weight_decay"],
-            maximize=group["maximize"],
+        tensors = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")]
+        rates = [float(rate) for rate in (group["lr"], *group["betas"], group["eps"], group["weight_decay"])]
+        optimizer_ops.adam_step_.default(
+            params, grads, *tensors, *rates, group["decoupled_weight_decay"], group["maximize"]
         )
 
 
@@ -201,16 +188,11 @@ class AdamW(Adam, torch.optim.AdamW):
     """
 
 
-def state_dtype(param: Tensor) -> torch.dtype:
-    """The dtype of a parameter's states and of its update: float64 for float64, else float32."""
-    return torch.float64 if param.dtype == torch.float64 else torch.float32
-
-
 def empty_states(params: Sequence[Tensor]) -> list[Tensor]:
     """Allocates a state of each parameter's shape and strides. States follow each other where the parameters do."""
     states: dict[Tensor, Tensor] = {}
     for row in _rows(params):
-        dtype = state_dtype(row[0])
+        dtype = accumulate_dtype(row[0].dtype)
         if len(row) == 1:
             states[row[0]] = torch.empty_like(row[0], dtype=dtype, memory_format=torch.preserve_format)
             continue

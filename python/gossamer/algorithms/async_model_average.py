@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm
+from gossamer.algorithms.base import Algorithm, require_steps
 from gossamer.codec import Identity
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
@@ -47,17 +47,12 @@ class AsyncModelAverage(Algorithm):
     fields = ("grad", "weight")
     needs_optimizer = True
 
-    _background: Background | None = None
-
     def __init__(self, sync_interval_ms: float = 500, warmup_steps: int = 0) -> None:
         if not sync_interval_ms >= 0:
             raise ConfigError(
                 f"AsyncModelAverage: sync_interval_ms must not be negative, got {sync_interval_ms!r}"
             )
-        if not isinstance(warmup_steps, int) or warmup_steps < 0:
-            raise ConfigError(
-                f"AsyncModelAverage: warmup_steps must be a number of steps, got {warmup_steps!r}"
-            )
+        require_steps("AsyncModelAverage", least=0, what="number of steps", warmup_steps=warmup_steps)
         self.sync_interval_ms, self.warmup_steps = sync_interval_ms, warmup_steps
 
     @property
@@ -185,14 +180,6 @@ class AsyncModelAverage(Algorithm):
     def settle(self) -> None:
         """Forgets the round under way, whose result is of the weights before. It ends when the other ranks begin it."""
         self._begun = []
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._background.comm.bytes_sent if self._background is not None else 0
-
-    @property
-    def bytes_received(self) -> int:
-        return self._background.comm.bytes_received if self._background is not None else 0
 
     def leave(self) -> None:
         """Lets the background thread, which keeps the memory, answer the other ranks until they have ended too."""

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm
+from gossamer.algorithms.base import Algorithm, require_steps
 from gossamer.comm import Communicator
 from gossamer.engine import Worker
-from gossamer.errors import ConfigError
 from gossamer.facts import APART, Job, Messages, Method, PlannedBucket, Traffic, Trial
 from gossamer.topology import TOPOLOGIES, Topology, resolve
 
@@ -55,8 +54,7 @@ class Decentralized(Algorithm):
     needs_optimizer = True
 
     def __init__(self, topology: str | Topology = "all", interval: int = 1) -> None:
-        if not isinstance(interval, int) or interval < 1:
-            raise ConfigError(f"Decentralized: interval must be a positive number of steps, got {interval!r}")
+        require_steps("Decentralized", interval=interval)
         self.topology, self.interval = resolve(topology), interval
 
     def connect(self, worker: Worker) -> None:

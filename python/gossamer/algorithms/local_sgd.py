@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
+from gossamer.algorithms.base import Algorithm, require_codec, require_steps, whole_chunks
 from gossamer.codec import Codec, ErrorFeedback, Identity, Int4
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
@@ -118,8 +118,7 @@ class LocalSGD(Algorithm):
         merge: float = 1.0,
         lockstep: bool = False,
     ) -> None:
-        if not isinstance(period, int) or period < 1:
-            raise ConfigError(f"LocalSGD: period must be a positive number of steps, got {period!r}")
+        require_steps("LocalSGD", period=period)
         if not isinstance(fragments, int) or not 1 <= fragments <= period:
             raise ConfigError(f"LocalSGD: fragments must be 1 to the period, {period}, got {fragments!r}")
         if not isinstance(delay, int) or not 0 <= delay < period:
@@ -160,7 +159,7 @@ class LocalSGD(Algorithm):
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
         self._outer: dict[int, torch.optim.Optimizer] = {}  # by bucket: the plan of weights does not change
-        self._background: Background | None = None
+        self._background = None
         self._arrivals: dict[int, int] = {}  # fragment -> the step at which its mean is taken
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
@@ -249,14 +248,6 @@ class LocalSGD(Algorithm):
         """Makes the new weights the anchor."""
         for bucket in self._buckets:
             bucket.flat("anchor").copy_(bucket.flat("weight"))
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._background.comm.bytes_sent if self._background is not None else 0
-
-    @property
-    def bytes_received(self) -> int:
-        return self._background.comm.bytes_received if self._background is not None else 0
 
     def close(self, *, crashed: bool = False) -> None:
         if self._background is not None:

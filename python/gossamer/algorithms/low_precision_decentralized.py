@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm, require_codec
+from gossamer.algorithms.base import Algorithm, require_codec, require_steps
 from gossamer.codec import Codec, Int8
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
@@ -64,8 +64,7 @@ class LowPrecisionDecentralized(Algorithm):
                 f"{where}: the codec must round to nearest and have no error feedback, because what one difference "
                 f"leaves out is part of the next, got {codec!r}"
             )
-        if not isinstance(interval, int) or interval < 1:
-            raise ConfigError(f"{where}: interval must be a positive number of steps, got {interval!r}")
+        require_steps(where, interval=interval)
         if not 0 < gamma <= 1:
             raise ConfigError(f"{where}: gamma must be above 0 and at most 1, got {gamma!r}")
         self.codec = codec if codec is not None else Int8()

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm
+from gossamer.algorithms.base import Algorithm, require_steps
 from gossamer.codec import accumulate_dtype
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Unsent, Worker
-from gossamer.errors import ConfigError
 from gossamer.facts import COMPRESSED, Cost, Job, Messages, Method, PlannedBucket, Traffic, Trial
 
 
@@ -52,10 +51,8 @@ class PowerSGD(Algorithm):
     needs_optimizer = True
 
     def __init__(self, rank: int = 4, *, start_step: int = 0, min_compression_rate: float = 2.0) -> None:
-        if not isinstance(rank, int) or rank < 1:
-            raise ConfigError(f"PowerSGD: rank must be a positive integer, got {rank!r}")
-        if not isinstance(start_step, int) or start_step < 0:
-            raise ConfigError(f"PowerSGD: start_step must be a number of steps, got {start_step!r}")
+        require_steps("PowerSGD", what="positive integer", rank=rank)
+        require_steps("PowerSGD", least=0, what="number of steps", start_step=start_step)
         self.rank, self.start_step, self.min_compression_rate = rank, start_step, min_compression_rate
         self._in_rank_order = False
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm, require_codec, whole_chunks
+from gossamer.algorithms.base import Algorithm, require_codec, require_steps, whole_chunks
 from gossamer.codec import Codec, ErrorFeedback, Int8, OneBit
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
@@ -44,10 +44,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        if not isinstance(warmup_steps, int) or warmup_steps < 1:
-            raise ConfigError(
-                f"QAdamOptimizer: warmup_steps must be a positive integer, got {warmup_steps!r}"
-            )
+        require_steps("QAdamOptimizer", what="positive integer", warmup_steps=warmup_steps)
         if lr < 0 or eps < 0 or weight_decay < 0:
             raise ConfigError(
                 f"QAdamOptimizer: lr, eps and weight_decay must not be negative, got {lr}, {eps}, {weight_decay}"

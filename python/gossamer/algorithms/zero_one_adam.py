@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
+from gossamer.algorithms.base import require_steps
 from gossamer.algorithms.qadam import AdamAlgorithm, QAdamOptimizer, largest_move, limited
 from gossamer.codec import Codec, ErrorFeedback, OneBit
 from gossamer.errors import ConfigError
@@ -41,7 +42,12 @@ class ZeroOneAdamOptimizer(QAdamOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        _require_positive("ZeroOneAdamOptimizer", freeze_steps=freeze_steps, variance_scaler=variance_scaler)
+        require_steps(
+            "ZeroOneAdamOptimizer",
+            what="positive integer",
+            freeze_steps=freeze_steps,
+            variance_scaler=variance_scaler,
+        )
         self.variance_scaler = variance_scaler
         # The steps taken, set by the algorithm before each step. None without one: each parameter's own count.
         self.steps: int | None = None
@@ -139,7 +145,7 @@ class ZeroOneAdam(AdamAlgorithm):
 
     def __init__(self, codec: Codec | None = None, *, double_every: int = 32768, longest: int = 16) -> None:
         super().__init__(codec if codec is not None else ErrorFeedback(OneBit()))
-        _require_positive("ZeroOneAdam", double_every=double_every, longest=longest)
+        require_steps("ZeroOneAdam", what="positive integer", double_every=double_every, longest=longest)
         self.double_every, self.longest = double_every, longest
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -187,9 +193,3 @@ class ZeroOneAdam(AdamAlgorithm):
         self.average_field(bucket)
         for param, view in views:
             self._optimizer.take_mean(param, self._groups[param], view)
-
-
-def _require_positive(where: str, **settings: int) -> None:
-    for name, value in settings.items():
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{where}: {name} must be a positive integer, got {value!r}")

@@ -3,8 +3,9 @@
 A new codec is one file, and one line in the table here.
 """
 
+from gossamer._ops import accumulate_dtype
 from gossamer.codec.adaptive import Adaptive
-from gossamer.codec.base import Codec, CodecFacts, CodecSpeed, NativeCodec, accumulate_dtype
+from gossamer.codec.base import Codec, CodecFacts, CodecSpeed, NativeCodec
 from gossamer.codec.cast import BF16, FP16, Identity
 from gossamer.codec.feedback import ErrorFeedback
 from gossamer.codec.int4 import Int4
@@ -14,35 +15,9 @@ from gossamer.codec.onebit import OneBit
 from gossamer.codec.topk import TopK
 
 CODECS: dict[str, type[Codec]] = {
-    codec.name: codec
-    for codec in (
-        Identity,
-        FP16,
-        BF16,
-        Int8,
-        MinMaxUInt8,
-        Int4,
-        OneBit,
-        TopK,
-    )
+    codec.name: codec for codec in (Identity, FP16, BF16, Int8, MinMaxUInt8, Int4, OneBit, TopK)
 }
 """The codecs, by the names that the benchmarks take."""
 
-__all__ = [
-    "BF16",
-    "CODECS",
-    "FP16",
-    "Adaptive",
-    "Codec",
-    "CodecFacts",
-    "CodecSpeed",
-    "ErrorFeedback",
-    "Identity",
-    "Int4",
-    "Int8",
-    "MinMaxUInt8",
-    "NativeCodec",
-    "OneBit",
-    "TopK",
-    "accumulate_dtype",
-]
+__all__ = ["CODECS", "Adaptive", "Codec", "CodecFacts", "CodecSpeed", "ErrorFeedback", "NativeCodec"]
+__all__ += ["BF16", "FP16", "Identity", "Int4", "Int8", "MinMaxUInt8", "OneBit", "TopK", "accumulate_dtype"]

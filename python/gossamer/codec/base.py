@@ -137,11 +137,6 @@ class NativeCodec(Codec):
         return acc
 
 
-def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype in which tensors of `dtype` are summed: float64 for float64, float32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def check_rounding(name: str, stochastic: bool, seed: int) -> tuple[bool, int]:
     """Returns both values. Raises CodecError unless `stochastic` is a bool and `seed` an unsigned 64-bit number."""
     if not isinstance(stochastic, bool):

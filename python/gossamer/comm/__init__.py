@@ -10,6 +10,7 @@ from gossamer.comm.backend import register as register_backend
 from gossamer.comm.c10d import (
     from_backend,
     from_group,
+    gather_numbers,
     private,
     private_among,
     split,
@@ -32,9 +33,9 @@ from gossamer.comm.hierarchical import (
 from gossamer.comm.named import NamedOptions, open_named, sums_by_hosts
 from gossamer.comm.symmetric import MAX_RANKS, Symmetric, symmetric
 
-__all__ = ["Communicator", "Work", "from_backend", "from_group", "private", "private_among", "split"]
+__all__ = ["Communicator", "Work", "from_backend", "from_group", "gather_numbers", "private", "private_among"]
 __all__ += ["Flat", "Hierarchical", "connect_by_hosts", "direct_group", "duplicate", "given_group"]
 __all__ += ["goes_by_hosts", "hierarchy", "is_communicator", "layout_text", "way_of"]
 __all__ += ["MAX_RANKS", "Symmetric", "symmetric"]
 __all__ += ["NamedOptions", "open_named", "sums_by_hosts"]
-__all__ += ["register_backend", "store_of", "timeout_of"]
+__all__ += ["register_backend", "split", "store_of", "timeout_of"]

@@ -36,7 +36,8 @@ class Origin:
     splits: int = 0
 
 
-_origins: "WeakKeyDictionary[Communicator, Origin]" = WeakKeyDictionary()
+#: Of the communicators that were made with a store, by which their ranks can meet for further connections.
+origins: "WeakKeyDictionary[Communicator, Origin]" = WeakKeyDictionary()
 _private_counts: "WeakKeyDictionary[ProcessGroup, int]" = WeakKeyDictionary()
 # The keys are device types and the requested devices: to look up a device's type is slow beside a small message.
 _Communicators = dict["str | torch.device", Communicator]
@@ -63,7 +64,7 @@ def from_backend(
     comm = _C.c10d_communicator(backend, torch.device(device), store, name, list(called))
     if store is not None:
         kind = "gossamer" if isinstance(backend, _C.GossamerBackend) else backend.name()
-        _origins[comm] = Origin(kind, store, name, _timeout_of(backend))
+        origins[comm] = Origin(kind, store, name, _timeout_of(backend))
     return comm
 
 
@@ -97,12 +98,18 @@ def hosts_of(comm: Communicator) -> list[list[int]]:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     place = f"{boot} {os.readlink('/proc/self/ns/net')} {os.geteuid()}"
     number = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=7).digest(), "big")
-    every = torch.empty(comm.size, dtype=torch.int64, device=comm.device)
-    comm.all_gather(every, torch.tensor([number], device=comm.device)).wait()
     hosts: dict[int, list[int]] = {}
-    for rank, where in enumerate(every.tolist()):
+    for rank, [where] in enumerate(gather_numbers(comm, number)):
         hosts.setdefault(where, []).append(rank)
     return list(hosts.values())
+
+
+def gather_numbers(comm: Communicator, *numbers: int) -> list[list[int]]:
+    """Returns the numbers of each rank, in rank order. All ranks give equally many. Collective."""
+    mine = torch.tensor(numbers, dtype=torch.int64, device=comm.device)
+    every = mine.new_empty(comm.size, len(numbers))
+    comm.all_gather(every.view(-1), mine).wait()
+    return every.tolist()
 
 
 def share_memory(comm: Communicator, control: Communicator) -> Communicator:
@@ -111,23 +118,13 @@ def share_memory(comm: Communicator, control: Communicator) -> Communicator:
     origin.splits += 1
     store = dist.PrefixStore(f"{origin.name}/symmetric{origin.splits}", origin.store)
     own = _C.symmetric_communicator(comm, control, store, int(origin.timeout.total_seconds() * 1000))
-    remember_origin(own, origin)
+    origins[own] = origin
     return own
-
-
-def has_origin(comm: Communicator) -> bool:
-    """Returns whether it was made with a store, by which its ranks can meet for further connections."""
-    return comm in _origins
-
-
-def remember_origin(comm: Communicator, origin: Origin) -> None:
-    """Records that `comm` was made of `origin`."""
-    _origins[comm] = origin
 
 
 def origin_of(comm: Communicator) -> Origin:
     """Returns what a communicator was made of. Raises ConfigError if it was made without a store."""
-    origin = _origins.get(comm)
+    origin = origins.get(comm)
     if origin is None:
         raise ConfigError(
             "comm.split: this communicator was made without a store; give from_backend(store=...)"
@@ -137,7 +134,7 @@ def origin_of(comm: Communicator) -> Origin:
 
 def store_of(comm: Communicator, leaf: str) -> Any:
     """Returns a store of this communicator's ranks under the prefix `leaf`; None if it was made without a store."""
-    origin = _origins.get(comm)
+    origin = origins.get(comm)
     return None if origin is None else dist.PrefixStore(f"{origin.name}/{leaf}", origin.store)
 
 

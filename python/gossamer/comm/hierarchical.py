@@ -19,10 +19,10 @@ from gossamer import _C
 from gossamer._C import Communicator
 from gossamer.comm.c10d import (
     from_group,
-    has_origin,
+    gather_numbers,
     hosts_of,
     origin_of,
-    remember_origin,
+    origins,
     share_memory,
     split,
 )
@@ -87,7 +87,7 @@ def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> C
         comm: the ranks, for tensors on a model's device.
         control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
     """
-    known = isinstance(comm, _C.ByHosts) or comm.size == 1 or not has_origin(control)
+    known = isinstance(comm, _C.ByHosts) or comm.size == 1 or control not in origins
     if isinstance(group, Flat) or (known and not isinstance(group, Hierarchical)):
         return _on_its_way(comm, "flat, as asked" if isinstance(group, Flat) else way_of(comm))
     hosts = hosts_of(control)
@@ -159,10 +159,8 @@ def checked_hosts(hosts: Any, control: Communicator) -> Hosts:
         raise ConfigError(
             f"Hierarchical: hosts must name each of the ranks 0 to {control.size - 1} once, got {lists}"
         )
-    mine = torch.tensor([zlib.crc32(str(lists).encode())], device=control.device)
-    every = mine.new_empty(control.size)
-    control.all_gather(every, mine).wait()
-    different = (every != every[0]).nonzero().flatten().tolist()
+    every = gather_numbers(control, zlib.crc32(str(lists).encode()))
+    different = [rank for rank, own in enumerate(every) if own != every[0]]
     if different:
         raise ConfigError(
             f"Hierarchical: hosts must be the same on all ranks; those of {different} differ from rank 0's"
@@ -190,5 +188,5 @@ def by_hosts(comm: Communicator, hosts: Hosts, machines: Hosts) -> Communicator:
     if comm.device.type == "cpu":  # no rank may leave before all have connected
         comm.all_reduce(torch.zeros(1)).wait()
     own = _C.ByHosts(comm, inside, next((part for part in across if part is not None), None), hosts)
-    remember_origin(own, origin_of(comm))
+    origins[own] = origin_of(comm)
     return own

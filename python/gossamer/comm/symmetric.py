@@ -11,10 +11,8 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from gossamer._C import Communicator
-from gossamer.comm.c10d import hosts_of, share_memory
+from gossamer.comm.c10d import gather_numbers, hosts_of, share_memory
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,10 +65,8 @@ def _require_that_ranks_see_each_other(control: Communicator) -> None:
     The sockets lie in the temporary folder and are named by process id.
     """
     where = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "mnt")] + [tempfile.gettempdir()]
-    mine = torch.tensor([zlib.crc32(str(where).encode()), os.getpid()])
-    every = mine.new_empty(control.size, 2)
-    control.all_gather(every.view(-1), mine).wait()
-    places, processes = every.T.tolist()
+    every = gather_numbers(control, zlib.crc32(str(where).encode()), os.getpid())
+    places, processes = zip(*every, strict=True)
     different = [rank for rank, place in enumerate(places) if place != places[0]]
     if different:
         raise ConfigError(
@@ -79,5 +75,5 @@ def _require_that_ranks_see_each_other(control: Communicator) -> None:
         )
     if len(set(processes)) < control.size:
         raise ConfigError(
-            f"Symmetric: each rank must be a process of its own on a GPU, got process ids {processes}"
+            f"Symmetric: each rank must be a process of its own on a GPU, got process ids {list(processes)}"
         )

@@ -19,14 +19,7 @@ from gossamer.codec import FP16
 from gossamer.comm import Flat, Hierarchical, Symmetric
 from gossamer.ddp import arguments, precision
 from gossamer.ddp.buffer_hook import BufferHook
-from gossamer.engine import (
-    Engine,
-    Face,
-    broadcast_everywhere,
-    connect,
-    optimizers_of,
-    refuse_assigned_parameters,
-)
+from gossamer.engine import Engine, Face, broadcast_everywhere, optimizers_of, refuse_assigned_parameters
 from gossamer.errors import ConfigError, UsageError
 from gossamer.torch_private import BufferCommHookLocation
 
@@ -44,12 +37,13 @@ class Reducer:
     def prepare_for_forward(self) -> None:
         """Do nothing: forward() prepares itself."""
 
+    _delay_all_reduce = (
+        prepare_for_forward  # the first backward of a static graph sends everything at its end
+    )
+
     def _rebuild_buckets(self) -> bool:
         """Return False: the engine plans again by itself, at the end of a backward."""
         return False
-
-    def _delay_all_reduce(self) -> None:
-        """Do nothing: the first backward of a static graph sends everything at its end."""
 
 
 class DistributedDataParallel(nn.Module, Face):
@@ -193,23 +187,18 @@ class DistributedDataParallel(nn.Module, Face):
             raise ConfigError(
                 f"DistributedDataParallel: {algorithm!r} counts optimizer steps; give optimizer=..."
             )
-        algorithm.use_optimizers(self._optimizers)
-        self._links = links = connect(self.module, self._group)
-        self._given_group, self._place = links.given, (links.comm.rank, links.comm.size)
-        bucket_bytes, first_bucket_bytes = self._sizes
-        self._engine = engine = Engine(
-            self.module,
+        self._links = self._wrap(
             algorithm,
-            comm=links.comm,
-            control=links.control,
-            bucket_bytes=bucket_bytes,
-            first_bucket_bytes=first_bucket_bytes,
+            self._group,
+            self._optimizers,
+            bucket_bytes=self._sizes[0],
+            first_bucket_bytes=self._sizes[1],
             last=self._last,
             broadcast=broadcast,
             buffers_too=buffers_too,
             ignore=self.parameters_to_ignore,
         )
-        engine.watch(self._optimizers)
+        self._place, engine = (self._links.comm.rank, self._links.comm.size), self.engine
         engine.graph.require_used = not self.find_unused_parameters
         self._has_buffers = len(self.modules_buffers) > 0
         engine.uneven.sync_buffers = self.forward_sync_buffers and self._has_buffers
@@ -369,6 +358,7 @@ class DistributedDataParallel(nn.Module, Face):
         """Return facts under torch's names."""
         trained = [param for param in self.module.parameters() if param.requires_grad]
         rank, size = self._place
+        switches = ("broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
         return {
             "module_name": type(self.module).__name__,
             "world_size": size,
@@ -377,11 +367,8 @@ class DistributedDataParallel(nn.Module, Face):
             "bucket_cap_bytes": self.bucket_bytes_cap,
             "bucket_sizes": ", ".join(str(bucket.bytes) for bucket in self.engine.buckets),
             "num_parameter_tensors": len(trained),
-            "total_parameter_size_bytes": sum(param.numel() * param.element_size() for param in trained),
-            "broadcast_buffers": int(self.forward_sync_buffers),
-            "find_unused_parameters": int(self.find_unused_parameters),
-            "gradient_as_bucket_view": int(self.gradient_as_bucket_view),
-            "static_graph": int(self.static_graph),
+            "total_parameter_size_bytes": sum(param.nbytes for param in trained),
+            **{switch: int(getattr(self, switch)) for switch in switches},
             "comm_hook": getattr(self.engine.algorithm, "hook", ""),
         }
 

@@ -5,16 +5,19 @@ parameters become trainable; when a state is loaded; and by the tuner. engine.py
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-
-from torch import nn
+import weakref
+from collections.abc import Callable, Sequence
 
 from gossamer import _C
 from gossamer.comm import Communicator
 from gossamer.engine.agree import require_equal
-from gossamer.engine.plan import plan_buckets
+from gossamer.engine.algorithm import Algorithm
+from gossamer.engine.parts import Parts
+from gossamer.engine.plan import Sizes, plan_buckets
 from gossamer.engine.state import restore_fields, save_fields
-from gossamer.engine.worker import Moments, bucket_ready_of
+from gossamer.engine.watching import watch_of
+from gossamer.engine.worker import with_context
+from gossamer.observe.stall import Limits, Watch
 
 _log = logging.getLogger("gossamer")
 
@@ -25,37 +28,21 @@ class Buckets:
     Attributes:
         all: the buckets, in the order in which they are sent.
         clocks: the timed work of each bucket, while they are timed.
-
-    Args:
-        params: all parameters that the ranks share, by name.
-        bucket_bytes, first_bucket_bytes: see plan_buckets.
-        last: names of parameters that travel after all others.
+        bucket_bytes: the size at which a bucket closes.
+        native: the native engine. The engine sets it before the first plan.
     """
 
-    def __init__(
-        self,
-        params: Mapping[str, nn.Parameter],
-        algorithm: Moments,
-        *,
-        comm: Communicator,
-        control: Communicator,
-        bucket_bytes: int,
-        first_bucket_bytes: int | Sequence[int],
-        last: Collection[str] = (),
-    ) -> None:
-        self._names, self._params = list(params), list(params.values())
-        self._algorithm, self._comm, self._control = algorithm, comm, control
-        self.bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
-        self._last = {index for index, name in enumerate(self._names) if name in last}
+    native: _C.Engine
+
+    def __init__(self, parts: Parts, sizes: Sizes) -> None:
+        self._names, self._params = list(parts.named), list(parts.named.values())
+        self._algorithm, self._comm, self._control = parts.algorithm, parts.comm, parts.control
+        self._sizes, self.bucket_bytes = sizes, sizes.bucket_bytes
+        self._last = {index for index, name in enumerate(self._names) if name in sizes.last}
         self._order: list[int] = []
-        self._native: _C.Engine
         self._timed = False
         self.all: list[_C.Bucket] = []
         self.clocks: list[_C.TimedWork] = []
-
-    def connect(self, native: _C.Engine) -> None:
-        """Give the native engine. Called once, before the first plan."""
-        self._native = native
 
     @property
     def names(self) -> list[list[str]]:
@@ -96,7 +83,7 @@ class Buckets:
 
     def append_late(self) -> None:
         """Add buckets for parameters that became trainable. Called on every rank, at the end of a backward."""
-        late = self._native.hooks.survey()
+        late = self.native.hooks.survey()
         lines = [f"{self._names[i]} is trainable now" for i in late]
         require_equal(self._control, lines, "the set of parameters that became trainable")
         self._order = [*self._order, *late[::-1]]
@@ -110,12 +97,23 @@ class Buckets:
             for bucket in self.all:
                 bucket.adopt_weights()
 
+    def open_watch(self, limits: Limits | None) -> Watch:
+        """Open the stall watch of the native engine. It keeps no plan alive. All ranks open theirs in one order."""
+        plan = weakref.ref(self)
+
+        def describe(bucket: int) -> str:
+            known = plan()
+            found = known.all[bucket : bucket + 1] if known is not None else []
+            return repr(found[0]) if found else f"bucket {bucket}"
+
+        return watch_of(self.native, self._control, limits, describe=describe, unit="step")
+
     def _plan(self, order: list[int], bucket_bytes: int) -> list[list[int]]:
         return plan_buckets(
             self._params,
             order,
             bucket_bytes=bucket_bytes,
-            first_bucket_bytes=self._first_bucket_bytes,
+            first_bucket_bytes=self._sizes.first_bucket_bytes,
             last=self._last,
             group_of=lambda index: self._algorithm.group_of(self._names[index], self._params[index]),
             limit_of=self._algorithm.bucket_limit,
@@ -125,7 +123,7 @@ class Buckets:
         if not rebuild and [bucket.param_indices for bucket in self.all] == plan:
             return
         kept = save_fields(self.all, self._algorithm.state_fields)
-        self._native.clear_buckets()
+        self.native.clear_buckets()
         self.all, self.clocks = [], []
         # One bucket at a time, so that old flat memory is freed as its gradients move.
         for indices in plan:
@@ -148,11 +146,20 @@ class Buckets:
         if self._timed:
             work = _C.TimedWork(work)
             self.clocks.append(work)
-        self._native.append_bucket(bucket, work)
+        self.native.append_bucket(bucket, work)
 
     def _work_of(self, bucket: _C.Bucket) -> _C.BucketWork:
         if (work := self._algorithm.native_work(bucket)) is not None:
             return work
         if "grad" in self._algorithm.fields:
-            return _C.PythonWork(bucket_ready_of(self._algorithm, self._comm))
+            return _C.PythonWork(_bucket_ready_of(self._algorithm, self._comm))
         return _C.AgreeOnFinite() if self._algorithm.lockstep else _C.NoWork()
+
+
+def _bucket_ready_of(algorithm: Algorithm, comm: Communicator) -> Callable[[_C.Bucket], None]:
+    # It holds no engine: the worker thread must not drop the last reference to the engine that owns it.
+    def call(bucket: _C.Bucket) -> None:
+        what = f"step {bucket.step} {bucket!r}: {algorithm!r}.bucket_ready raised"
+        with_context(lambda: algorithm.bucket_ready(bucket), what, comm)()
+
+    return call

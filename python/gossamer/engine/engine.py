@@ -21,15 +21,17 @@ from gossamer.autotune import Autotune, Tuned, Tuner, refusal_of_tuning
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members, refusal_of, tensors_in
 from gossamer.engine.agree import broadcast_buffers, broadcast_everywhere, mean_everywhere, require_same_model
+from gossamer.engine.algorithm import Algorithm
 from gossamer.engine.buckets import Buckets
 from gossamer.engine.compiling import uncompiled
 from gossamer.engine.graph import Graph
 from gossamer.engine.join import UnevenInputs
+from gossamer.engine.parts import Parts
+from gossamer.engine.plan import Sizes
 from gossamer.engine.reporting import Figures
 from gossamer.engine.state import require_state, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
-from gossamer.engine.watching import open_watch
-from gossamer.engine.worker import Moments, Worker, weak_call
+from gossamer.engine.worker import Worker, weak_call
 from gossamer.observe.report import Report, Reports
 from gossamer.observe.stall import Limits
 from gossamer.observe.timeline import begin_from_environment
@@ -46,7 +48,8 @@ class Engine:
         algorithm: what to do with a bucket.
         comm: the group, for tensors on the model's device.
         control: the same ranks for CPU tensors; `comm` itself where the model is on the CPU.
-        bucket_bytes, first_bucket_bytes, last: see Buckets.
+        bucket_bytes, first_bucket_bytes: see plan_buckets.
+        last: names of parameters that travel after all others.
         broadcast: copy parameters and buffers from rank 0 now.
         buffers_too: False: copy no buffers.
         ignore: names of parameters and buffers that belong to each rank alone. They are not copied, planned, sent or
@@ -62,7 +65,7 @@ class Engine:
     def __init__(
         self,
         module: nn.Module,
-        algorithm: Moments,
+        algorithm: Algorithm,
         *,
         comm: Communicator,
         control: Communicator,
@@ -80,15 +83,8 @@ class Engine:
         self._names, self._params = list(named), list(named.values())
         trainable = [i for i, param in enumerate(self._params) if param.requires_grad]
         self._comm, self._control, self.algorithm = comm, control, algorithm
-        self._buckets = Buckets(
-            named,
-            algorithm,
-            comm=comm,
-            control=control,
-            bucket_bytes=bucket_bytes,
-            first_bucket_bytes=first_bucket_bytes,
-            last=last,
-        )
+        parts = Parts(algorithm, self._members, named, comm, control)
+        self._buckets = Buckets(parts, Sizes(bucket_bytes, first_bucket_bytes, last))
         self._steps = StepCounter(algorithm, self._count_step)
         refusal = refusal_of(self._members, comm, [(other._comm, other._params) for other in _open])
         refusal = refusal or refusal_of_tuning(autotune, algorithm)
@@ -108,9 +104,9 @@ class Engine:
             on_late=weak_call(weakref.WeakMethod(self._buckets.append_late)),
             on_order=weak_call(weakref.WeakMethod(self._buckets.arrive)),
         )
-        self._buckets.connect(self._native)
+        self._buckets.native = self._native
         self._worker = Worker(self._native, comm)
-        self.uneven = UnevenInputs(self._native, algorithm, self._members, self._steps, comm, control)
+        self.uneven = UnevenInputs(self._native, parts, self._steps)
         algorithm.connect(self._worker)
         if algorithm.follows_gradients:
             # The native engine is no part of Python's garbage collection, so it must not hold the algorithm.
@@ -121,7 +117,7 @@ class Engine:
                 lambda index: ready(*named_params[index]),
                 lambda missing: ended([named_params[index] for index in missing]),
             )
-        self.graph = Graph(self._native, control, named)
+        self.graph = Graph(self._native, parts)
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
         self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())
         self._buckets.arrive(trainable[::-1])
@@ -129,9 +125,9 @@ class Engine:
         choices = self._choices, self._buckets, algorithm
         self._tuner = Tuner(autotune, *choices, control=control, done=done) if autotune else None
         self._begin_tuning()
-        self._figures = Figures(self._native, comm, control, algorithm, self._buckets)
+        self._figures = Figures(self._native, parts, self._buckets)
         begin_from_environment()
-        self._watch = open_watch(self._native, control, stall, self._buckets)
+        self._watch = self._buckets.open_watch(stall)
         _open.add(self)
         self._closed = False
 

@@ -5,6 +5,7 @@ Face also has the methods that torch.distributed.algorithms.Join calls; join.py 
 
 import contextlib
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch import nn
 from torch.distributed.algorithms import Join, Joinable
 
 from gossamer.comm import is_communicator
+from gossamer.engine.algorithm import Algorithm
+from gossamer.engine.connections import Connections, connect
 from gossamer.engine.engine import Engine
 from gossamer.engine.join import ShadowHook
 from gossamer.engine.worker import weak_call
@@ -27,6 +30,21 @@ class Face(Joinable):
     _engine: Engine | None = None
     _given_group: Any  # the group that the model was wrapped with
     _hook_to_begin: ShadowHook | None = None
+
+    def _wrap(
+        self, algorithm: Algorithm, group: Any, optimizers: Sequence[torch.optim.Optimizer], **settings: Any
+    ) -> Connections:
+        """Make the engine of self.module, and new connections, which are returned. Collective.
+
+        Args:
+            settings: the other arguments of Engine.
+        """
+        algorithm.use_optimizers(optimizers)
+        links = connect(self.module, group)
+        self._given_group = links.given
+        self._engine = Engine(self.module, algorithm, comm=links.comm, control=links.control, **settings)
+        self._engine.watch(optimizers)
+        return links
 
     @property
     def engine(self) -> Engine:

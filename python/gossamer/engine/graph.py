@@ -3,14 +3,11 @@
 The error has torch's text word for word, because programs search for it. engine.py owns one Graph.
 """
 
-from collections.abc import Mapping
-
 import torch.distributed as dist
-from torch.nn import Parameter
 
 from gossamer import _C
-from gossamer.comm import Communicator
 from gossamer.engine.agree import gather_texts
+from gossamer.engine.parts import Parts
 from gossamer.errors import UsageError
 
 _UNUSED = (
@@ -39,15 +36,10 @@ class Graph:
 
     Attributes:
         require_used: a parameter without a gradient is an error in the next forward.
-
-    Args:
-        native: the native engine.
-        control: the group, for CPU tensors.
-        named: all parameters, by name.
     """
 
-    def __init__(self, native: _C.Engine, control: Communicator, named: Mapping[str, Parameter]) -> None:
-        self._native, self._control, self._named = native, control, named
+    def __init__(self, native: _C.Engine, parts: Parts) -> None:
+        self._native, self._control, self._named = native, parts.control, parts.named
         self._static = False
         self.require_used = False
         self._lockstep = True  # whether all ranks took part in the previous backward, and know the same

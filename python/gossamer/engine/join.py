@@ -12,12 +12,12 @@ import torch
 from torch.distributed.algorithms import Joinable, JoinHook
 
 from gossamer import _C
-from gossamer.comm import Communicator
-from gossamer.engine.admission import Members
+from gossamer.comm import gather_numbers
 from gossamer.engine.agree import broadcast_buffers, broadcast_everywhere, require_equal
 from gossamer.engine.optimizer_state import CannotCopyError, copy_state
+from gossamer.engine.parts import Parts
 from gossamer.engine.steps import StepCounter
-from gossamer.engine.worker import Moments, weak_call
+from gossamer.engine.worker import weak_call
 from gossamer.errors import ConfigError
 
 
@@ -27,23 +27,16 @@ class UnevenInputs:
     Attributes:
         sync_buffers: in a join, all ranks follow the buffers of one that has batches.
         copies_buffers: a join with sync_buffers is under way.
-
-    Args:
-        native: the native engine.
-        comm, control: the group, for tensors on the model's device and for CPU tensors.
     """
 
-    def __init__(
-        self,
-        native: _C.Engine,
-        algorithm: Moments,
-        members: Members,
-        steps: StepCounter,
-        comm: Communicator,
-        control: Communicator,
-    ) -> None:
-        self._native, self._algorithm, self._members, self._steps = native, algorithm, members, steps
-        self._comm, self._control = comm, control
+    def __init__(self, native: _C.Engine, parts: Parts, steps: StepCounter) -> None:
+        self._native, self._steps, self._algorithm, self._members = (
+            native,
+            steps,
+            parts.algorithm,
+            parts.members,
+        )
+        self._comm, self._control = parts.comm, parts.control
         self.sync_buffers = False
         self.copies_buffers = False
         self._shadowing = False
@@ -57,12 +50,9 @@ class UnevenInputs:
     def context(
         self, *, divide_by_initial_world_size: bool, throw_on_early_termination: bool
     ) -> Iterator[None]:
-        """Surround one training loop on every rank. See Face.join().
+        """Surround one training loop on every rank. See Face.join(), also for the errors.
 
-        Raises:
-            ConfigError: as begin(); also if an optimizer's state cannot be copied, which stops the engine.
-            CommError: another rank has failed. This and any other exception but the next one stop the engine.
-            RuntimeError: on every rank: one rank is out of batches, and throw_on_early_termination is set.
+        Every error stops the engine, but for those of begin() and the RuntimeError of an early termination.
         """
         self.begin(
             divide_by_initial_world_size=divide_by_initial_world_size,
@@ -114,8 +104,7 @@ class UnevenInputs:
     def shadow(self) -> bool:
         """Take part in the next synchronised backward of the ranks that have batches.
 
-        Returns:
-            False, and nothing was sent, if no rank has a batch.
+        Return False, and send nothing, if no rank has a batch.
 
         Raises:
             CommError: another rank has failed. This engine has stopped.
@@ -156,11 +145,9 @@ class UnevenInputs:
 
     def _follow_buffers(self) -> None:
         """Copy the buffers of the last rank that had a batch. Called on every rank at the end of a backward."""
-        mine = torch.tensor([-1 if self._shadowing else self._control.rank], dtype=torch.int64, device="cpu")
-        every = torch.empty(self._control.size, dtype=torch.int64, device="cpu")
-        self._control.all_gather(every, mine).wait()
+        with_batch = gather_numbers(self._control, -1 if self._shadowing else self._control.rank)
         with torch.no_grad():
-            broadcast_buffers(self._members, self._comm, self._control, source=int(every.max()))
+            broadcast_buffers(self._members, self._comm, self._control, source=max(with_batch)[0])
 
     def _end_join(self) -> None:
         self._native.join.end()
@@ -191,10 +178,7 @@ class UnevenInputs:
 
         The source is the rank with the most steps; of several such ranks the last.
         """
-        mine = torch.tensor([int(is_last), self._steps.count], dtype=torch.int64, device="cpu")
-        every = torch.empty(2 * self._control.size, dtype=torch.int64, device="cpu")
-        self._control.all_gather(every, mine).wait()
-        ranks = [(*each, rank) for rank, each in enumerate(every.view(-1, 2).tolist())]
+        ranks = gather_numbers(self._control, int(is_last), self._steps.count, self._control.rank)
         _last, steps, rank = max(ranks)
         return rank, steps, all(last for last, *_ in ranks)
 

@@ -2,8 +2,17 @@
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import chain, repeat
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class Sizes(NamedTuple):
+    """How large buckets are: see plan_buckets. `last` holds names of parameters."""
+
+    bucket_bytes: int
+    first_bucket_bytes: int | Sequence[int]
+    last: Collection[str] = ()
 
 
 def plan_buckets(

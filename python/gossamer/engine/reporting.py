@@ -10,31 +10,24 @@ import torch
 
 from gossamer import _C
 from gossamer.codec import Codec
-from gossamer.comm import Communicator, way_of
+from gossamer.comm import way_of
 from gossamer.engine.buckets import Buckets
-from gossamer.engine.worker import Moments
+from gossamer.engine.parts import Parts
 from gossamer.observe.report import Counted, Report
 
 
 class Figures:
-    """Counts from reset() on.
+    """Counts from reset() on."""
 
-    Args:
-        native: the native engine.
-        comm, control: the group, for tensors on the model's device and for CPU tensors.
-    """
-
-    def __init__(
-        self,
-        native: _C.Engine,
-        comm: Communicator,
-        control: Communicator,
-        algorithm: Moments,
-        buckets: Buckets,
-    ) -> None:
-        self._native, self._comm, self._algorithm, self._buckets = native, comm, algorithm, buckets
-        world = comm.world if isinstance(comm, _C.ByHosts) else comm
-        self._counting = [comm] if world is control else [comm, control]
+    def __init__(self, native: _C.Engine, parts: Parts, buckets: Buckets) -> None:
+        self._native, self._comm, self._algorithm, self._buckets = (
+            native,
+            parts.comm,
+            parts.algorithm,
+            buckets,
+        )
+        world = self._comm.world if isinstance(self._comm, _C.ByHosts) else self._comm
+        self._counting = [self._comm] if world is parts.control else [self._comm, parts.control]
         self.reset()
 
     @property

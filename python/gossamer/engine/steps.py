@@ -7,16 +7,12 @@ gradients exist.
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from gossamer.engine.algorithm import Algorithm
 from gossamer.errors import ConfigError
-
-
-class _Moments(Protocol):
-    def before_step(self, step: int) -> None: ...
-    def after_step(self, step: int) -> None: ...
 
 
 class StepCounter:
@@ -28,7 +24,7 @@ class StepCounter:
         on_count: called with the new count, before after_step.
     """
 
-    def __init__(self, algorithm: _Moments, on_count: Callable[[int], None]) -> None:
+    def __init__(self, algorithm: Algorithm, on_count: Callable[[int], None]) -> None:
         self.count = 0
         self._algorithm, self._on_count = algorithm, weakref.WeakMethod(on_count)
         self._hooks: list[Any] = []

@@ -1,62 +1,14 @@
-"""The contract between the engine and an algorithm.
-
-Moments are the methods that the engine calls. Worker is what an algorithm may use of the engine. Errors that pass from
-one to the other get their rank, step and bucket here.
-"""
+"""What an algorithm may use of the engine's worker thread. Errors get their rank, step and bucket here."""
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
 
 from gossamer import _C
-from gossamer.codec import Codec
 from gossamer.comm import Communicator
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError
-
-
-class Moments(Protocol):
-    """What the engine asks of an algorithm (gossamer.algorithms.Algorithm)."""
-
-    fields: ClassVar[tuple[str, ...]]
-    state_fields: ClassVar[tuple[str, ...]]
-    deterministic: bool
-
-    average: bool
-    uneven_inputs: ClassVar[bool]
-    follows_gradients: ClassVar[bool]
-
-    @property
-    def lockstep(self) -> bool: ...
-    @property
-    def bytes_sent(self) -> int: ...
-    @property
-    def bytes_received(self) -> int: ...
-
-    def connect(self, worker: "Worker") -> None: ...
-    def block(self) -> int: ...
-    def group_of(self, name: str, param: torch.Tensor) -> Hashable: ...
-    def alignment(self, comm: Communicator) -> int: ...
-    def bucket_limit(self, model_bytes: int) -> int | None: ...
-    def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None: ...
-    def native_work(self, bucket: _C.Bucket) -> _C.BucketWork | None: ...
-    def codec_of(self, bucket: _C.Bucket) -> Codec | None: ...
-    def codec_choices(self, extra: Sequence[Codec | None]) -> list[Codec | None]: ...
-    def use_codecs(self, codecs: Mapping[str, Codec | None]) -> None: ...
-    def before_forward(self, step: int) -> None: ...
-    def gradient_ready(self, name: str, param: nn.Parameter) -> None: ...
-    def bucket_ready(self, bucket: _C.Bucket) -> None: ...
-    def after_backward(self, missing: Sequence[tuple[str, nn.Parameter]]) -> None: ...
-    def before_step(self, step: int) -> None: ...
-    def after_step(self, step: int) -> None: ...
-    def settle(self) -> None: ...
-    def after_consensus(self) -> None: ...
-    def leave(self) -> None: ...
-    def close(self, *, crashed: bool = False) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Worker:
@@ -107,17 +59,6 @@ def agree_on_finite(comm: Communicator, bucket: _C.Bucket) -> None:
     A GradScaler then skips the step on all ranks. For algorithms whose bucket_ready leaves each rank its own gradients.
     """
     _C.AgreeOnFinite().run(comm, bucket)
-
-
-def bucket_ready_of(algorithm: Moments, comm: Communicator) -> Callable[[_C.Bucket], None]:
-    """Return the function that the native engine calls for a bucket: bucket_ready, with the place in its errors."""
-
-    # It holds no engine: the worker thread must not drop the last reference to the engine that owns it.
-    def call(bucket: _C.Bucket) -> None:
-        what = f"step {bucket.step} {bucket!r}: {algorithm!r}.bucket_ready raised"
-        with_context(lambda: algorithm.bucket_ready(bucket), what, comm)()
-
-    return call
 
 
 def with_context(task: Callable[[], object], what: str, comm: Communicator) -> Callable[[], None]:
