@@ -45,21 +45,7 @@ def resolve(algorithm: "str | Algorithm") -> Algorithm:
     raise ConfigError(f"algorithm: must be an Algorithm object or one of {known}, got {algorithm!r}")
 
 
-__all__ = [
-    "ALGORITHMS",
-    "Algorithm",
-    "AsyncModelAverage",
-    "ByteGrad",
-    "CommHook",
-    "Decentralized",
-    "GradientAllReduce",
-    "LocalSGD",
-    "LowPrecisionDecentralized",
-    "OneBitAdam",
-    "PowerSGD",
-    "QAdam",
-    "QAdamOptimizer",
-    "ZeroOneAdam",
-    "ZeroOneAdamOptimizer",
-    "resolve",
-]
+__all__ = ["ALGORITHMS", "Algorithm", "resolve"]
+__all__ += ["AsyncModelAverage", "ByteGrad", "CommHook", "Decentralized", "GradientAllReduce", "LocalSGD"]
+__all__ += ["LowPrecisionDecentralized", "OneBitAdam", "PowerSGD", "QAdam", "ZeroOneAdam"]
+__all__ += ["QAdamOptimizer", "ZeroOneAdamOptimizer"]

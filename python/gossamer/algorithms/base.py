@@ -1,11 +1,15 @@
 """What the algorithms share: their base class, which is the engine's, and checks of settings."""
 
+import torch
+from torch import Tensor
+
 from gossamer.codec import Codec
-from gossamer.comm import Communicator
+from gossamer.comm import Communicator, Work
 from gossamer.engine.algorithm import Algorithm
 from gossamer.errors import ConfigError
+from gossamer.topology import Mixing
 
-__all__ = ["Algorithm", "require_codec", "require_steps", "whole_chunks"]
+__all__ = ["Algorithm", "require_codec", "require_steps", "swap_with_peers", "whole_chunks"]
 
 
 def whole_chunks(comm: Communicator, block: int) -> int:
@@ -26,3 +30,10 @@ def require_steps(
     for name, value in settings.items():
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{where}: {name} must be a {what}, got {value!r}")
+
+
+def swap_with_peers(comm: Communicator, mixing: Mixing, x: Tensor) -> tuple[list[Tensor], Work]:
+    """Sends x to the peers of a round. Returns what each of mixing.exchanges brings, when the work is done."""
+    received = [torch.empty_like(x) for _ in mixing.exchanges]
+    pairs = zip(received, mixing.exchanges, strict=True)
+    return received, comm.exchange_all([(own, x, exchange.to, exchange.source) for own, exchange in pairs])

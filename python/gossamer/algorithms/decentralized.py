@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm, require_steps
+from gossamer.algorithms.base import Algorithm, require_steps, swap_with_peers
 from gossamer.comm import Communicator
 from gossamer.engine import Worker
 from gossamer.facts import APART, Job, Messages, Method, PlannedBucket, Traffic, Trial
@@ -121,13 +121,7 @@ def average_with_peers(topology: Topology, comm: Communicator, x: Tensor, out: T
         comm.all_reduce(out).wait()
         return
     mixing = topology.mixing(step, comm.size, comm.rank)
-    received = [torch.empty_like(x) for _ in mixing.exchanges]
-    sent = comm.exchange_all(
-        [
-            (other, x, exchange.to, exchange.source)
-            for other, exchange in zip(received, mixing.exchanges, strict=True)
-        ]
-    )
+    received, sent = swap_with_peers(comm, mixing, x)
     torch.mul(x, mixing.own, out=out)
     sent.wait()
     for other, exchange in zip(received, mixing.exchanges, strict=True):

@@ -15,7 +15,35 @@ from gossamer.codec import BF16, FP16, Adaptive, Codec, ErrorFeedback, Identity,
 from gossamer.comm import Communicator
 from gossamer.engine import Unsent, Worker
 from gossamer.errors import ConfigError
-from gossamer.facts import COMPRESSED, EXACT, ROUNDED, Messages, Method, Traffic, Trial
+from gossamer.facts import COMPRESSED, EXACT, ROUNDED, Messages, Method, Settings, Traffic, Trial
+
+_SENDS = "sends gradients in {} bits and adds what that leaves out to the next step's"
+
+
+def _method(
+    name: str,
+    kind: str,
+    changes: str,
+    codec: Codec | None = None,
+    *,
+    deterministic: bool = False,
+    advised: bool = True,
+    trial: bool = True,
+    hook: bool = True,
+) -> Method:
+    def make(_: Settings) -> GradientAllReduce:
+        return GradientAllReduce(deterministic, codec=codec)
+
+    return Method(
+        name,
+        make,
+        kind,
+        changes,
+        "algorithms.md",
+        advised=advised,
+        trial=Trial() if trial else None,
+        hook=hook,
+    )
 
 
 class GradientAllReduce(Algorithm):
@@ -32,66 +60,18 @@ class GradientAllReduce(Algorithm):
 
     name = "gradient_allreduce"
     methods: ClassVar[tuple[Method, ...]] = (
-        Method(
-            "gradient_allreduce",
-            lambda _: GradientAllReduce(),
-            EXACT,
-            "computes what torch DDP does",
-            "algorithms.md",
-            trial=Trial(),
-        ),
-        Method(
-            "deterministic",
-            lambda _: GradientAllReduce(deterministic=True),
-            EXACT,
-            "sums in the order of the ranks",
-            "algorithms.md",
-            advised=False,  # chosen for equal bits, not for speed
-            trial=Trial(),
-            hook=True,
-        ),
-        Method(
-            "bf16",
-            lambda _: GradientAllReduce(codec=BF16()),
-            ROUNDED,
-            "rounds each gradient to bfloat16 twice",
-            "algorithms.md",
-            hook=True,
-        ),
-        Method(
-            "fp16",
-            lambda _: GradientAllReduce(codec=FP16()),
-            ROUNDED,
-            "rounds each gradient to float16 twice",
-            "algorithms.md",
-            trial=Trial(),
-            hook=True,
-        ),
-        Method(
-            "int8",
-            lambda _: GradientAllReduce(codec=ErrorFeedback(Int8())),
-            COMPRESSED,
-            "sends gradients in 8 bits and adds what that leaves out to the next step's",
-            "algorithms.md",
-            hook=True,
-        ),
-        Method(
-            "int4",
-            lambda _: GradientAllReduce(codec=ErrorFeedback(Int4())),
-            COMPRESSED,
-            "sends gradients in 4 bits and adds what that leaves out to the next step's",
-            "algorithms.md",
-            trial=Trial(),
-            hook=True,
-        ),
-        Method(
+        _method("gradient_allreduce", EXACT, "computes what torch DDP does", hook=False),
+        # Not advised: it is chosen for equal bits, not for speed.
+        _method("deterministic", EXACT, "sums in the order of the ranks", deterministic=True, advised=False),
+        _method("bf16", ROUNDED, "rounds each gradient to bfloat16 twice", BF16(), trial=False),
+        _method("fp16", ROUNDED, "rounds each gradient to float16 twice", FP16()),
+        _method("int8", COMPRESSED, _SENDS.format(8), ErrorFeedback(Int8()), trial=False),
+        _method("int4", COMPRESSED, _SENDS.format(4), ErrorFeedback(Int4())),
+        _method(
             "onebit",
-            lambda _: GradientAllReduce(codec=ErrorFeedback(OneBit())),
             COMPRESSED,
             "sends the signs of gradients and feeds back what that leaves out, which slows the training per step",
-            "algorithms.md",
-            trial=Trial(),
-            hook=True,
+            ErrorFeedback(OneBit()),
         ),
     )
     state_fields = ("error",)

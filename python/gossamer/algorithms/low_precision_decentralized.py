@@ -7,11 +7,10 @@ exactly.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm, require_codec, require_steps
+from gossamer.algorithms.base import Algorithm, require_codec, require_steps, swap_with_peers
 from gossamer.codec import Codec, Int8
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
@@ -159,13 +158,7 @@ def exchange_differences(
     for other, exchange in zip(others, mixing.exchanges, strict=True):
         difference.add_(other - own, alpha=gamma * exchange.weight)
     wire = codec.encode(difference.view(1, -1))
-    received = [torch.empty_like(wire) for _ in others]
-    sent = comm.exchange_all(
-        [
-            (out, wire, exchange.to, exchange.source)
-            for out, exchange in zip(received, mixing.exchanges, strict=True)
-        ]
-    )
+    received, sent = swap_with_peers(comm, mixing, wire)
     own.add_(_decoded(codec, wire, difference))
     x.copy_(own)
     sent.wait()

@@ -20,34 +20,14 @@ from gossamer.engine.steps import optimizers_of
 from gossamer.engine.unsent import Unsent
 from gossamer.engine.worker import Worker, agree_on_finite, weak_call
 
-__all__ = [
-    "Autotune",
-    "Background",
-    "Connections",
-    "Engine",
-    "Face",
-    "Members",
-    "Rounds",
-    "ShadowHook",
-    "Tuned",
-    "UnevenInputs",
-    "Unsent",
-    "Worker",
-    "agree_on_finite",
-    "autotune_of",
+__all__ = ["Engine", "Face", "Members", "plan_buckets", "refusal_of", "refuse_assigned_parameters"]
+__all__ += ["Autotune", "Tuned", "autotune_of", "report_all", "weights_in_buckets"]
+__all__ += ["Background", "Unsent", "Worker", "agree_on_finite", "optimizers_of", "tensors_in", "weak_call"]
+__all__ += ["Connections", "Rounds", "ShadowHook", "UnevenInputs", "connect", "device_of"]
+__all__ += [
     "broadcast_everywhere",
     "broadcast_tensors",
-    "connect",
-    "device_of",
     "mean_tensors",
-    "optimizers_of",
-    "plan_buckets",
-    "refusal_of",
-    "refuse_assigned_parameters",
-    "report_all",
     "require_equal",
     "require_same_model",
-    "tensors_in",
-    "weak_call",
-    "weights_in_buckets",
 ]

@@ -90,14 +90,8 @@ def refusal_of(
     Args:
         wrapped: the communicator and the parameters of each model that is wrapped already.
     """
-    named = members.parameters()
-    reasons = [
-        *_of_the_whole(named),
-        *_of_other_models(named, comm, wrapped),
-        *(reason for name, param in named for reason in _of_a_parameter(name, param, comm.device)),
-        *_of_sparse_modules(members),
-    ]
-    return ConfigError(f"engine: {reasons[0]}") if reasons else None
+    reason = next(iter(_reasons(members, comm, wrapped)), None)
+    return ConfigError(f"engine: {reason}") if reason else None
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
@@ -109,16 +103,12 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
             yield from tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
 
 
-def _of_the_whole(named: list[tuple[str, nn.Parameter]]) -> Iterable[str]:
+def _reasons(
+    members: Members, comm: Communicator, wrapped: Iterable[tuple[Communicator, Sequence[Tensor]]]
+) -> Iterator[str]:
+    named = members.parameters()
     if not any(param.requires_grad for _, param in named):
         yield "the model has no parameter with requires_grad=True, nothing to train"
-
-
-def _of_other_models(
-    named: list[tuple[str, nn.Parameter]],
-    comm: Communicator,
-    wrapped: Iterable[tuple[Communicator, Sequence[Tensor]]],
-) -> Iterable[str]:
     for other_comm, other_params in wrapped:
         if other_comm is comm:
             yield (
@@ -129,9 +119,19 @@ def _of_other_models(
         for name, param in named:
             if id(param) in known:
                 yield f"parameter '{name}' belongs to a model that is wrapped already; close() that first"
+    for name, param in named:
+        yield from _of_a_parameter(name, param, comm.device)
+    for name, child in members.modules():
+        if f"{name}.weight" in members.ignore:
+            continue
+        if getattr(child, "sparse", False) is True and getattr(child, "weight", None) is not None:
+            yield (
+                f"module '{name}' ({type(child).__name__}) makes sparse gradients, which are not "
+                f"supported yet; build it with sparse=False"
+            )
 
 
-def _of_a_parameter(name: str, param: Tensor, device: torch.device) -> Iterable[str]:
+def _of_a_parameter(name: str, param: Tensor, device: torch.device) -> Iterator[str]:
     what = f"parameter '{name}'"
     if hasattr(param, "device_mesh"):
         yield f"{what} is a DTensor (FSDP or tensor parallel), which has its own reduction"
@@ -143,17 +143,6 @@ def _of_a_parameter(name: str, param: Tensor, device: torch.device) -> Iterable[
         yield f"{what} must be float32, float64, float16 or bfloat16 to be trained, got {param.dtype}"
     if param.device.type != device.type or (device.index is not None and param.device != device):
         yield f"{what} is on {param.device}, but this model's gradients travel from {device}"
-
-
-def _of_sparse_modules(members: Members) -> Iterable[str]:
-    for name, child in members.modules():
-        if f"{name}.weight" in members.ignore:
-            continue
-        if getattr(child, "sparse", False) is True and getattr(child, "weight", None) is not None:
-            yield (
-                f"module '{name}' ({type(child).__name__}) makes sparse gradients, which are not "
-                f"supported yet; build it with sparse=False"
-            )
 
 
 def _shape(tensor: Tensor) -> str:

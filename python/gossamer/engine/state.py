@@ -24,9 +24,10 @@ def require_state(
     The states of all ranks must be of one step.
 
     Args:
-        names, codecs: see problem_of().
+        names: the names of the model's parameters.
+        codecs: the codecs that autotune may choose beside the algorithm's own.
     """
-    problem = problem_of(state, names, codecs)
+    problem = _problem_of(state, names, codecs)
     common = ("optimizer_steps", "backward_count", "plan", "tuned")
     lines = [f"{key} {state.get(key)}" for key in common]
     require_equal(control, [*lines, f"problem {problem!r}"], "the loaded state")
@@ -34,13 +35,7 @@ def require_state(
         raise ConfigError(f"load_state_dict: must be given what state_dict() returned, got {problem}")
 
 
-def problem_of(state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[object]) -> str:
-    """Return why Engine.load_state_dict cannot load this state; empty if it can.
-
-    Args:
-        names: the names of the model's parameters.
-        codecs: the codecs that autotune may choose beside the algorithm's own.
-    """
+def _problem_of(state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[object]) -> str:
     known = {"optimizer_steps", "backward_count", "plan", "tuned", "fields", "algorithm"}
     if set(state) != known:
         return f"keys {sorted(state)}"
@@ -48,12 +43,9 @@ def problem_of(state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[
     if strangers:
         return f"unknown parameters {strangers}"
     tuned = set(state["tuned"]["codecs"].values()) if state["tuned"] else set()
-    unknown = sorted(tuned - set(map(repr, codecs)))
-    return (
-        f"parameters tuned to {unknown}, which autotune=Autotune(codecs=...) must allow here too"
-        if unknown
-        else ""
-    )
+    if unknown := sorted(tuned - set(map(repr, codecs))):
+        return f"parameters tuned to {unknown}, which autotune=Autotune(codecs=...) must allow here too"
+    return ""
 
 
 def save_fields(buckets: Iterable[_C.Bucket], fields: Sequence[str]) -> Fields:
@@ -73,17 +65,16 @@ def restore_fields(buckets: Iterable[_C.Bucket], saved: Fields) -> None:
         ConfigError: a saved tensor does not have its parameter's shape.
     """
     for bucket in buckets:
+        params = bucket.params
         for field, values in saved.items():
-            found = [name for name in bucket.names if name in values]
-            if not found:
-                continue
-            bucket.add_field(field, dtype=values[found[0]].dtype)
-            for position, (name, param) in enumerate(zip(bucket.names, bucket.params, strict=True)):
-                if name not in values:
-                    continue
-                if values[name].shape != param.shape:
+            found = [(position, name) for position, name in enumerate(bucket.names) if name in values]
+            if found:
+                bucket.add_field(field, dtype=values[found[0][1]].dtype)
+            for position, name in found:
+                wanted, value = params[position].shape, values[name]
+                if value.shape != wanted:
                     raise ConfigError(
-                        f"load_state_dict: '{field}' of parameter '{name}' must have the shape {list(param.shape)}, "
-                        f"got {list(values[name].shape)}"
+                        f"load_state_dict: '{field}' of parameter '{name}' must have the shape {list(wanted)}, "
+                        f"got {list(value.shape)}"
                     )
-                bucket.set_value(field, position, values[name])
+                bucket.set_value(field, position, value)

@@ -9,10 +9,12 @@ See docs/hooks.md. For Gossamer's own wrapper, gs.DataParallel, algorithms take 
 from gossamer.hooks.functions import (
     HOOKS,
     bf16,
+    bf16_wrapper,
     bytegrad,
     compress,
     deterministic,
     fp16,
+    fp16_wrapper,
     int4,
     int8,
     onebit,
@@ -20,23 +22,8 @@ from gossamer.hooks.functions import (
     register,
 )
 from gossamer.hooks.state import State
-from gossamer.hooks.wrappers import bf16_wrapper, fp16_wrapper
 
 globals().update(HOOKS)  # also the hooks of algorithms that a user adds to the table
 
-__all__ = [
-    "HOOKS",
-    "State",
-    "bf16",
-    "bf16_wrapper",
-    "bytegrad",
-    "compress",
-    "deterministic",
-    "fp16",
-    "fp16_wrapper",
-    "int4",
-    "int8",
-    "onebit",
-    "powersgd",
-    "register",
-]
+__all__ = ["HOOKS", "State", "bf16_wrapper", "fp16_wrapper", "register"]
+__all__ += ["bf16", "bytegrad", "compress", "deterministic", "fp16", "int4", "int8", "onebit", "powersgd"]

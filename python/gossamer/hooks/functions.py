@@ -1,6 +1,8 @@
 """The hooks: second argument of ddp.register_comm_hook(gs.hooks.State(ddp), ...), and `register`, their native path.
 
-Each replaces DDP's gradients by their mean over the ranks. None blocks: a worker thread completes the future.
+Each replaces DDP's gradients by their mean over the ranks. None blocks: a worker thread completes the future. The two
+wrappers give any hook of the form `(state, bucket) -> Future` its buckets in 16 bits. Torch has the same two. Its bf16
+wrapper refuses CPU groups; these work wherever the inner hook works.
 """
 
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from gossamer.torch_private import reduces_in_python
 
 Future = torch.futures.Future[Tensor]
 Hook = Callable[[State, dist.GradBucket], Future]
+AnyHook = Callable[[Any, dist.GradBucket], Future]
 
 
 def _hook(name: str, text: str) -> Hook:
@@ -93,3 +96,32 @@ def _checked(hook: str, state: Any) -> State:
     if not isinstance(state, State):
         raise ConfigError(f"hooks.{hook}: the state must be a gossamer.hooks.State, got {state!r}")
     return state
+
+
+def bf16_wrapper(hook: AnyHook) -> AnyHook:
+    """Returns a hook that gives `hook` the bucket in bfloat16. The result returns to the gradients' own dtype."""
+    return _in_dtype(hook, torch.bfloat16)
+
+
+def fp16_wrapper(hook: AnyHook) -> AnyHook:
+    """Returns a hook that gives `hook` the bucket in float16, where gradients above 65504 become Inf."""
+    return _in_dtype(hook, torch.float16)
+
+
+def _in_dtype(hook: AnyHook, dtype: torch.dtype) -> AnyHook:
+    if not callable(hook):
+        raise ConfigError(f"hooks: a wrapper must be given a hook, got {hook!r}")
+
+    def wrapper(state: object, bucket: dist.GradBucket) -> Future:
+        own = bucket.buffer()
+        bucket.set_buffer(own.to(dtype))
+        return hook(state, bucket).then(lambda done: own.copy_(_tensor_of(done)))
+
+    wrapper.__qualname__ = f"{getattr(hook, '__qualname__', type(hook).__name__)} in {dtype}"
+    return wrapper
+
+
+def _tensor_of(done: "torch.futures.Future[Any]") -> Tensor:
+    value = done.value()
+    result: Tensor = value[0] if isinstance(value, (list, tuple)) else value
+    return result
