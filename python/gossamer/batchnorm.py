@@ -139,19 +139,18 @@ class _Normalise(torch.autograd.Function):
         normal = (x.to(wide) - _channels(mean, x)) * _channels(inverse, x)
         axes = [axis for axis in range(x.dim()) if axis != 1]
         sums = torch.stack([gradient.sum(axes), (gradient * normal).sum(axes)]).double()
-        own = sums.clone()
-        if not ctx.needs_input_grad[0]:
-            return _parameter_gradients(ctx, (None,), own, weight)
-        means = ctx.add_up(sums) / count
-        centred = gradient - _channels(means[0], x) - normal * _channels(means[1], x)
-        factor = inverse if weight is None else inverse * weight
-        return _parameter_gradients(ctx, ((centred * _channels(factor, x)).to(x.dtype),), own, weight)
-
-
-def _parameter_gradients(ctx: Any, first: tuple[Any], own: Tensor, weight: Tensor | None) -> tuple[Any, ...]:
-    for_weight = own[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
-    for_bias = own[0].to(weight.dtype) if weight is not None and ctx.needs_input_grad[2] else None
-    return (*first, for_weight, for_bias, None, None, None, None, None)
+        own = sums.clone()  # the exchange may change its argument
+        for_x, for_weight, for_bias = None, None, None
+        if ctx.needs_input_grad[0]:
+            means = ctx.add_up(sums) / count
+            centred = gradient - _channels(means[0], x) - normal * _channels(means[1], x)
+            factor = inverse if weight is None else inverse * weight
+            for_x = (centred * _channels(factor, x)).to(x.dtype)
+        if weight is not None and ctx.needs_input_grad[1]:
+            for_weight = own[1].to(weight.dtype)
+        if weight is not None and ctx.needs_input_grad[2]:
+            for_bias = own[0].to(weight.dtype)
+        return for_x, for_weight, for_bias, None, None, None, None, None
 
 
 def _channels(values: Tensor, like: Tensor) -> Tensor:

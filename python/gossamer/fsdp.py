@@ -62,13 +62,16 @@ def compress(
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ConfigError("fsdp.compress: no module of the model is sharded; call fully_shard() first")
+    # FSDP has no stream for the hook if it knows of no replicas.
+    cuda = any(param.is_cuda for param in model.parameters())
     for module in modules:
         if codec is not None:
             module.set_custom_reduce_scatter(_ReduceScatter(codec))  # type: ignore[arg-type]
         if weights is not None:
             module.set_custom_all_gather(_AllGather(weights))  # type: ignore[arg-type]
         if replicate is not None:
-            module.set_all_reduce_hook(_mean_between_replicas(codec, replicate), **_stream(model))
+            stream: dict[str, Any] = {"stream": torch.cuda.Stream()} if cuda else {}
+            module.set_all_reduce_hook(_mean_between_replicas(codec, replicate), **stream)
 
 
 class _Comm:
@@ -96,7 +99,9 @@ class _ReduceScatter(_Comm):
             out=output_tensor,
         )
         if not mean and op != dist.ReduceOp.SUM:
-            output_tensor.mul_(_factor(op))
+            if op != dist.ReduceOp.PREMUL_SUM:
+                raise ConfigError(f"fsdp.compress: gradients can be averaged or summed, got {op}")
+            output_tensor.mul_(premultiplier(op))  # the factor of set_gradient_divide_factor
 
 
 class _AllGather(_Comm):
@@ -118,19 +123,6 @@ def _mean_between_replicas(codec: Codec | None, group: "ProcessGroup") -> Callab
         all_reduce(reduced, codec=codec, op="mean", nonce=next(nonces), group=group)
 
     return hook
-
-
-def _factor(op: Any) -> float:
-    """Return the factor of set_gradient_divide_factor, which FSDP puts into the operation."""
-    if op != dist.ReduceOp.PREMUL_SUM:
-        raise ConfigError(f"fsdp.compress: gradients can be averaged or summed, got {op}")
-    return premultiplier(op)
-
-
-def _stream(model: nn.Module) -> dict[str, Any]:
-    """Return a stream for the hook on an accelerator. FSDP has none if it knows of no replicas."""
-    cuda = any(param.is_cuda for param in model.parameters())
-    return {"stream": torch.cuda.Stream()} if cuda else {}
 
 
 def _refuse_replicate_axis(model: nn.Module) -> None:

@@ -21,21 +21,9 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-__all__ = [
-    "AnyBatchNorm",
-    "BufferCommHookLocation",
-    "at_end_of_backward",
-    "default_store",
-    "keystr",
-    "premultiplier",
-    "reduces_in_python",
-    "tree_flatten",
-    "tree_flatten_with_path",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
-    "tree_unflatten",
-]
+__all__ = ["AnyBatchNorm", "BufferCommHookLocation", "at_end_of_backward", "default_store", "premultiplier"]
+__all__ += ["keystr", "reduces_in_python", "tree_flatten", "tree_flatten_with_path", "tree_leaves"]
+__all__ += ["tree_map", "tree_map_only", "tree_unflatten"]
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:

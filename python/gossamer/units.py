@@ -4,7 +4,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gossamer.errors import ConfigError
 
@@ -20,38 +20,31 @@ _COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 def parse_rate(text: str) -> float:
     """Returns the bytes per second of a rate above zero: "10gbit", "1.5Gbit/s", "25GB/s". ConfigError otherwise."""
-    number, unit = _split(text)
-    scale = _BITS.get(unit.lower(), _BYTES_PER_S.get(unit))
-    return _positive("rate", text, number, scale, "10gbit, 100mbit or 25GB/s")
+    examples = "10gbit, 100mbit or 25GB/s"
+    return _parse("rate", text, lambda unit: _BITS.get(unit.lower(), _BYTES_PER_S.get(unit)), examples)
 
 
 def parse_seconds(text: str) -> float:
     """Returns the seconds of a time above zero: "50us", "1.5ms", "2s". ConfigError otherwise."""
-    number, unit = _split(text)
-    return _positive("time", text, number, _SECONDS.get(unit), "50us, 1.5ms or 2s")
+    return _parse("time", text, _SECONDS.get, "50us, 1.5ms or 2s")
 
 
 def parse_bytes(text: str) -> int:
     """Returns the bytes of a size above zero: "25MiB", "4MB", "26214400". ConfigError otherwise."""
-    number, unit = _split(text)
-    return _whole("size", text, _positive("size", text, number, _BYTES.get(unit), "25MiB, 4MB or 26214400"))
+    return _whole("size", text, _parse("size", text, _BYTES.get, "25MiB, 4MB or 26214400"))
 
 
 def parse_count(text: str) -> int:
     """Returns a whole number above zero: "1.2e9", "350M", "7B" (billions), "64". ConfigError otherwise."""
-    number, unit = _split(text)
-    return _whole("count", text, _positive("count", text, number, _COUNTS.get(unit), "1.2e9, 350M or 7B"))
+    return _whole("count", text, _parse("count", text, _COUNTS.get, "1.2e9, 350M or 7B"))
 
 
-def _split(text: str) -> tuple[float, str]:
+def _parse(what: str, text: str, scale_of: Callable[[str], float | None], examples: str) -> float:
     found = _NUMBER.fullmatch(text.strip())
-    return (float(found[1]), found[2]) if found else (math.nan, text)
-
-
-def _positive(what: str, text: str, number: float, scale: float | None, examples: str) -> float:
-    if scale is None or not 0 < number * scale < math.inf:
+    value = float(found[1]) * (scale_of(found[2]) or math.nan) if found else math.nan
+    if not 0 < value < math.inf:
         raise ConfigError(f"{what}: must be a number above 0 with a unit such as {examples}, got {text!r}")
-    return number * scale
+    return value
 
 
 def _whole(what: str, text: str, value: float) -> int:

@@ -31,7 +31,7 @@ def _method(
     trial: bool = True,
     hook: bool = True,
 ) -> Method:
-    def make(_: Settings) -> GradientAllReduce:
+    def make(_: Settings) -> Algorithm:
         return GradientAllReduce(deterministic, codec=codec)
 
     return Method(

@@ -19,16 +19,22 @@ from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Background, Unsent, Worker
 from gossamer.errors import ConfigError
-from gossamer.facts import APART, Messages, Method, Traffic, Trial
+from gossamer.facts import APART, Messages, Method, Settings, Traffic, Trial
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 _BUCKETS_EACH = 2  # about how many buckets a fragment has; each is sent by itself
 _ALONE = "lets ranks train alone between averagings, so their weights differ until the next one"
 
 
-def _outer(momentum: float) -> OuterOptimizer:
-    """Returns what makes DiLoCo's outer optimizer."""
-    return partial(torch.optim.SGD, lr=0.7, momentum=momentum, nesterov=True)
+def _diloco(settings: Settings, momentum: float, **more: Any) -> "LocalSGD":
+    outer = partial(torch.optim.SGD, lr=0.7, momentum=momentum, nesterov=True)
+    return LocalSGD(settings.period, outer, **more)
+
+
+def _streaming(settings: Settings, momentum: float, fragments: int, delay: int) -> "LocalSGD":
+    return _diloco(
+        settings, momentum, codec=ErrorFeedback(Int4()), fragments=fragments, delay=delay, merge=0.5
+    )
 
 
 def deal(sizes: Sequence[int], fragments: int) -> list[list[int]]:
@@ -71,32 +77,20 @@ class LocalSGD(Algorithm):
         ),
         Method(
             "diloco",
-            lambda settings: LocalSGD(settings.period, _outer(0.9)),
+            lambda settings: _diloco(settings, 0.9),
             APART,
             f"{_ALONE}, which an outer optimizer makes",
             "local-sgd.md",
-            trial=Trial(
-                lambda settings: LocalSGD(settings.period, _outer(0.5), codec=ErrorFeedback(Int4())),
-                periodic=True,
-            ),
+            trial=Trial(lambda settings: _diloco(settings, 0.5, codec=ErrorFeedback(Int4())), periodic=True),
         ),
         Method(
             "streaming_diloco",
-            lambda settings: LocalSGD(
-                settings.period,
-                _outer(0.9),
-                codec=ErrorFeedback(Int4()),
-                fragments=min(2, settings.period),
-                delay=min(1, settings.period - 1),
-                merge=0.5,
-            ),
+            lambda settings: _streaming(settings, 0.9, min(2, settings.period), min(1, settings.period - 1)),
             APART,
             f"{_ALONE}, whose changes travel in 4 bits beside the training",
             "local-sgd.md",
             trial=Trial(
-                lambda settings: LocalSGD(
-                    settings.period, _outer(0.5), codec=ErrorFeedback(Int4()), fragments=2, delay=4, merge=0.5
-                ),
+                lambda settings: _streaming(settings, 0.5, fragments=2, delay=4),
                 periodic=True,
                 apart=True,
                 offset=6,

@@ -148,24 +148,21 @@ def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu")
     """
     group = _resolve(group)
     known = _communicators.get(group)
-    if known is None or device not in known:
-        known = _communicators.setdefault(group, {})
-        known[device] = _communicator(group, torch.device(device), known)
-    return known[device]
-
-
-def _communicator(group: "ProcessGroup", device: torch.device, known: _Communicators) -> Communicator:
-    if device.type not in known:
+    if known is not None and device in known:
+        return known[device]
+    known, kind = _communicators.setdefault(group, {}), torch.device(device).type
+    if kind not in known:
         try:
-            backend = group._get_backend(torch.device(device.type))
+            backend = group._get_backend(torch.device(kind))
         except RuntimeError as error:
             raise ConfigError(
-                f"comm: the process group {group.group_name!r} has no backend for {device.type} tensors; "
+                f"comm: the process group {group.group_name!r} has no backend for {kind} tensors; "
                 f"initialise it with one, such as 'cpu:gloo,cuda:nccl'"
             ) from error
         store = distributed_c10d._world.pg_map[group][1]
-        known[device.type] = from_backend(backend, device=device, store=store, name=group.group_name)
-    return known[device.type]
+        known[kind] = from_backend(backend, device=device, store=store, name=group.group_name)
+    known[device] = known[kind]
+    return known[device]
 
 
 def private(group: "ProcessGroup | None", device: torch.device) -> tuple[Communicator, Communicator]:
@@ -176,7 +173,7 @@ def private(group: "ProcessGroup | None", device: torch.device) -> tuple[Communi
     CPU. The connections end with the communicators.
 
     Raises:
-        ConfigError: as from_group(); or the group's backend is not gossamer, Gloo or NCCL.
+        ConfigError: torch.distributed is not initialised; or the group's backend is not gossamer, Gloo or NCCL.
     """
     group = _resolve(group)
     # torch's new_group names a group by how many groups a process has. That may differ between ranks, and repeats after
@@ -195,23 +192,22 @@ def private_among(
         key: a text by which the ranks meet: equal on them, and never used before in this group.
     """
     group = _resolve(group)
-    control = _private(group, torch.device("cpu"), f"gossamer/{key}/control", ranks)
-    if device.type == "cpu":
-        return control, control
-    return _private(group, device, f"gossamer/{key}/{device.type}", ranks), control
-
-
-def _private(group: "ProcessGroup", device: torch.device, name: str, ranks: Sequence[int]) -> Communicator:
     ground = ground_of(group)
-    kind = ground.kinds.get(device.type, "gloo" if device.type == "cpu" else "none")
-    store = dist.PrefixStore(name, ground.store)
-    if kind not in ("gossamer", "gloo", "nccl"):
-        raise ConfigError(
-            f"comm: the process group {group.group_name!r} uses the backend {kind!r} for {device.type} tensors; "
-            f"gossamer, gloo and nccl are supported"
-        )
-    backend = make_backend(kind, store, ranks.index(ground.rank), len(ranks), ground.timeout)
-    return from_backend(backend, device=device, store=store, name=name)
+
+    def connect(device: torch.device, leaf: str) -> Communicator:
+        name = f"gossamer/{key}/{leaf}"
+        kind = ground.kinds.get(device.type, "gloo" if device.type == "cpu" else "none")
+        store = dist.PrefixStore(name, ground.store)
+        if kind not in ("gossamer", "gloo", "nccl"):
+            raise ConfigError(
+                f"comm: the process group {group.group_name!r} uses the backend {kind!r} for {device.type} tensors; "
+                f"gossamer, gloo and nccl are supported"
+            )
+        backend = make_backend(kind, store, ranks.index(ground.rank), len(ranks), ground.timeout)
+        return from_backend(backend, device=device, store=store, name=name)
+
+    control = connect(torch.device("cpu"), "control")
+    return (control if device.type == "cpu" else connect(device, device.type)), control
 
 
 @dataclass(frozen=True)
@@ -226,11 +222,7 @@ class Ground:
 
 
 def ground_of(group: "ProcessGroup | None") -> Ground:
-    """Returns the Ground of a process group (None: the default group).
-
-    Raises:
-        ConfigError: torch.distributed is not initialised.
-    """
+    """Returns the Ground of a process group; None is the default group, which must exist."""
     group = _resolve(group)
     kinds = distributed_c10d.BackendConfig(distributed_c10d.Backend(dist.get_backend_config(group)))
     return Ground(

@@ -88,15 +88,23 @@ def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> C
         control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
     """
     known = isinstance(comm, _C.ByHosts) or comm.size == 1 or control not in origins
-    if isinstance(group, Flat) or (known and not isinstance(group, Hierarchical)):
-        return _on_its_way(comm, "flat, as asked" if isinstance(group, Flat) else way_of(comm))
-    hosts = hosts_of(control)
-    if isinstance(group, Hierarchical):
-        wanted = checked_hosts(group.hosts if group.hosts is not None else hosts, control)
-        return _on_its_way(by_hosts(comm, wanted, hosts), f"by hosts, as asked: {layout_text(wanted)}")
-    if not goes_by_hosts(hosts):
-        return _on_its_way(comm, f"flat: {layout_text(hosts)}")
-    return _on_its_way(by_hosts(comm, hosts, hosts), f"by hosts: {layout_text(hosts)}")
+    if isinstance(group, Flat):
+        way = "flat, as asked"
+    elif known and not isinstance(group, Hierarchical):
+        way = way_of(comm)
+    else:
+        hosts = hosts_of(control)
+        if isinstance(group, Hierarchical):
+            wanted = checked_hosts(group.hosts if group.hosts is not None else hosts, control)
+            comm, way = by_hosts(comm, wanted, hosts), f"by hosts, as asked: {layout_text(wanted)}"
+        elif goes_by_hosts(hosts):
+            comm, way = by_hosts(comm, hosts, hosts), f"by hosts: {layout_text(hosts)}"
+        else:
+            way = f"flat: {layout_text(hosts)}"
+    _ways[comm] = way
+    if comm.rank == 0:
+        _log.info("sums of %d ranks go %s", comm.size, way)
+    return comm
 
 
 def way_of(comm: Communicator) -> str:
@@ -111,13 +119,6 @@ def layout_text(hosts: Sequence[Sequence[int]]) -> str:
     if len(set(sizes)) == 1:
         return f"{count} x {sizes[0]} rank{'s' if sizes[0] > 1 else ''}"
     return f"{count} of {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} ranks"
-
-
-def _on_its_way(comm: Communicator, way: str) -> Communicator:
-    _ways[comm] = way
-    if comm.rank == 0:
-        _log.info("sums of %d ranks go %s", comm.size, way)
-    return comm
 
 
 def hierarchy(comm: Communicator, hosts: Sequence[Sequence[int]] | None = None) -> Communicator:

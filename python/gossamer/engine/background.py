@@ -38,8 +38,16 @@ class Background:
 
     def submit(self, task: Callable[[], object], what: str) -> None:
         """Queue a task. On an accelerator it runs behind what the current stream holds. wait() raises its error."""
-        guarded = with_context(task, f"{what} raised", self.comm)
-        self._executor.submit(_announced(guarded, self.comm))
+        comm, guarded = self.comm, with_context(task, f"{what} raised", self.comm)
+
+        def run() -> None:  # it does not hold this object
+            try:
+                guarded()
+            except Exception:
+                comm.announce_failure()
+                raise
+
+        self._executor.submit(run)
         self.step, self._last = self.step + 1, what
 
     def busy(self) -> bool:
@@ -100,14 +108,3 @@ def _close_all() -> None:
             _log.exception("gossamer: what a deleted model had begun could not be ended")
         finally:
             background.close(crashed=crashed)
-
-
-def _announced(task: Callable[[], object], comm: Communicator) -> Callable[[], None]:
-    def call() -> None:
-        try:
-            task()
-        except Exception:
-            comm.announce_failure()
-            raise
-
-    return call

@@ -18,7 +18,6 @@ from gossamer.engine.algorithm import Algorithm
 from gossamer.engine.connections import Connections, connect
 from gossamer.engine.engine import Engine
 from gossamer.engine.join import ShadowHook
-from gossamer.engine.worker import weak_call
 from gossamer.errors import ConfigError
 from gossamer.observe.report import Report
 
@@ -111,7 +110,7 @@ class Face(Joinable):
             divide_by_initial_world_size: divide gradients by the number of ranks; False: by the number of ranks that
                 still have batches. As in torch DDP.
             enable: False: do nothing.
-            throw_on_early_termination: raise on every rank in the first backward in which one rank is out of batches.
+            throw_on_early_termination: raise in the first backward in which one rank is out of batches.
 
         Raises:
             ConfigError: on every rank. At the beginning: the algorithm sends more than gradients, or the arguments
@@ -130,10 +129,12 @@ class Face(Joinable):
     def join_hook(self, **kwargs: Any) -> ShadowHook:
         """Return the hook for torch.distributed.algorithms.Join([model, ...], divide_by_initial_world_size=True)."""
         self._require_group()
+        # Torch DDP notifies in forward. Here a backward does it, because a forward may have no backward.
+        this = weakref.ref(self)
         self._hook_to_begin = hook = ShadowHook(
             self.engine.uneven,
             divide_by_initial_world_size=kwargs.get("divide_by_initial_world_size", True),
-            notify=weak_call(weakref.WeakMethod(self._notify_join)),
+            notify=lambda: Join.notify_join_context(face) if (face := this()) is not None else None,
         )
         return hook
 
@@ -169,10 +170,6 @@ class Face(Joinable):
                 f"{type(self).__name__}: torch's Join needs a process group, and this model was wrapped with a "
                 f"communicator; use model.join(), or wrap with a process group"
             )
-
-    def _notify_join(self) -> None:
-        # Torch DDP does this in forward. Here a backward does it, because a forward may have no backward.
-        Join.notify_join_context(self)
 
 
 def refuse_assigned_parameters(wrapper: nn.Module, _incompatible: Any) -> None:
