@@ -154,8 +154,7 @@ class Adam(_Native, torch.optim.Adam):
     be off.
 
     Raises:
-        ConfigError: one of those is on; a parameter is sparse, or not float32, float64, float16 or bfloat16; a step
-            while a CUDA graph is captured.
+        ConfigError: as SGD; also in a step while a CUDA graph is captured.
     """
 
     def _update(self, group: Options, params: list[Tensor], grads: list[Tensor]) -> None:

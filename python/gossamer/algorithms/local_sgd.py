@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gossamer import _C
 from gossamer.algorithms.base import Algorithm, require_codec, require_steps, whole_chunks
-from gossamer.codec import Codec, ErrorFeedback, Identity, Int4
+from gossamer.codec import Codec, ErrorFeedback, Identity, Int4, settings_text
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Background, Unsent, Worker
@@ -125,12 +125,10 @@ class LocalSGD(Algorithm):
         self._lockstep = lockstep
 
     def __repr__(self) -> str:
-        settings = {name: value for name, value in vars(self).items() if name[0] != "_"}
-        outer = self.outer_optimizer
+        outer: Any = self.outer_optimizer
         if outer is not None and hasattr(outer, "__qualname__"):  # a function's own text holds its address
-            settings["outer_optimizer"] = f"{outer.__module__}.{outer.__qualname__}"
-        settings["lockstep"] = self._lockstep
-        return f"LocalSGD({', '.join(f'{name}={value!r}' for name, value in sorted(settings.items()))})"
+            outer = f"{outer.__module__}.{outer.__qualname__}"
+        return settings_text(self, outer_optimizer=outer, lockstep=self._lockstep)
 
     @property
     def lockstep(self) -> bool:

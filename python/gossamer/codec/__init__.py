@@ -5,7 +5,7 @@ A new codec is one file, and one line in the table here.
 
 from gossamer._ops import accumulate_dtype
 from gossamer.codec.adaptive import Adaptive
-from gossamer.codec.base import Codec, CodecFacts, CodecSpeed, NativeCodec
+from gossamer.codec.base import Codec, CodecFacts, CodecSpeed, NativeCodec, settings_text
 from gossamer.codec.cast import BF16, FP16, Identity
 from gossamer.codec.feedback import ErrorFeedback
 from gossamer.codec.int4 import Int4
@@ -20,4 +20,5 @@ CODECS: dict[str, type[Codec]] = {
 """The codecs, by the names that the benchmarks take."""
 
 __all__ = ["CODECS", "Adaptive", "Codec", "CodecFacts", "CodecSpeed", "ErrorFeedback", "NativeCodec"]
-__all__ += ["BF16", "FP16", "Identity", "Int4", "Int8", "MinMaxUInt8", "OneBit", "TopK", "accumulate_dtype"]
+__all__ += ["BF16", "FP16", "Identity", "Int4", "Int8", "MinMaxUInt8", "OneBit", "TopK"]
+__all__ += ["accumulate_dtype", "settings_text"]

@@ -43,6 +43,13 @@ class CodecFacts:
     stochastic: bool = False
 
 
+def settings_text(settings: object, **more: object) -> str:
+    """Returns an object's class and public attributes, and `more`: every setting, and no address."""
+    public = {name: value for name, value in vars(settings).items() if name[0] != "_"} | more
+    named = ", ".join(f"{name}={value!r}" for name, value in sorted(public.items()))
+    return f"{type(settings).__name__}({named})"
+
+
 class Codec(ABC):
     """Turns a matrix of floats [rows, numel] into wire bytes [rows, wire_bytes(numel)] and back."""
 
@@ -85,10 +92,7 @@ class Codec(ABC):
             acc += self.decode(encoded, row)[0]
         return acc
 
-    def __repr__(self) -> str:
-        # Ranks compare this text, so it must show every setting and no address.
-        settings = (f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name[0] != "_")
-        return f"{type(self).__name__}({', '.join(settings)})"
+    __repr__ = settings_text  # ranks compare it
 
     @property
     def native(self) -> _C.CodecChoice | None:
@@ -119,14 +123,13 @@ class NativeCodec(Codec):
         return _ops.wire_bytes(self.kind, self.block, dtype, numel)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Encodes x [rows, numel], contiguous, and returns uint8 [rows, wire_bytes(numel, x.dtype)].
+        """Encodes as Codec.encode() says.
 
         The random numbers of a stochastic codec depend on the seed, the row and the element's place in the row, so
         equal calls give equal bytes. In collectives they also depend on the rank and on the call's `nonce`, and in
         training on step and bucket.
         """
-        key = self.native.key if self.stochastic else 0
-        return _ops.encode(x, self.kind, self.block, key)
+        return _ops.encode(x, self.kind, self.block, self.native.key if self.stochastic else 0)
 
     def decode(self, wire: Tensor, out: Tensor) -> Tensor:
         _ops.decode(wire, self.kind, self.block, out)

@@ -15,13 +15,8 @@ class Int4(NativeCodec):
     decodes to NaN; other blocks do not change.
 
     Args:
-        block: the number of elements that share a scale, a positive multiple of 32.
-        stochastic: round up or down by random numbers, so that the mean over many calls is x itself. The range is
-            then symmetric, k = -7 ... 7. NativeCodec.encode says what the numbers depend on.
-        seed: the seed of those numbers, 0 ... 2^64 - 1, equal on all ranks. Ranks still draw different numbers.
-
-    Raises:
-        CodecError: the block or the seed is another.
+        block, seed: as in Int8, which also lists the errors.
+        stochastic: as in Int8. The range is then symmetric, k = -7 ... 7.
     """
 
     name = "int4"

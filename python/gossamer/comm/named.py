@@ -32,9 +32,7 @@ SILENCE = timedelta(days=365)  # an idle rank sends nothing; a lost rank is noti
 class NamedOptions:
     """How operations are negotiated. In fields marked "rank 0", the value of the set's first rank counts."""
 
-    fusion_bytes: int = (
-        128 << 20
-    )  # rank 0: the largest fused batch; 0: only the operations of a group are fused
+    fusion_bytes: int = 128 << 20  # rank 0: of the largest fused batch; 0: only groups are fused
     fuse_groups: bool = True  # rank 0: whether groups may be fused with other operations
     cache_capacity: int = 1024  # rank 0: how many agreements are kept, which then need no request; 0: none
     window_us: int = 400  # how long to wait for more operations while a burst grows; 0: not at all
@@ -88,7 +86,11 @@ def open_named(
     control = shared = connect("gossamer", "shared", ground.timeout)
     if len(shared.hosts) > 1:
         control = connect("gloo", "control", SILENCE)
-    two_levels = _by_hosts(settings.pop("by_hosts"), shared.hosts, store, leads=rank == 0)
+    wanted, two_levels = settings.pop("by_hosts"), False
+    if len(shared.hosts) > 1:  # as the first rank of the set wants
+        if rank == 0:
+            store.set("by_hosts", str(goes_by_hosts(shared.hosts) if wanted is None else wanted))
+        two_levels = store.get("by_hosts") == b"True"
     devices: dict[str, Communicator] = {}
     backends: dict[str, Any] = {"gossamer": shared}
     for device, kind in ground.kinds.items():
@@ -100,13 +102,11 @@ def open_named(
             )
         if kind not in backends:
             backends[kind] = connect(kind, kind, ground.timeout)
-        place = (
-            torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
-        )
+        place = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
         comm = from_backend(backends[kind], device=place, store=store, name=f"{key}/{device}")
-        devices[device] = (
-            by_hosts(comm, shared.hosts, shared.hosts) if two_levels and device == "cpu" else comm
-        )
+        if two_levels and device == "cpu":
+            comm = by_hosts(comm, shared.hosts, shared.hosts)
+        devices[device] = comm
     far = len(shared.hosts) == 1 and ground.kinds.get("cpu", "gossamer") != "gossamer"
     near = from_backend(shared, store=store, name=f"{key}/near") if far else None
     if settings["on_stall"] is None:
@@ -116,15 +116,6 @@ def open_named(
     named = _C.NamedCollectives(control, devices, members, near=near, **settings)
     _open[named] = _Connections(list(backends.values()), devices, two_levels)
     return named
-
-
-def _by_hosts(wanted: bool | None, hosts: Sequence[Sequence[int]], store: Any, *, leads: bool) -> bool:
-    """Returns what the first rank of the set wants. Collective where there are several hosts."""
-    if len(hosts) < 2:
-        return False
-    if leads:
-        store.set("by_hosts", str(goes_by_hosts(hosts) if wanted is None else wanted))
-    return bool(store.get("by_hosts") == b"True")
 
 
 def sums_by_hosts(named: _C.NamedCollectives) -> bool:

@@ -42,8 +42,7 @@ def symmetric(comm: Communicator, control: Communicator) -> Communicator:
         control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
 
     Raises:
-        ConfigError: on every rank, if ranks are on several hosts, in containers that hide them from each other, or
-            more than MAX_RANKS.
+        ConfigError: on every rank, if the ranks cannot share memory, or are more than MAX_RANKS.
     """
     if comm.size == 1:
         return comm

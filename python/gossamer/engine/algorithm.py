@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from gossamer import _C
-from gossamer.codec import Codec
+from gossamer.codec import Codec, settings_text
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine.background import Background
@@ -82,9 +82,7 @@ class Algorithm(ABC):
         """Whether some steps are not in lockstep, so that a face must not add a collective to each step."""
         return False
 
-    def __repr__(self) -> str:
-        settings = (f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name[0] != "_")
-        return f"{type(self).__name__}({', '.join(settings)})"
+    __repr__ = settings_text
 
     def connect(self, worker: Worker) -> None:
         """Called first, when a model is wrapped. A subclass sets up here, not in __init__, what belongs to one run.

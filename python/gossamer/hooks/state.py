@@ -6,11 +6,13 @@ The native part is csrc/hook/comm_hook.h. This file has the arguments, the check
 import atexit
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gossamer import _C
 from gossamer.algorithms import PowerSGD
@@ -27,7 +29,6 @@ from gossamer.comm import (
 )
 from gossamer.engine import require_equal
 from gossamer.errors import ConfigError
-from gossamer.hooks.arguments import group_of, named_parameters
 from gossamer.hooks.buckets import Buckets, algorithm_of
 from gossamer.hooks.in_graph import key_for, mean_in_graph
 from gossamer.torch_private import at_end_of_backward
@@ -64,7 +65,7 @@ class State:
         codec: Codec | Adaptive | None = None,
         powersgd: PowerSGD | None = None,
     ) -> None:
-        named = dict(named_parameters(model))
+        named = dict(_named_parameters(model))
         if not named:
             raise ConfigError("hooks.State: the model has no parameters")
         if codec is not None and not isinstance(codec, (Codec, Adaptive)):
@@ -72,7 +73,7 @@ class State:
         if powersgd is not None and not isinstance(powersgd, PowerSGD):
             raise ConfigError(f"hooks.State: powersgd must be a PowerSGD or None, got {powersgd!r}")
         self._names, self._params = list(named), list(named.values())
-        self._group = group_of(model, process_group)
+        self._group = _group_of(model, process_group)
         self._codec, self._powersgd = codec, powersgd
         self._hook: str | None = None
         self._native: Any = None
@@ -99,14 +100,12 @@ class State:
 
     def parameter_at(self, address: int) -> Tensor | None:
         """The parameter at a memory address, which is all that a graph has of it. None for an empty parameter."""
-        if address == 0:
-            return None
-        for param in self._params:
-            if param.data_ptr() == address:
-                return param
-        raise ConfigError(
-            "hooks: a compiled backward holds a parameter that does not belong to the model of this State"
-        )
+        found = next((param for param in self._params if param.data_ptr() == address), None)
+        if found is None and address != 0:
+            raise ConfigError(
+                "hooks: a compiled backward holds a parameter that does not belong to the model of this State"
+            )
+        return found if address != 0 else None
 
     def start(self, hook: str) -> Any:
         """Returns the native hook. The first call makes it and is collective."""
@@ -208,6 +207,40 @@ class State:
             "hooks.State: it cannot be copied or pickled, because its connections belong to this process; save its "
             "state_dict()"
         )
+
+
+def _named_parameters(model: Any) -> Iterable[tuple[str, nn.Parameter]]:
+    """Returns the (name, parameter) pairs of the model that State was given, named as without DDP around it."""
+    if isinstance(model, DistributedDataParallel):
+        return model.module.named_parameters()
+    if isinstance(model, nn.Module):
+        return model.named_parameters()
+    pairs = isinstance(model, Iterable) and not isinstance(model, (str, bytes, dict))
+    named = list(model) if pairs else [model]
+    for pair in named:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Tensor)):
+            raise ConfigError(
+                "hooks.State: model must be a DistributedDataParallel, a module or (name, parameter) pairs, got "
+                f"{pair!r}"
+            )
+    return named
+
+
+def _group_of(model: Any, group: Any) -> Any:
+    """Returns the group that State uses. ConfigError if it is not the group that the model averages over."""
+    if not isinstance(model, DistributedDataParallel):
+        return group
+    own, given = model.process_group, given_group(group)
+    if given is None:
+        return own if group is None else replace(group, group=own)
+    wanted = (own.rank(), own.size())
+    if given is own or (is_communicator(given) and (given.rank, given.size) == wanted):
+        return group
+    got = f"rank {given.rank} of {given.size}" if is_communicator(given) else repr(given)
+    raise ConfigError(
+        f"hooks.State: process_group must be the one that the model averages over, where this is rank {wanted[0]} of "
+        f"{wanted[1]}, got {got}"
+    )
 
 
 @atexit.register
