@@ -92,7 +92,8 @@ class Codec(ABC):
             acc += self.decode(encoded, row)[0]
         return acc
 
-    __repr__ = settings_text  # ranks compare it
+    def __repr__(self) -> str:
+        return settings_text(self)  # ranks compare it
 
     @property
     def native(self) -> _C.CodecChoice | None:

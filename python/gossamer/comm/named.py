@@ -102,7 +102,7 @@ def open_named(
             )
         if kind not in backends:
             backends[kind] = connect(kind, kind, ground.timeout)
-        place = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
+        place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
         comm = from_backend(backends[kind], device=place, store=store, name=f"{key}/{device}")
         if two_levels and device == "cpu":
             comm = by_hosts(comm, shared.hosts, shared.hosts)

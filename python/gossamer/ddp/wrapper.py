@@ -170,10 +170,8 @@ class DistributedDataParallel(nn.Module, Face):
     def engine(self) -> Engine:
         """The engine. After unpickling, the first forward makes it, and is collective."""
         if self._engine is None:
-            algorithm = (
-                copy.copy(self._settings) if self._hook is None else self._algorithm_of_hook(*self._hook)
-            )
-            self._use(algorithm, broadcast=False)
+            chosen = self._algorithm_of_hook(*self._hook) if self._hook else copy.copy(self._settings)
+            self._use(chosen, broadcast=False)
         assert self._engine is not None
         return self._engine
 

@@ -35,11 +35,7 @@ class Members:
             raise ConfigError(f"engine: ignore must name parameters or buffers of the model, got {strangers}")
 
     def parameters(self, module: nn.Module | None = None) -> list[tuple[str, nn.Parameter]]:
-        """Return (name, parameter), each parameter once.
-
-        Args:
-            module: another module of the same structure; None: the model.
-        """
+        """Return (name, parameter), each parameter once, of the model or of a `module` of the same structure."""
         named = (module or self._alive()).named_parameters()
         return [(name, param) for name, param in named if name not in self.ignore]
 
@@ -87,8 +83,7 @@ def refusal_of(
 ) -> ConfigError | None:
     """Return why this rank cannot train this model over `comm`; None if it can.
 
-    Args:
-        wrapped: the communicator and the parameters of each model that is wrapped already.
+    `wrapped` has the communicator and the parameters of each model that is wrapped already.
     """
     reason = next(iter(_reasons(members, comm, wrapped)), None)
     return ConfigError(f"engine: {reason}") if reason else None

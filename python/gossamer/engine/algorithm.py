@@ -82,7 +82,8 @@ class Algorithm(ABC):
         """Whether some steps are not in lockstep, so that a face must not add a collective to each step."""
         return False
 
-    __repr__ = settings_text
+    def __repr__(self) -> str:
+        return settings_text(self)
 
     def connect(self, worker: Worker) -> None:
         """Called first, when a model is wrapped. A subclass sets up here, not in __init__, what belongs to one run.

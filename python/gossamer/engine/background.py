@@ -22,10 +22,7 @@ _open: "weakref.WeakSet[Background]" = weakref.WeakSet()
 class Background:
     """Runs tasks one after the other, in the order of submission, which is equal on all ranks.
 
-    Making one is collective, because it makes new connections among the ranks.
-
-    Args:
-        comm: the model's communicator.
+    Making one is collective: it makes new connections among the ranks of `comm`, the model's communicator.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -73,9 +70,7 @@ class Background:
             self.comm.announce_failure()
 
     def close(self, *, crashed: bool = False) -> None:
-        """End the thread. Idempotent.
-
-        The ranks that wait for this one get an error soon if a task is unfinished.
+        """End the thread. The ranks that wait for this one get an error soon if a task is unfinished. Idempotent.
 
         Args:
             crashed: this rank has failed; the other ranks get an error in any case.

@@ -32,15 +32,12 @@ _ADVICE = (
 
 
 class Graph:
-    """The rules for the backwards of one engine. By default there is none.
-
-    Attributes:
-        require_used: a parameter without a gradient is an error in the next forward.
-    """
+    """The rules for the backwards of one engine. By default there is none."""
 
     def __init__(self, native: _C.Engine, parts: Parts) -> None:
         self._native, self._control, self._named = native, parts.control, parts.named
         self._static = False
+        #: Whether a parameter without a gradient is an error in the next forward.
         self.require_used = False
         self._lockstep = True  # whether all ranks took part in the previous backward, and know the same
 

@@ -58,17 +58,17 @@ class Buckets:
     """
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        names: Sequence[str],
-        params: Sequence[Tensor],
-        comm: Communicator,
+        self, algorithm: Algorithm, names: Sequence[str], params: Sequence[Tensor], comm: Communicator
     ) -> None:
         self._algorithm, self._names, self._params, self._comm = algorithm, names, params, comm
         self._codecs = [algorithm.group_of(name, param) for name, param in zip(names, params, strict=True)]
         self._keys = [repr(codec) for codec in self._codecs]
         self._groups = list(dict.fromkeys(self._keys))
-        self._first_units = self._count_units()
+        # For each parameter: the units of all earlier parameters with the same codec.
+        counts, self._first_units = dict.fromkeys(self._groups, 0), list[int]()
+        for key, codec, param in zip(self._keys, self._codecs, params, strict=True):
+            self._first_units.append(counts[key])
+            counts[key] += -(-param.numel() // _unit(codec))
         self._progress = _Progress()
         self._works: dict[str, _C.BucketWork] = {}
         self._made: dict[int, _C.Bucket] = {}
@@ -128,14 +128,6 @@ class Buckets:
             with_context(lambda: self._algorithm.bucket_ready(bucket), what, self._comm)()
 
         return _C.PythonWork(call)
-
-    def _count_units(self) -> list[int]:
-        """For each parameter, counts the units of all earlier parameters with the same codec."""
-        counts, firsts = dict.fromkeys(self._groups, 0), []
-        for key, codec, param in zip(self._keys, self._codecs, self._params, strict=True):
-            firsts.append(counts[key])
-            counts[key] += -(-param.numel() // _unit(codec))
-        return firsts
 
     def _put_away(self) -> None:
         """Drops the buckets, and keeps their errors for the buckets that replace them."""
