@@ -19,7 +19,7 @@ from setuptools import setup
 
 ROOT = Path(__file__).parent.resolve()
 TORCH_FREE_FOLDERS = ("adasum", "base", "codec", "flat", "negotiate", "observe", "optim", "shm")
-TORCH_FOLDERS = ("backend", "comm", "collectives", "route", "engine", "hook", "named")
+TORCH_FOLDERS = ("backend", "comm", "collectives", "route", "engine", "hook", "named", "python")
 PRECOMPILED = "csrc/precompiled.h"
 CXX_FLAGS = ["-O3", "-g0", "-ffp-contract=off", "-Wall", "-Wextra", "-fvisibility=hidden"]
 NVCC_FLAGS = ["-O3", "--fmad=false", "-Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-ffp-contract=off"]

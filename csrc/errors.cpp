@@ -1,22 +1,9 @@
-// The Python side of errors.h: finds the classes in gossamer.errors. Called while an exception crosses into Python, with
-// the GIL held.
+// The texts of errors.h. The exceptions themselves are made in python/errors.cpp.
 #include "errors.h"
-
-#include <pybind11/pybind11.h>
 
 #include <cstdio>
 
 namespace gossamer {
-
-PyObject* python_error_type(ErrorKind kind) {
-  const char* name = kind == ErrorKind::config  ? "ConfigError"
-                     : kind == ErrorKind::codec ? "CodecError"
-                                                : "CommError";
-  // The module keeps its classes alive, so a borrowed pointer stays valid.
-  return pybind11::module_::import("gossamer.errors").attr(name).ptr();
-}
-
-PyObject* PythonError::python_type() { return python_error_type(kind); }
 
 std::string first_line(const char* text) {
   const std::string whole(text);

@@ -1,32 +1,32 @@
-// Errors of the torch side: C++ exceptions that become gossamer.errors classes in Python, even across torch's autograd
-// engine, which knows only torch::PyTorchError. The Torch-free core does not use them; module.cpp translates its
-// gossamer::Error.
+// Errors of the torch side: exceptions that become gossamer.errors classes in Python, even across torch's autograd engine.
+// This header knows no Python; python/errors.cpp makes the exceptions. The Torch-free core does not use them:
+// python/module.cpp translates its gossamer::Error.
 #pragma once
 
+#include <cstdint>
+#include <exception>
 #include <sstream>
 #include <string>
-#include <utility>
-
-#include <torch/csrc/Exceptions.h>
 
 #include "base/check.h"
 
 namespace gossamer {
 
-// A gossamer::Error that keeps its Python class on its way through autograd.
-class PythonError : public torch::PyTorchError {
- public:
-  PythonError(ErrorKind kind, std::string message) : torch::PyTorchError(std::move(message)), kind(kind) {}
-  PyObject* python_type() override;  // GIL held
+// What a PythonError carries. Catch it by this class: `catch (const RaisedError& error)`. It is no std::exception itself.
+struct RaisedError {
   ErrorKind kind;
+  std::string message;
 };
 
-// Throws PythonError; the text is the parts.
+// A PythonError: an exception of the Python class for `kind`.
+std::exception_ptr make_python_error(ErrorKind kind, std::string message);
+
+// Throws a PythonError; the text is the parts.
 template <class... Parts>
 [[noreturn]] void raise_python(ErrorKind kind, const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
-  throw PythonError(kind, text.str());
+  std::rethrow_exception(make_python_error(kind, text.str()));
 }
 
 // Throws PythonError(config) unless ok. Checks the arguments that a user gives to an operation.
@@ -35,14 +35,11 @@ void check_argument(bool ok, const Parts&... parts) {
   if (!ok) raise_python(ErrorKind::config, parts...);
 }
 
-// Python's AssertionError, for misuse that programs expect to raise it.
-class AssertionError : public torch::PyTorchError {
- public:
-  explicit AssertionError(std::string message) : torch::PyTorchError(std::move(message)) {}
-  PyObject* python_type() override { return PyExc_AssertionError; }
-};
+// Throws Python's AssertionError, for misuse that programs expect to raise it.
+[[noreturn]] void raise_assertion(std::string message);
 
-PyObject* python_error_type(ErrorKind kind);  // borrowed, GIL held
+// Whether the error came out of Python, or has a Python class that it must keep.
+bool has_python_class(const std::exception& error);
 
 // c10d's errors carry a C++ backtrace after the first line; the first line is what a user can act on.
 std::string first_line(const char* text);

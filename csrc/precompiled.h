@@ -1,6 +1,4 @@
 // Torch's large headers, compiled once per build and reused by every file that uses torch (setup.py); they take half of
 // such a file's compile time. Nothing of ours belongs here: each file still includes what it uses.
 #include <ATen/core/Tensor.h>
-#include <pybind11/stl.h>
-#include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

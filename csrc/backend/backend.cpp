@@ -66,13 +66,12 @@ pid_t current_process() {
 std::exception_ptr python_error(const char* title, std::exception_ptr error) {
   try {
     std::rethrow_exception(error);
-  } catch (const PythonError&) {
+  } catch (const RaisedError&) {
     return error;
   } catch (const Error& known) {
-    return std::make_exception_ptr(PythonError(known.kind, known.what()));
+    return make_python_error(known.kind, known.what());
   } catch (const std::exception& other) {
-    return std::make_exception_ptr(
-        PythonError(ErrorKind::comm, std::string(title) + ": " + first_line(other.what())));
+    return make_python_error(ErrorKind::comm, std::string(title) + ": " + first_line(other.what()));
   }
 }
 
@@ -268,7 +267,7 @@ c10::intrusive_ptr<c10d::Backend> GossamerBackend::gloo() {
         if (!own || hosts().size() == 1) text << std::exchange(separator, ", ") << rank;
       }
     }
-    throw PythonError(ErrorKind::comm, text.str() + ": " + first_line(error.what()));
+    raise_python(ErrorKind::comm, text.str() + ": " + first_line(error.what()));
   }
   return gloo_;
 }

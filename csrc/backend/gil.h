@@ -1,11 +1,9 @@
-// What native threads must know of Python: releasing the GIL, and not outliving the interpreter. Used by the backend and above.
+// What native threads must know of Python: releasing the GIL, and not outliving the interpreter. Used by the backend and
+// above. This header knows no Python; python/gil.cpp does the work.
 #pragma once
-
-#include <pybind11/pybind11.h>
 
 #include <atomic>
 #include <chrono>
-#include <optional>
 #include <thread>
 #include <utility>
 
@@ -14,13 +12,18 @@ namespace gossamer {
 // Releases the GIL, if this thread holds it. For code that may wait for a thread that wants the GIL.
 class WithoutGil {
  public:
-  WithoutGil() {
-    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
-  }
+  WithoutGil();
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
 
  private:
-  std::optional<pybind11::gil_scoped_release> released_;
+  void* saved_;  // Python's state of this thread; null if the thread did not hold the GIL
 };
+
+// For Executor::wait: lets Ctrl-C end a wait for other ranks. Python's handlers run in its main thread only. A backward on
+// the CPU ends there; on an accelerator it ends in autograd's thread, and the interrupt waits for the group.
+void raise_interrupt();
 
 // For a thread that nobody joins, around code that may need Python: freeing a tensor that Python knows, calling back.
 // Once the interpreter ends, Python ends each thread that asks for the GIL, and a C++ function on such a thread's stack

@@ -67,7 +67,7 @@ void Hosts::fail(std::string reason) {
     reason += "; the store does not answer either";
   }
   announce(reason);
-  throw PythonError(ErrorKind::comm, reason);
+  raise_python(ErrorKind::comm, reason);
 }
 
 void Hosts::announce(const std::string& reason) noexcept {

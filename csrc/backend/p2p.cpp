@@ -27,7 +27,7 @@ void call_back(std::function<void()> callbacks) {
 
 shm::Mailbox& GossamerBackend::mailbox() {
   const std::lock_guard<std::mutex> lock(mailbox_mutex_);
-  if (shut_down_) throw PythonError(ErrorKind::comm, "the group was shut down; make a new one");
+  if (shut_down_) raise_python(ErrorKind::comm, "the group was shut down; make a new one");
   if (!mailbox_) mailbox_ = std::make_unique<shm::Mailbox>(*group_);
   return *mailbox_;
 }

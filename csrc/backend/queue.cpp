@@ -14,7 +14,7 @@ namespace gossamer {
 
 void Queue::submit(Task task, bool now) {
   Lock lock(mutex_);
-  if (closed_) throw PythonError(ErrorKind::comm, "the group was shut down; make a new one");
+  if (closed_) raise_python(ErrorKind::comm, "the group was shut down; make a new one");
   tasks_.push_back(std::move(task));
   if (now && tasks_.size() == 1 && !running_) return run_first(lock);
   require_looper();

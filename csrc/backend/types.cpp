@@ -27,7 +27,7 @@ shm::Op to_shm_op(c10d::ReduceOp::RedOpType op, const char* where) {
 double factor_of(const c10d::ReduceOp& op) {
   // torch 2.11 and 2.13 share this name; nothing in it depends on NCCL.
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  if (!supplement) throw PythonError(ErrorKind::config, "PREMUL_SUM needs a factor, got none");
+  if (!supplement) raise_python(ErrorKind::config, "PREMUL_SUM needs a factor, got none");
   return supplement->tensor_factor.defined() ? supplement->tensor_factor.item().toDouble()
                                              : supplement->double_factor;
 }

@@ -2,8 +2,6 @@
 #include "comm/aside.h"
 
 #include <c10/util/thread_name.h>
-#include <pybind11/stl.h>
-#include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,8 +11,6 @@
 #include <stdexcept>
 #include <thread>
 #include <utility>
-
-namespace py = pybind11;
 
 namespace gossamer {
 namespace {
@@ -147,17 +143,6 @@ void AsideStore::leave() {
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.leaving = true;
   all.changed.notify_all();
-}
-
-void bind_aside(py::module_& module) {
-  using Release = py::call_guard<py::gil_scoped_release>;
-  py::class_<AsideStore>(module, "AsideStore")
-      .def(py::init<c10::intrusive_ptr<c10d::Store>>(), py::arg("store"))
-      .def("add", &AsideStore::add, py::arg("key"), py::arg("value"), Release())
-      .def("set", &AsideStore::set, py::arg("key"), py::arg("value"), Release())
-      .def("check", &AsideStore::check, py::arg("keys"), Release())
-      .def("get", &AsideStore::get, py::arg("keys"), Release())
-      .def_static("leave", &AsideStore::leave, Release());
 }
 
 }  // namespace gossamer

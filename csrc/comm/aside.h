@@ -3,7 +3,6 @@
 // time. So a thread that waits here can be told to leave. Used by the stall watch.
 #pragma once
 
-#include <pybind11/pybind11.h>
 #include <sys/types.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -41,7 +40,5 @@ class AsideStore {
 
   std::shared_ptr<Desk> desk_;
 };
-
-void bind_aside(pybind11::module_& module);
 
 }  // namespace gossamer

@@ -4,11 +4,11 @@
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
-#include <pybind11/pybind11.h>
 
 #include <utility>
 
 #include "backend/backend.h"
+#include "backend/gil.h"
 #include "errors.h"
 #include "observe/recorder.h"
 
@@ -86,8 +86,7 @@ C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at
 
 C10dCommunicator::~C10dCommunicator() {
   // The backend joins its threads. One of them may wait for the GIL, to free a tensor's Python object.
-  std::optional<pybind11::gil_scoped_release> release;
-  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
+  const WithoutGil without_gil;
   if (gave_up_ || leaves_unfinished() || getpid() != owner_) {
     // Leaked. The destructor would join a thread that waits for the operation's timeout; a forked child has no threads.
     backend_.release();

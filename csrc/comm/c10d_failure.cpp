@@ -86,7 +86,7 @@ std::string C10dCommunicator::key(const std::string& leaf) const { return "gossa
 
 void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
   const std::string reason = first_line(error.what());
-  if (shared_memory_) throw PythonError(ErrorKind::comm, reason);  // it names operation and ranks
+  if (shared_memory_) raise_python(ErrorKind::comm, reason);  // it names operation and ranks
   raise_python(ErrorKind::comm, operation, " of ", readable_bytes(bytes), " failed on rank ", place(), ": ",
                reason, who_is_to_blame(reason));
 }

@@ -135,7 +135,7 @@ const Bucket::Field& Bucket::field(const std::string& name) const {
     std::ostringstream text;
     text << "Bucket: no field '" << name << "' in " << describe() << "; it has";
     for (const auto& known : fields()) text << " '" << known << "'";
-    throw PythonError(ErrorKind::config, text.str());
+    raise_python(ErrorKind::config, text.str());
   }
   return found->second;
 }

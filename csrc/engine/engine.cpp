@@ -1,13 +1,12 @@
 // See engine.h.
 #include "engine/engine.h"
 
-#include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <optional>
 #include <utility>
 
+#include "backend/gil.h"
 #include "device_kernels.h"
 
 namespace gossamer {
@@ -24,8 +23,7 @@ Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Te
 
 void Engine::close() {
   // A Python task on the worker may need the GIL that this thread holds.
-  std::optional<pybind11::gil_scoped_release> release;
-  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
+  const WithoutGil without_gil;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (worker_.closed()) return;

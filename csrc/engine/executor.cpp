@@ -5,7 +5,6 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/thread_name.h>
-#include <pybind11/pybind11.h>
 
 #include <chrono>
 #include <memory>
@@ -43,8 +42,7 @@ void Executor::stop() {
   recorder().leave_all();
   if (std::this_thread::get_id() == thread_.get_id()) return thread_.detach();
   // A Python task may need the GIL that this thread holds.
-  std::optional<pybind11::gil_scoped_release> release;
-  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
+  const WithoutGil without_gil;
   thread_.join();
 }
 

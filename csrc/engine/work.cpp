@@ -98,20 +98,4 @@ void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucke
   smallest.copy_(at::where(bad.gt(0).squeeze(), std::numeric_limits<double>::quiet_NaN(), smallest));
 }
 
-void raise_interrupt() {
-  if (!Py_IsInitialized()) return;
-  const pybind11::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() == 0) return;
-  python_error interrupt;
-  interrupt.persist();
-  throw interrupt;
-}
-
-PythonCallable::PythonCallable(pybind11::object callable)
-    : callable_(new pybind11::object(std::move(callable)), [](pybind11::object* object) {
-        if (!Py_IsInitialized()) return;  // the interpreter has ended, and its objects with it
-        pybind11::gil_scoped_acquire gil;
-        delete object;
-      }) {}
-
 }  // namespace gossamer

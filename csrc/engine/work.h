@@ -1,11 +1,8 @@
-// What the engine runs for a ready bucket. A native work needs no GIL; PythonWork calls an algorithm's bucket_ready. Both
-// run on the engine's executor.
+// What the engine runs for a ready bucket. A native work needs no GIL; PythonWork (python/callable.h) calls an algorithm's
+// bucket_ready. Both run on the engine's executor.
 #pragma once
 
 #include <c10/core/Event.h>
-#include <pybind11/pybind11.h>
-
-#include <torch/csrc/Exceptions.h>
 
 #include <memory>
 #include <mutex>
@@ -112,54 +109,6 @@ class NoWork : public BucketWork {
 class AgreeOnFinite : public BucketWork {
  public:
   void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;
-};
-
-// A Python callable that native threads may call and destroy without holding the GIL. Its exception becomes a
-// python_error, which crosses threads and autograd.
-class PythonCallable {
- public:
-  explicit PythonCallable(pybind11::object callable);
-
-  // Returns whether the callable returned True itself.
-  template <class... Arguments>
-  bool operator()(Arguments&&... arguments) const {
-    const pybind11::gil_scoped_acquire gil;
-    return call(std::forward<Arguments>(arguments)...).ptr() == Py_True;
-  }
-
-  template <class Result, class... Arguments>
-  Result returning(Arguments&&... arguments) const {
-    const pybind11::gil_scoped_acquire gil;
-    return call(std::forward<Arguments>(arguments)...).template cast<Result>();
-  }
-
- private:
-  template <class... Arguments>
-  pybind11::object call(Arguments&&... arguments) const {
-    try {
-      return (*callable_)(std::forward<Arguments>(arguments)...);
-    } catch (pybind11::error_already_set& error) {
-      error.restore();
-      python_error carried;
-      carried.persist();
-      throw carried;
-    }
-  }
-  std::shared_ptr<pybind11::object> callable_;
-};
-
-// For Executor::wait: lets Ctrl-C end a wait for other ranks. Python's handlers run in its main thread only. A backward on
-// the CPU ends there; on an accelerator it ends in autograd's thread, and the interrupt waits for the group.
-void raise_interrupt();
-
-// Calls callable(bucket). The callable gives its own errors their context.
-class PythonWork : public BucketWork {
- public:
-  explicit PythonWork(pybind11::object callable) : callable_(std::move(callable)) {}
-  void run(Communicator&, const std::shared_ptr<Bucket>& bucket) override { callable_(bucket); }
-
- private:
-  PythonCallable callable_;
 };
 
 }  // namespace gossamer

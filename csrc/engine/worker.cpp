@@ -4,7 +4,8 @@
 #include <sstream>
 #include <utility>
 
-#include "engine/work.h"
+#include "backend/gil.h"
+#include "errors.h"
 
 namespace gossamer {
 
@@ -42,16 +43,13 @@ void Worker::run_guarded(const std::string& what, const std::function<void()>& t
 void Worker::rethrow_with_context(const std::string& context) {
   try {
     throw;
-  } catch (const PythonError& error) {
-    throw PythonError(error.kind, context + error.what());
+  } catch (const RaisedError& error) {
+    raise_python(error.kind, context, error.message);
   } catch (const Error& error) {
-    throw PythonError(error.kind, context + error.what());
-  } catch (const torch::PyTorchError&) {
-    throw;
-  } catch (const python_error&) {
-    throw;
+    raise_python(error.kind, context, error.what());
   } catch (const std::exception& error) {
-    throw PythonError(ErrorKind::comm, context + error.what());
+    if (has_python_class(error)) throw;
+    raise_python(ErrorKind::comm, context, error.what());
   }
 }
 
@@ -69,7 +67,7 @@ void Worker::fail_wait() {
 
 void Worker::look_around() const {
   raise_interrupt();
-  if (stopped_) throw PythonError(ErrorKind::comm, "the stall watch ended the wait");
+  if (stopped_) raise_python(ErrorKind::comm, "the stall watch ended the wait");
 }
 
 std::string Worker::place() const {
@@ -79,9 +77,9 @@ std::string Worker::place() const {
 }
 
 void Worker::check_alive() const {
-  if (closed_) throw PythonError(ErrorKind::config, "this engine is closed; wrap the model again");
-  if (broken_) throw PythonError(ErrorKind::comm, "this engine stopped: " + *broken_);
-  if (stopped_) throw PythonError(ErrorKind::comm, "this engine stopped: " + stall_facts());
+  if (closed_) raise_python(ErrorKind::config, "this engine is closed; wrap the model again");
+  if (broken_) raise_python(ErrorKind::comm, "this engine stopped: " + *broken_);
+  if (stopped_) raise_python(ErrorKind::comm, "this engine stopped: " + stall_facts());
 }
 
 void Worker::give_up(const std::string& why, bool announce) {

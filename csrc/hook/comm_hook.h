@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/gil.h"
 #include "engine/work.h"
 #include "engine/worker.h"
 

@@ -275,3 +275,20 @@ def test_torch_free_folders_include_no_torch_header(path) -> None:
     included = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)', path.read_text(), re.MULTILINE)
     foreign = [header for header in included if header.startswith(("torch/", "ATen/", "c10/", "pybind11/"))]
     assert foreign == [], f"{name(path)} is Torch-free but includes {foreign}"
+
+
+@pytest.mark.parametrize("path", CSRC, ids=name)
+def test_only_the_bindings_include_headers_that_know_python(path) -> None:
+    if path.relative_to(ROOT / "csrc").parts[0] == "python":
+        return
+    included = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)', path.read_text(), re.MULTILINE)
+    known = (
+        "Python.h",
+        "pybind11/",
+        "torch/extension.h",
+        "torch/csrc/Exceptions.h",
+        "torch/csrc/utils/",
+        "python/",
+    )
+    foreign = [header for header in included if header.startswith(known) or "python" in header]
+    assert foreign == [], f"{name(path)} is compiled without Python but includes {foreign}"

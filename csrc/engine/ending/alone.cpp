@@ -28,7 +28,7 @@ void Alone::end(bool abandoned) {
   // Also after a failure: other ranks may wait for what this one sends now.
   if (listener_.on_end) listener_.on_end(std::move(missing));
   if (abandoned) return;  // its error has been raised, and training may go on
-  if (failure) throw PythonError(failure->first, worker.place() + ": " + failure->second);
+  if (failure) raise_python(failure->first, worker.place() + ": " + failure->second);
   worker.executor().recorder().end_step();
   if (!parts_.hooks.late()) return;
   raise_python(ErrorKind::config, worker.place(),

@@ -67,7 +67,7 @@ bool Join::answer_roll() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     worker_.check_alive();
-    if (!settings_) throw PythonError(ErrorKind::config, "join: this rank is in no join context");
+    if (!settings_) raise_python(ErrorKind::config, "join: this rank is in no join context");
     raise_early = settings_->raise_early;
     call_roll(/*present=*/false);
   }

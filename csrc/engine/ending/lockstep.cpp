@@ -144,7 +144,7 @@ void Lockstep::end(bool abandoned, bool trained_too) {
     if (const auto& failure = hooks.failure()) {
       worker.break_off(failure->second);
       worker.announce_failure();
-      throw PythonError(failure->first, worker.place() + ": " + failure->second);
+      raise_python(failure->first, worker.place() + ": " + failure->second);
     }
     if (first_bucket == 0) {
       const std::lock_guard<std::mutex> lock(parts_.mutex);
@@ -215,7 +215,7 @@ void Lockstep::raise_disagreement(const Agreement& agreement, bool abandoned) {
   // The rank whose backward raised already has its error, and its training may go on. So may that of the other ranks, if
   // they catch theirs; a rank that shadows them has no loop that could.
   if ((abandoned || parts_.join.shadowing()) && agreement.same_steps) return;
-  throw PythonError(kind, message.str());
+  raise_python(kind, message.str());
 }
 
 void Lockstep::share_order() {

@@ -21,18 +21,17 @@ bool Rounds::under_way() const {
 bool Rounds::begin() {
   try {
     parts_.hooks.survey_locked();
-  } catch (const PythonError& error) {
-    parts_.hooks.remember_failure(error.kind, error.what());
+  } catch (const RaisedError& error) {
+    parts_.hooks.remember_failure(error.kind, error.message);
   }
   return false;
 }
 
 void Rounds::surplus(int64_t index) {
-  throw AssertionError(parts_.worker.place() + ": parameter '" + parts_.hooks.name(index) +
-                       "' got its gradient more often than backward_passes_per_step (" +
-                       std::to_string(passes_) +
-                       ") allows before step(); call step() or synchronize() first, or give a larger "
-                       "backward_passes_per_step");
+  raise_assertion(parts_.worker.place() + ": parameter '" + parts_.hooks.name(index) +
+                  "' got its gradient more often than backward_passes_per_step (" + std::to_string(passes_) +
+                  ") allows before step(); call step() or synchronize() first, or give a larger "
+                  "backward_passes_per_step");
 }
 
 }  // namespace gossamer

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "observe/recorder.h"
-#include "observe_bindings.h"
+#include "python/bindings.h"
 
 namespace py = pybind11;
 

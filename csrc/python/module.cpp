@@ -7,19 +7,14 @@
 #include <utility>
 #include <vector>
 
-#include "backend/bindings.h"
 #include "collectives/two_shot.h"
-#include "comm/aside.h"
 #include "comm/by_hosts.h"
 #include "comm/c10d.h"
 #include "comm/symmetric.h"
-#include "engine/bindings.h"
-#include "engine/work.h"
-#include "errors.h"
-#include "hook/bindings.h"
-#include "named/bindings.h"
-#include "observe_bindings.h"
 #include "optim/optim.h"
+#include "python/bindings.h"
+#include "python/callable.h"
+#include "python/errors.h"
 #include "route/peers.h"
 #include "route/route.h"
 
@@ -39,7 +34,7 @@ void translate_errors() {
       PyErr_SetString(error.python_type(), error.what());
     } catch (const Error& error) {
       PyErr_SetString(python_error_type(error.kind), error.what());
-    } catch (python_error& error) {
+    } catch (::python_error& error) {
       error.restore();
     }
   });

@@ -1,7 +1,5 @@
-// See bindings.h. Everything that may wait, or may need a lock that the negotiation's threads hold, releases the GIL;
+// Python's view of named/: operations matched by name. Everything that may wait, or may need a lock that the negotiation's threads hold, releases the GIL;
 // callbacks into Python take it.
-#include "named/bindings.h"
-
 #include <torch/csrc/utils/pybind.h>
 
 #include <pybind11/functional.h>
@@ -10,6 +8,7 @@
 #include "backend/gil.h"
 #include "named/adasum.h"
 #include "named/collectives.h"
+#include "python/bindings.h"
 
 namespace py = pybind11;
 

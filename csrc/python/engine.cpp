@@ -1,6 +1,4 @@
 // Python's view of the engine: buckets, works, and the engine with its parts.
-#include "engine/bindings.h"
-
 #include <torch/csrc/utils/pybind.h>
 #include <torch/extension.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -10,7 +8,8 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "observe_bindings.h"
+#include "python/bindings.h"
+#include "python/callable.h"
 
 namespace py = pybind11;
 

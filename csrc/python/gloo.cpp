@@ -1,4 +1,4 @@
-// See gloo.h.
+// What backend/gloo.h declares.
 #include "backend/gloo.h"
 
 #include <pybind11/chrono.h>

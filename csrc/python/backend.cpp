@@ -1,6 +1,4 @@
-// See bindings.h. The operations themselves are bound by torch, on c10d::Backend.
-#include "backend/bindings.h"
-
+// Python's view of GossamerBackend. The operations themselves are bound by torch, on c10d::Backend.
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -10,6 +8,7 @@
 #include "backend/backend.h"
 #include "backend/gil.h"
 #include "backend/symmetric_memory.h"
+#include "python/bindings.h"
 
 namespace py = pybind11;
 

@@ -1,12 +1,12 @@
 // Python's view of CommHook: gossamer._C.CommHook. Not in module.cpp because torch's futures need a large header.
-#include "hook/bindings.h"
-
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <utility>
 
 #include "hook/comm_hook.h"
+#include "python/bindings.h"
+#include "python/callable.h"
 
 namespace py = pybind11;
 
