@@ -4,13 +4,14 @@
 """
 
 import hashlib
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from gossamer.collectives import all_reduce
-from gossamer.comm import Communicator
+from gossamer.comm import Communicator, gather_numbers
 from gossamer.engine.admission import Members, describe
 from gossamer.errors import ConfigError
 
@@ -29,8 +30,8 @@ def require_equal(control: Communicator, lines: Sequence[str], what: str) -> Non
     if control.size == 1:
         return
     text = "\n".join(lines)
-    digests = _gather_bytes(control, hashlib.sha256(text.encode()).digest(), 32)
-    if len(set(digests)) == 1:
+    digests = gather_numbers(control, *struct.unpack("4q", hashlib.sha256(text.encode()).digest()))
+    if all(digest == digests[0] for digest in digests):
         return
     every = [each.split("\n") for each in gather_texts(control, text)]
     for rank, other in enumerate(every):
@@ -60,14 +61,6 @@ def _first_difference(reference: list[str], other: list[str], rank: int) -> str:
     )
 
 
-def _gather_bytes(control: Communicator, data: bytes, width: int) -> list[bytes]:
-    mine = torch.zeros(width, dtype=torch.uint8, device="cpu")
-    mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
-    every = torch.empty(control.size * width, dtype=torch.uint8, device="cpu")
-    control.all_gather(every, mine).wait()
-    return [part.numpy().tobytes() for part in every.split(width)]
-
-
 def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor], source: int = 0) -> None:
     """Copy every tensor from rank `source`, in place, whatever its dtype and strides. Collective.
 
@@ -76,7 +69,13 @@ def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor], source: int
     if comm.size == 1:
         return
     for batch in _batches(tensors):
-        _broadcast_batch(comm, batch, source)
+        flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in batch])
+        comm.broadcast(flat, source).wait()
+        if comm.rank == source:
+            continue
+        for tensor, part in zip(batch, flat.split([tensor.nbytes for tensor in batch]), strict=True):
+            # A fresh copy is aligned for the wider dtype; a slice of the joined bytes may not be.
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
 
 def broadcast_buffers(members: Members, comm: Communicator, control: Communicator, *, source: int) -> None:
@@ -103,10 +102,13 @@ def mean_everywhere(comm: Communicator, control: Communicator, tensors: Iterable
 def gather_texts(control: Communicator, text: str) -> list[str]:
     """Return every rank's text, in rank order. Collective."""
     data = text.encode()
-    lengths = _gather_bytes(control, len(data).to_bytes(8, "little"), 8)
-    sizes = [int.from_bytes(length, "little") for length in lengths]
-    texts = _gather_bytes(control, data, max(sizes))
-    return [raw[:size].decode() for raw, size in zip(texts, sizes, strict=True)]
+    sizes = [size for [size] in gather_numbers(control, len(data))]
+    mine = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
+    if data:
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    every = mine.new_empty(control.size, len(mine))
+    control.all_gather(every.view(-1), mine).wait()
+    return [row[:size].numpy().tobytes().decode() for row, size in zip(every, sizes, strict=True)]
 
 
 def broadcast_bytes(control: Communicator, data: bytes, source: int) -> bytes:
@@ -152,24 +154,12 @@ def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     batch: list[Tensor] = []
     batch_bytes = 0
     for tensor in tensors:
-        nbytes = tensor.numel() * tensor.element_size()
-        if nbytes == 0:
+        if tensor.nbytes == 0:
             continue
-        if batch and batch_bytes + nbytes > _CHUNK_BYTES:
+        if batch and batch_bytes + tensor.nbytes > _CHUNK_BYTES:
             yield batch
             batch, batch_bytes = [], 0
         batch.append(tensor.detach())
-        batch_bytes += nbytes
+        batch_bytes += tensor.nbytes
     if batch:
         yield batch
-
-
-def _broadcast_batch(comm: Communicator, batch: list[Tensor], source: int) -> None:
-    flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in batch])
-    comm.broadcast(flat, source).wait()
-    if comm.rank == source:
-        return
-    parts = flat.split([tensor.numel() * tensor.element_size() for tensor in batch])
-    for tensor, part in zip(batch, parts, strict=True):
-        # A fresh copy is aligned for the wider dtype; a slice of the joined bytes may not be.
-        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

@@ -61,9 +61,9 @@ class UnevenInputs:
         with self._all_or_none():
             yield
             is_last = True
-            while self._shadow():
+            while self.shadow():
                 is_last = False
-            self._end(is_last=is_last)
+            self.end(is_last=is_last)
 
     def begin(
         self,
@@ -110,16 +110,40 @@ class UnevenInputs:
             CommError: another rank has failed. This engine has stopped.
         """
         with self._all_or_none():
-            return self._shadow()
+            self._native.worker.check_alive()
+            self._native.abandon()
+            self._native.hooks.survey()
+            self._shadowing = True
+            try:
+                return self._native.shadow()
+            finally:
+                self._shadowing = False
 
     def end(self, *, is_last: bool) -> None:
         """Copy weights, buffers, optimizer states and the number of steps from one rank to all. Collective.
 
         Args:
-            is_last: this rank has shadowed no backward of another rank. The source is such a rank.
+            is_last: this rank has shadowed no backward of another rank. The source is such a rank, with the most steps.
         """
         with self._all_or_none():
-            self._end(is_last=is_last)
+            self._native.worker.wait()
+            self._end_join()
+            ranks = gather_numbers(self._control, int(is_last), self._steps.count, self._control.rank)
+            _last, steps, source = max(ranks)
+            params = [param for _, param in self._members.parameters()]
+            buffers = [buffer for _, buffer in self._members.buffers()]
+            with torch.no_grad():
+                broadcast_everywhere(self._comm, self._control, [*params, *buffers], source)
+            even = all(last for last, *_ in ranks)  # no rank has shadowed another
+            for optimizer in [] if even else self._steps.optimizers:
+                if not isinstance(optimizer, Joinable):  # sharded over the ranks; joins by itself
+                    ignored = {id(param) for param in self._members.ignored_parameters()}
+                    copy_state(self._control, optimizer, source, ignored=ignored)
+            self._steps.count = steps
+            self._native.lockstep.optimizer_steps = steps
+            if not is_last:
+                for param in params:
+                    param.grad = None  # it belongs to a step that this rank has not taken
 
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -133,16 +157,6 @@ class UnevenInputs:
             self._end_join()
             raise
 
-    def _shadow(self) -> bool:
-        self._native.worker.check_alive()
-        self._native.abandon()
-        self._native.hooks.survey()
-        self._shadowing = True
-        try:
-            return self._native.shadow()
-        finally:
-            self._shadowing = False
-
     def _follow_buffers(self) -> None:
         """Copy the buffers of the last rank that had a batch. Called on every rank at the end of a backward."""
         with_batch = gather_numbers(self._control, -1 if self._shadowing else self._control.rank)
@@ -154,33 +168,6 @@ class UnevenInputs:
         if self.copies_buffers:
             self.copies_buffers = False
             self._native.lockstep.set_on_end(None)
-
-    def _end(self, *, is_last: bool) -> None:
-        self._native.worker.wait()
-        self._end_join()
-        source, steps, even = self._authority(is_last=is_last)
-        params = [param for _, param in self._members.parameters()]
-        buffers = [buffer for _, buffer in self._members.buffers()]
-        with torch.no_grad():
-            broadcast_everywhere(self._comm, self._control, [*params, *buffers], source)
-        for optimizer in [] if even else self._steps.optimizers:
-            if not isinstance(optimizer, Joinable):  # sharded over the ranks; joins by itself
-                ignored = {id(param) for param in self._members.ignored_parameters()}
-                copy_state(self._control, optimizer, source, ignored=ignored)
-        self._steps.count = steps
-        self._native.lockstep.optimizer_steps = steps
-        if not is_last:
-            for param in params:
-                param.grad = None  # it belongs to a step that this rank has not taken
-
-    def _authority(self, *, is_last: bool) -> tuple[int, int, bool]:
-        """Return the rank to copy from, its number of optimizer steps, and whether no rank has shadowed another.
-
-        The source is the rank with the most steps; of several such ranks the last.
-        """
-        ranks = gather_numbers(self._control, int(is_last), self._steps.count, self._control.rank)
-        _last, steps, rank = max(ranks)
-        return rank, steps, all(last for last, *_ in ranks)
 
 
 class ShadowHook(JoinHook):
