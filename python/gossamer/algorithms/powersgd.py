@@ -70,15 +70,16 @@ class PowerSGD(Algorithm):
         return Traffic(in_backward=[self._factors_of(bucket, messages) for bucket in messages.buckets])
 
     def _factors_of(self, bucket: PlannedBucket, messages: Messages) -> Job:
-        plain, left, right, products = thin_factors(
-            bucket, self.rank, lambda whole, thin: whole >= self.min_compression_rate * thin > 0
-        )
+        plain, left, right, products = thin_factors(bucket, self.rank, self._pays)
         cpu_s = messages.product_s(4 * 2 * products) + messages.pass_s(3 * bucket.nbytes)
         job = Job(Cost(), cpu_s, bucket.done)
         for count in (left + plain, right):
             if count:
                 job += messages.sum(count)
         return job
+
+    def _pays(self, whole: int, thin: int) -> bool:
+        return whole >= self.min_compression_rate * thin > 0
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm = comm
@@ -87,7 +88,7 @@ class PowerSGD(Algorithm):
             for position, param in enumerate(bucket.params):
                 shape = param.size(0) if param.dim() else 1, math.prod(param.shape[1:])
                 columns = min(self.rank, *shape)
-                if param.dim() > 1 and param.numel() >= self.min_compression_rate * columns * sum(shape) > 0:
+                if param.dim() > 1 and self._pays(param.numel(), columns * sum(shape)):
                     groups.setdefault(shape, _Group(shape)).positions.append(position)
                     self._right.setdefault(
                         bucket.names[position], _start(bucket, position, shape[1], columns)

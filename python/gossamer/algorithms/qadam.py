@@ -20,7 +20,7 @@ from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Unsent, agree_on_finite
 from gossamer.errors import ConfigError
-from gossamer.facts import COMPRESSED, EXACT, Messages, Method, Traffic, Trial
+from gossamer.facts import COMPRESSED, EXACT, Messages, Method, Settings, Traffic, Trial
 
 
 class QAdamOptimizer(torch.optim.Optimizer):
@@ -122,6 +122,11 @@ def largest_move(group: dict[str, Any]) -> float:
 def limited(sums: Tensor, denominator: Tensor, limit: float) -> Tensor:
     """Returns sums / denominator, clamped to -limit ... limit, in the memory of `denominator`. NaN stays NaN."""
     return torch.div(sums, denominator, out=denominator).clamp_(-limit, limit)
+
+
+def adam_method(name: str, make: Callable[[Settings], Algorithm], changes: str) -> Method:
+    """Returns the method of an algorithm that takes the place of exact Adam."""
+    return Method(name, make, COMPRESSED, changes, "qadam.md", trial=Trial())
 
 
 class AdamAlgorithm(Algorithm):
@@ -227,14 +232,7 @@ class QAdam(AdamAlgorithm):
             warm=False,
             advised=False,
         ),
-        Method(
-            "qadam",
-            lambda _: QAdam(),
-            COMPRESSED,
-            "is Adam with a frozen variance and its momentum in 8 bits",
-            "qadam.md",
-            trial=Trial(),
-        ),
+        adam_method("qadam", lambda _: QAdam(), "is Adam with a frozen variance and its momentum in 8 bits"),
     )
     optimizer_class = QAdamOptimizer
     field = "momentum"
@@ -273,13 +271,8 @@ class OneBitAdam(QAdam):
 
     name = "onebit_adam"
     methods = (
-        Method(
-            "onebit_adam",
-            lambda _: OneBitAdam(),
-            COMPRESSED,
-            "is Adam with a frozen variance and its momentum in 1 bit",
-            "qadam.md",
-            trial=Trial(),
+        adam_method(
+            "onebit_adam", lambda _: OneBitAdam(), "is Adam with a frozen variance and its momentum in 1 bit"
         ),
     )
 

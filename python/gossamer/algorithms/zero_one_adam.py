@@ -13,10 +13,9 @@ from torch import Tensor
 
 from gossamer import _C
 from gossamer.algorithms.base import require_steps
-from gossamer.algorithms.qadam import AdamAlgorithm, QAdamOptimizer, largest_move, limited
+from gossamer.algorithms.qadam import AdamAlgorithm, QAdamOptimizer, adam_method, largest_move, limited
 from gossamer.codec import Codec, ErrorFeedback, OneBit
 from gossamer.errors import ConfigError
-from gossamer.facts import COMPRESSED, Method, Trial
 
 
 class ZeroOneAdamOptimizer(QAdamOptimizer):
@@ -130,13 +129,10 @@ class ZeroOneAdam(AdamAlgorithm):
 
     name = "zero_one_adam"
     methods = (
-        Method(
+        adam_method(
             "zero_one_adam",
             lambda _: ZeroOneAdam(),
-            COMPRESSED,
             "is Adam with a frozen variance whose updates travel in 1 bit",
-            "qadam.md",
-            trial=Trial(),
         ),
     )
     optimizer_class = ZeroOneAdamOptimizer
@@ -150,11 +146,8 @@ class ZeroOneAdam(AdamAlgorithm):
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         super().use_optimizers(optimizers)
-        # Public: ranks compare them.
-        self.freeze_steps, self.variance_scaler = (
-            self._optimizer.warmup_steps,
-            self._optimizer.variance_scaler,
-        )
+        self.freeze_steps = self._optimizer.warmup_steps  # public: ranks compare both
+        self.variance_scaler = self._optimizer.variance_scaler
 
     @property
     def own_weights(self) -> bool:

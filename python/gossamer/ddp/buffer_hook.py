@@ -14,14 +14,10 @@ from gossamer.torch_private import BufferCommHookLocation, at_end_of_backward
 class BufferHook:
     """Calls hook(state, {name: buffer}) in place of the copy from rank 0.
 
-    Attributes:
-        early: the hook is called before a forward; False: after it.
-
-    Args:
-        location: a _BufferCommHookLocation of torch.
+    `early` says that the hook is called before a forward, and not after it.
 
     Raises:
-        ConfigError: the hook is not callable, or the location is none.
+        ConfigError: the hook is not callable, or the location is no _BufferCommHookLocation of torch.
     """
 
     def __init__(self, state: Any, hook: Callable[[Any, dict[str, Tensor]], Any], location: Any) -> None:
