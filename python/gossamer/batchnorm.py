@@ -39,7 +39,9 @@ class JoinedBatchNorm(AnyBatchNorm):
                 f"{self.where}: input must be [N, {self.num_features}, ...], got {list(x.shape)}"
             )
         if not self.training:
-            return _evaluate(self, x)
+            own = self.running_mean is None  # it keeps no statistics, and normalises by those of x
+            means, variances = self.running_mean, self.running_var
+            return F.batch_norm(x, means, variances, self.weight, self.bias, own, 0.0, self.eps)
         gather, add_up = self.exchange()
         mean, variance, count = _joined(gather(_moments(x.detach())), x.numel() // x.size(1), self.where)
         _track(self, mean, variance, count)
@@ -96,14 +98,6 @@ def _track(module: AnyBatchNorm, mean: Tensor, variance: Tensor, count: Tensor) 
     unbiased = variance * count / (count - 1)
     for running, batch in ((module.running_mean, mean), (module.running_var, unbiased)):
         running.copy_(running.double() * (1 - share) + batch * share)
-
-
-def _evaluate(module: AnyBatchNorm, x: Tensor) -> Tensor:
-    """Returns x normalised by the module's running statistics, or by its own where the module keeps none."""
-    unknown = module.running_mean is None
-    return F.batch_norm(
-        x, module.running_mean, module.running_var, module.weight, module.bias, unknown, 0.0, module.eps
-    )
 
 
 class _Normalise(torch.autograd.Function):
