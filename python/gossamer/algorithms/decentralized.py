@@ -28,27 +28,18 @@ class Decentralized(Algorithm):
     """
 
     name = "decentralized"
-    methods = (
+    methods = tuple(
         Method(
-            "decentralized",
-            lambda _: Decentralized(),
+            "decentralized" if name == "all" else f"decentralized_{name}",
+            lambda _, name=name: Decentralized(name),  # type: ignore[misc]
             APART,
-            "averages weights of before the step, with all ranks",
+            "averages weights of before the step, with all ranks"
+            if name == "all"
+            else "averages weights with a few peers instead of gradients with all, so ranks hold different weights",
             "decentralized.md",
-            trial=Trial(apart=True),
-        ),
-        *(
-            Method(
-                f"decentralized_{name}",
-                lambda _, name=name: Decentralized(name),  # type: ignore[misc]
-                APART,
-                "averages weights with a few peers instead of gradients with all, so ranks hold different weights",
-                "decentralized.md",
-                trial=Trial(apart=True) if name == "one_peer_exponential" else None,
-            )
-            for name in TOPOLOGIES
-            if name != "all"
-        ),
+            trial=Trial(apart=True) if name in ("all", "one_peer_exponential") else None,
+        )
+        for name in TOPOLOGIES
     )
     fields = ("weight",)
     needs_optimizer = True
