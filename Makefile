@@ -10,7 +10,7 @@ WORKERS ?= 2
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench docs build cuda-build gpu-check clean
+.PHONY: help demo test lint bench docs build wheel release-check cuda-build gpu-check clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,6 +39,8 @@ help:
 	@echo "make bench       the benchmarks; one JSON line per result"
 	@echo "make docs        the documentation as a site, in build/site"
 	@echo "make build       only .venv and the extension"
+	@echo "make wheel       wheels for each Python and torch on this machine, in dist"
+	@echo "make release-check  install the wheel in an empty environment, try it, and check what would be released"
 	@echo "make cuda-build  build and import the CUDA extension; needs nvcc, no GPU"
 	@echo "make gpu-check   GPU tests, sanitizers and kernel benchmarks, with this machine's own python3 and torch"
 	@echo "make clean       remove what was built (.venv too)"
@@ -92,6 +94,27 @@ $(STAMPS)/tools: $(TORCH_STAMP) pyproject.toml | $(STAMPS)/extension
 $(STAMPS)/site: $(STAMPS)/tools pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[docs]'
 	@touch $@
+
+# ---- Wheels, with tools outside the checkout. TORCHES: folders that hold installed or unpacked versions of torch.
+
+TORCHES ?= $(CUDA_CACHE)/torches $(CUDA_CACHE) $(VENV)
+WHEEL_TOOLS := $(CUDA_CACHE)/wheel-tools
+WHEEL_FLAGS ?=
+
+$(WHEEL_TOOLS)/stamp: pyproject.toml
+	@mkdir -p $(CUDA_CACHE)
+	$(call make_venv,$(PYTHON),$(WHEEL_TOOLS))
+	$(WHEEL_TOOLS)/bin/python -m pip install --quiet 'setuptools>=77' \
+	  $$($(WHEEL_TOOLS)/bin/python -c 'import pip._vendor.tomli as toml; \
+	    print(*toml.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"])')
+	@touch $@
+
+wheel: $(WHEEL_TOOLS)/stamp
+	PATH="$(abspath $(WHEEL_TOOLS))/bin:$$PATH" \
+	  $(WHEEL_TOOLS)/bin/python cmake/wheels.py --torches $(TORCHES) $(WHEEL_FLAGS)
+
+release-check: build wheel
+	$(WHEEL_TOOLS)/bin/python cmake/release_check.py --python $(abspath $(BIN)/python) $(RELEASE_FLAGS)
 
 # ---- CUDA without a GPU: a cached environment outside the checkout, because CUDA torch is 4.7 GB
 

@@ -116,6 +116,13 @@ def sources() -> list[str]:
     )
 
 
+def headers() -> list[str]:
+    found = (ROOT / "csrc").rglob("*")
+    return sorted(
+        str(path.relative_to(ROOT)) for path in found if path.suffix in (".h", ".inl", ".cuh", ".cu")
+    )
+
+
 def group_of(path: str) -> str:
     """Returns the name of a file's compile group: "torch", "core" or an instruction-set file's stem."""
     if Path(path).name in INSTRUCTION_SETS:
@@ -181,6 +188,7 @@ def extension():
     arguments = {
         "name": "gossamer._C",
         "sources": sources(),
+        "depends": headers(),  # the source distribution holds them
         "include_dirs": [str(ROOT / "csrc")],
         "define_macros": [("GOSSAMER_WITH_CUDA", None)] if WITH_CUDA else [],
     }

@@ -1,6 +1,5 @@
 // Python's view of the engine: buckets, works, and the engine with its parts.
 #include <torch/csrc/utils/pybind.h>
-#include <torch/extension.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <array>

@@ -1,7 +1,6 @@
 // gossamer._C: the native classes as Python sees them. Only binding; the Python faces check and document arguments.
 // Everything that can block releases the GIL.
 #include <torch/csrc/utils/pybind.h>
-#include <torch/extension.h>
 
 #include <tuple>
 #include <utility>

@@ -9,9 +9,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-import torch as _torch  # noqa: F401  (loads the libraries that gossamer._C links against)
-
-from gossamer import hooks, optim
+from gossamer import _native, hooks, optim  # noqa: F401  (_native comes first: it loads gossamer._C)
 from gossamer.algorithms import (
     Algorithm,
     AsyncModelAverage,

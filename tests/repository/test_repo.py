@@ -14,7 +14,7 @@ PACKAGE = ROOT / "python" / "gossamer"
 
 # Lowest first: a component imports only from layers above its own in this list. Within a layer, nothing.
 LAYERS = (
-    {"errors", "_C", "torch_private", "stand_in"},
+    {"errors", "_C", "_native", "torch_private", "stand_in"},
     {"config", "units"},
     {"membership", "late_entry", "mpi", "waiting"},
     {"_ops", "work", "observe", "runtime"},

@@ -1,0 +1,142 @@
+# Wheels: which library the package loads for the torch that is installed, and what `make wheel` says is missing. The
+# wheels themselves are built and tried by `make release-check`.
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import gossamer
+from gossamer._native import choose
+from tests import ROOT
+from tests.repository.test_repo import TORCH_FREE
+
+SUFFIX = ".cpython-312-x86_64-linux-gnu.so"
+OTHER = ".cpython-310-x86_64-linux-gnu.so"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    names = [f"_C_torch{minor}{SUFFIX}" for minor in ("2_9", "2_11", "2_13", "2_13_cuda13")]
+    for name in [*names, f"_C_torch2_15{OTHER}", "libgossamer_core.so", "__init__.py"]:
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def wheels() -> ModuleType:
+    """cmake/wheels.py as a module."""
+    spec = importlib.util.spec_from_file_location("wheels", ROOT / "cmake" / "wheels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "name"),
+    [
+        ("2.13.0+cpu", None, "_C_torch2_13"),
+        ("2.13.4", None, "_C_torch2_13"),
+        ("2.13.0a0+git12ab", None, "_C_torch2_13"),
+        ("2.13.0+cu130", "13.0", "_C_torch2_13_cuda13"),
+        ("2.13.0+cu126", "12.6", "_C_torch2_13"),
+        ("2.11.0+cu130", "13.0", "_C_torch2_11"),
+    ],
+)
+def test_library_fits_the_minor_version_of_torch_and_its_cuda(folder, version, cuda, name) -> None:
+    assert choose(folder, SUFFIX, version, cuda).name == name + SUFFIX
+
+
+@pytest.mark.parametrize("version", ["2.12.0", "2.15.0", "3.13.0", "unknown"])
+def test_a_torch_without_a_library_is_an_error_that_says_which_there_are(folder, version) -> None:
+    with pytest.raises(ImportError) as caught:
+        choose(folder, SUFFIX, version, None)
+    message = str(caught.value)
+    assert "a library for (2.9, 2.11, 2.13), got torch " + version in message
+    assert message.count("pip install --no-build-isolation .") == 1
+
+
+def test_a_package_without_libraries_says_so(tmp_path) -> None:
+    with pytest.raises(ImportError, match="it has none"):
+        choose(tmp_path, SUFFIX, "2.13.0", None)
+
+
+def package_of_a_wheel(folder: Path, minor: str) -> dict[str, str]:
+    """Copies the package as a wheel for one minor of torch would hold it. Returns the environment that finds it."""
+    package = Path(gossamer.__file__).parent
+    ignored = shutil.ignore_patterns("__pycache__", "_C*.so", "_C_torch*.so")
+    shutil.copytree(package, folder / "gossamer", ignore=ignored)
+    library = folder / "gossamer" / "_native" / f"_C_torch{minor}{EXTENSION_SUFFIXES[0]}"
+    shutil.copy(str(gossamer._C.__file__), library)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def imported(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    code = "import gossamer, gossamer._C as native; print(native.__file__, native is gossamer._C)"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, check=False, cwd=env["PYTHONPATH"]
+    )
+
+
+def test_a_package_of_a_wheel_loads_the_library_of_the_installed_torch(tmp_path) -> None:
+    minor = "_".join(torch.__version__.split(".")[:2])
+    result = imported(package_of_a_wheel(tmp_path, minor))
+    assert result.returncode == 0, result.stderr
+    file, same = result.stdout.split()
+    assert Path(file).parent == tmp_path / "gossamer" / "_native"
+    assert Path(file).name.startswith(f"_C_torch{minor}.")
+    assert same == "True"
+
+
+def test_import_with_another_torch_ends_with_the_advice(tmp_path) -> None:
+    result = imported(package_of_a_wheel(tmp_path, "9_9"))
+    assert result.returncode == 1
+    assert f"a library for (9.9), got torch {torch.__version__}" in result.stderr.splitlines()[-1]
+
+
+def test_torch_is_found_by_its_version_file_wherever_it_was_unpacked(wheels, tmp_path) -> None:
+    for place, version, standard in (
+        ("a/lib/python3.11/site-packages", "2.11.0+cu130", "c++17"),
+        ("v2.14", "2.14.1", "c++20"),
+    ):
+        (tmp_path / place / "torch" / "utils").mkdir(parents=True)
+        (tmp_path / place / "torch" / "version.py").write_text(f"__version__ = '{version}'\n")
+        line = f"    common_cflags += ['-std={standard}', '-fPIC']\n"
+        (tmp_path / place / "torch" / "utils" / "cpp_extension.py").write_text(line)
+    assert wheels.find_torch("2.11", [tmp_path]).standard == "c++17"
+    assert wheels.find_torch("2.14", [tmp_path]).folder == tmp_path / "v2.14" / "torch"
+    assert wheels.find_torch("2.1", [tmp_path]) is None
+
+
+def test_what_is_missing_is_named_with_what_to_do(wheels) -> None:
+    lines = wheels.survey("torch", ["2.11", "2.12", "2.13"], ["found", None, "found"], "install {0}")
+    assert lines == ["wheels: no torch 2.12 on this machine; install 2.12"]
+
+
+def test_this_python_is_found(wheels) -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = wheels.find_python(version)
+    assert found is not None
+    assert wheels.library_name("2.13", found.soabi) == f"_C_torch2_13.{found.soabi}.so"
+    assert EXTENSION_SUFFIXES[0] == f".{found.soabi}.so"
+    assert wheels.find_python("2.0") is None
+
+
+def test_the_core_of_a_wheel_is_the_torch_free_folders(wheels) -> None:
+    assert tuple(wheels.core_folders()) == TORCH_FREE
+
+
+def test_changelog_has_the_version() -> None:
+    headings = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == gossamer.__version__
