@@ -240,4 +240,4 @@ def test_lightning_cli_makes_strategies_from_class_paths() -> None:
     more = ["--trainer.devices=3", "--trainer.accelerator=cpu", "--trainer.strategy.bucket_bytes=4096"]
     cli = LightningCLI(Net, args=[*flags, *more], run=False, save_config_callback=None)
     assert isinstance(cli.trainer.strategy, gs.lightning.GossamerStrategy)
-    assert cli.trainer.strategy._choice._algorithm == "bytegrad"
+    assert cli.trainer.strategy._algorithm == "bytegrad"

@@ -17,7 +17,7 @@ class Net(pl.LightningModule):
         self.layer = torch.nn.Linear(8, 2)
 
     def training_step(self, batch, index):
-        if self.trainer.strategy._choice._algorithm == "async" and self.global_rank == 1:
+        if self.trainer.strategy._algorithm == "async" and self.global_rank == 1:
             raise KeyError("a mistake of the user")
         return self.layer(batch).square().mean()
 

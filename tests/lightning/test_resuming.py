@@ -134,16 +134,16 @@ def test_a_checkpoint_of_stock_ddp_loads_and_the_other_way_round() -> None:
 
 def test_state_of_another_algorithm_or_size_is_refused_unless_it_is_common() -> None:
     model = gs.DataParallel(Plain(), algorithm="gradient_allreduce")
-    saved: Any = [checkpoint.gather(model, model.algorithm, {})]
+    saved: Any = [checkpoint.gather(checkpoint.own_state(model, {}))]
     dist.broadcast_object_list(saved)
     wider = {**saved[0], "ranks": saved[0]["ranks"] * 2}
-    checkpoint.restore(model, model.algorithm, {}, wider)  # counters only
+    checkpoint.restore(model, {}, wider)  # counters only
     stateful = copy.deepcopy(wider)
     stateful["ranks"][0]["algorithm"]["fields"] = {"error": {"net.0.bias": torch.ones(40)}}
     with pytest.raises(gs.ConfigError, match="was saved by 6 ranks, and this run has 3"):
-        checkpoint.restore(model, model.algorithm, {}, stateful)
+        checkpoint.restore(model, {}, stateful)
     with pytest.raises(
         gs.ConfigError, match="saved with the algorithm ByteGrad, and this run has GradientAllReduce"
     ):
-        checkpoint.restore(model, model.algorithm, {}, {**saved[0], "algorithm": "ByteGrad"})
+        checkpoint.restore(model, {}, {**saved[0], "algorithm": "ByteGrad"})
     model.close()

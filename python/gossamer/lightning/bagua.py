@@ -88,9 +88,6 @@ class BaguaStrategy(Wrapping):
     def unwrap(self, wrapper: Any, *, crashed: bool) -> None:
         wrapper.inner.close(crashed=crashed)
 
-    def algorithm_of(self, wrapper: DistributedDataParallel) -> Any:
-        return wrapper.bagua_algorithm.native
-
     def abort(self, wrapper: Any) -> None:
         if self._algorithm == "async":
             wrapper.bagua_algorithm.abort(wrapper.module)

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gossamer.algorithms import Algorithm
 from gossamer.errors import ConfigError
 from gossamer.torch_private import tree_map
 
@@ -21,23 +20,14 @@ KEY = "gossamer"  # in the checkpoint's dictionary
 _log = logging.getLogger("gossamer")
 
 
-def gather(
-    wrapper: Any, algorithm: Algorithm, optimizers: Mapping[Any, torch.optim.Optimizer]
-) -> dict[str, Any] | None:
-    """Return the own_state() of all ranks on rank 0, and None on the others. Collective."""
-    return gather_states(own_state(wrapper, algorithm, optimizers))
-
-
-def own_state(
-    wrapper: Any, algorithm: Algorithm, optimizers: Mapping[Any, torch.optim.Optimizer]
-) -> tuple[str, dict[str, Any]]:
+def own_state(wrapper: Any, optimizers: Mapping[Any, torch.optim.Optimizer]) -> tuple[str, dict[str, Any]]:
     """Return the algorithm's name and this rank's state.
 
     Args:
         wrapper: a gossamer.DataParallel, or the Bagua face's DistributedDataParallel.
-        algorithm: the algorithm of the wrapper.
         optimizers: the optimizers, under the names that restore() will be given.
     """
+    algorithm = wrapper.engine.algorithm
     own: dict[str, Any] = {"algorithm": wrapper.algorithm_state_dict()}
     if algorithm.own_weights:
         own["weights"] = wrapper.module.state_dict()
@@ -46,26 +36,29 @@ def own_state(
     return type(algorithm).__name__, own
 
 
-def gather_states(own: tuple[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the argument of restore() on rank 0, and None on the others. Collective."""
+def gather(own: tuple[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Return every rank's own_state(), as restore() takes it, on rank 0, and None on the others. Collective."""
     name, state = own
-    every: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(state, every)
+    every = on_rank_0(state)
     return None if every is None else {"algorithm": name, "ranks": every}
 
 
+def on_rank_0(own: Any) -> list[Any] | None:
+    """Return the object of every rank on rank 0, and None on the others. Collective."""
+    every = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(own, every)
+    return every
+
+
 def restore(
-    wrapper: Any,
-    algorithm: Algorithm,
-    optimizers: Mapping[Any, torch.optim.Optimizer],
-    saved: Mapping[str, Any] | None,
+    wrapper: Any, optimizers: Mapping[Any, torch.optim.Optimizer], saved: Mapping[str, Any] | None
 ) -> None:
     """Load this rank's part of what gather() returned. Collective. Load model and optimizers first.
 
     Raises:
         ConfigError: Another algorithm saved the state; or another number of ranks did, and the state cannot be divided.
     """
-    name = type(algorithm).__name__
+    name = type(wrapper.engine.algorithm).__name__
     if saved is None:
         _log.info("the checkpoint holds no state of gossamer; %s begins anew", name)
         return

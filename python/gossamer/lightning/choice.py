@@ -16,47 +16,6 @@ from gossamer.errors import ConfigError
 from gossamer.lightning.namespaces import Base
 
 
-class Choice:
-    """Wraps models with the algorithm that a strategy was given.
-
-    Args:
-        algorithm: an Algorithm, or its name.
-        arguments: arguments of the algorithm's class; only with a name.
-        options: arguments of DataParallel.
-        hierarchical: whether sums go by hosts; None: they do where ranks share hosts.
-
-    Raises:
-        ConfigError: The algorithm is unknown, or arguments are given with an Algorithm.
-        TypeError: The algorithm does not have one of the arguments.
-    """
-
-    def __init__(
-        self,
-        algorithm: str | Algorithm,
-        arguments: dict[str, Any],
-        options: dict[str, Any],
-        hierarchical: bool | None,
-    ) -> None:
-        if arguments and not (isinstance(algorithm, str) and algorithm in ALGORITHMS):
-            raise ConfigError(
-                f"GossamerStrategy: arguments of an algorithm need its name, one of {', '.join(sorted(ALGORITHMS))}, "
-                f"got {algorithm!r} and {arguments}"
-            )
-        self._algorithm, self._arguments = algorithm, arguments
-        self._options, self._hierarchical = options, hierarchical
-        self._make()  # raises for wrong arguments here, and not in the workers
-
-    def wrap(self, module: Any, optimizers: Any) -> DataParallel:
-        """Return the module in a DataParallel. Collective."""
-        group = {None: None, True: Hierarchical(), False: Flat()}[self._hierarchical]
-        return DataParallel(module, optimizers, algorithm=self._make(), process_group=group, **self._options)
-
-    def _make(self) -> Algorithm:
-        if isinstance(self._algorithm, str) and self._arguments:
-            return ALGORITHMS[self._algorithm](**self._arguments)
-        return resolve(self._algorithm)
-
-
 class Chosen(Base):
     """A mixin over one of Lightning's DDPStrategy classes.
 
@@ -103,15 +62,30 @@ class Chosen(Base):
             timeout=timeout,
             start_method=start_method,
         )
-        self._take_precision(algorithm_kwargs)
-        options = {
+        self._options = {
             "bucket_bytes": bucket_bytes,
             "first_bucket_bytes": first_bucket_bytes,
             "autotune": autotune,
+            "process_group": {None: None, True: Hierarchical(), False: Flat()}[hierarchical],
         }
-        self._choice = Choice(algorithm, algorithm_kwargs, options, hierarchical)
+        self._choose(algorithm, algorithm_kwargs)
 
-    def _take_precision(self, arguments: dict[str, Any]) -> None:
+    def _choose(self, algorithm: str | Algorithm, arguments: dict[str, Any]) -> None:
         # Not in __init__, which LightningCLI reads to see where keyword arguments go.
         if self.precision_argument in arguments:
             setattr(self, self.precision_argument, arguments.pop(self.precision_argument))
+        if arguments and not (isinstance(algorithm, str) and algorithm in ALGORITHMS):
+            raise ConfigError(
+                f"GossamerStrategy: arguments of an algorithm need its name, one of {', '.join(sorted(ALGORITHMS))}, "
+                f"got {algorithm!r} and {arguments}"
+            )
+        self._algorithm, self._arguments = algorithm, arguments
+        self._made()  # raises for wrong arguments here, and not in the workers
+
+    def _made(self) -> Algorithm:
+        if isinstance(self._algorithm, str) and self._arguments:
+            return ALGORITHMS[self._algorithm](**self._arguments)
+        return resolve(self._algorithm)
+
+    def _wrapped(self, module: Any, optimizers: Any) -> DataParallel:
+        return DataParallel(module, optimizers, algorithm=self._made(), **self._options)

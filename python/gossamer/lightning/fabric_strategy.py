@@ -3,8 +3,6 @@
 import contextlib
 from typing import Any
 
-from torch import Tensor
-
 from gossamer.data_parallel import DataParallel
 from gossamer.errors import ConfigError
 from gossamer.lightning import checkpoint
@@ -24,6 +22,8 @@ class GossamerStrategy(Chosen):
 
     precision_argument = "precision"
     _process_group_backend: str | None
+    all_reduce = staticmethod(reduce)
+    all_gather = staticmethod(all_gather_ddp_if_available)
 
     def _get_process_group_backend(self) -> str:
         return backend_for(self._process_group_backend, self.root_device)
@@ -36,25 +36,18 @@ class GossamerStrategy(Chosen):
         require_group(asked, size=self.world_size, device=self.root_device)
 
     def setup_module_and_optimizers(self, module: Any, optimizers: list[Any], scheduler: Any = None) -> Any:
-        wrapper = self._choice.wrap(module, optimizers)
+        wrapper = self._wrapped(module, optimizers)
         return wrapper, [self.setup_optimizer(each) for each in optimizers], scheduler
 
     def setup_module(self, module: Any) -> DataParallel:
-        return self._choice.wrap(module, [])
-
-    def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        return reduce(tensor, group, reduce_op)
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        gathered: Tensor = all_gather_ddp_if_available(tensor, group, sync_grads)
-        return gathered
+        return self._wrapped(module, [])
 
     def save_checkpoint(
         self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None
     ) -> None:
         """Save a checkpoint with the states of the algorithms. Collective."""
         states = {
-            name: checkpoint.gather(wrapper, wrapper.algorithm, _optimizers_in(state, wrapper))
+            name: checkpoint.gather(checkpoint.own_state(wrapper, _optimizers_in(state, wrapper)))
             for name, wrapper in _wrappers_in(state).items()
         }
         state = {**state, checkpoint.KEY: states} if states else state
@@ -65,12 +58,10 @@ class GossamerStrategy(Chosen):
     ) -> dict[str, Any]:
         """Load a checkpoint, and restore the algorithms of the models that `state` names. Collective."""
         rest: dict[str, Any] = super().load_checkpoint(path, state, strict, weights_only)
-        wrappers = _wrappers_in(state)
-        if wrappers:
+        if wrappers := _wrappers_in(state):
             saved = rest.pop(checkpoint.KEY, {})
             for name, wrapper in wrappers.items():
-                optimizers = _optimizers_in(state, wrapper)
-                checkpoint.restore(wrapper, wrapper.algorithm, optimizers, saved.get(name))
+                checkpoint.restore(wrapper, _optimizers_in(state, wrapper), saved.get(name))
         return rest
 
 

@@ -8,15 +8,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import gossamer.horovod.torch as hvd
-from gossamer.lightning import horovod_reductions
+from gossamer.errors import ConfigError
 from gossamer.lightning.horovod_environment import devices_of_host
 from gossamer.lightning.rates import scale_learning_rates
 from gossamer.lightning.trainer import Collective
 
 _NEVER = 2**31 - 1  # gradients until a reduction
+_OPERATIONS = {
+    "sum": (hvd.Sum, dist.ReduceOp.SUM),
+    "max": (hvd.Max, dist.ReduceOp.MAX),
+    "min": (hvd.Min, dist.ReduceOp.MIN),
+    "product": (hvd.Product, dist.ReduceOp.PRODUCT),
+}
 
 
 class HorovodStrategy(Collective):
@@ -65,10 +72,25 @@ class HorovodStrategy(Collective):
     # --- collectives ---
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return the reduction as a new tensor, or what is no tensor unchanged. None is the mean, which is a float."""
+        """Return the reduction as a new tensor, or what is no tensor unchanged. None is the mean, which is a float.
+
+        Raises:
+            ConfigError: A group is given, or the reduction is unknown.
+        """
         if not isinstance(tensor, Tensor) or not hvd.is_initialized():
             return tensor
-        return horovod_reductions.reduce(tensor, group, reduce_op)
+        _require_all("reduce", group)
+        name = reduce_op.lower() if isinstance(reduce_op, str) else reduce_op
+        if name in (None, "mean", "avg", dist.ReduceOp.AVG):
+            exact = tensor.is_floating_point() or tensor.is_complex()
+            return hvd.allreduce(tensor) if exact else hvd.allreduce(tensor, op=hvd.Sum) / hvd.size()
+        for known, (op, torchs) in _OPERATIONS.items():
+            if name in (known, torchs):
+                return hvd.allreduce(tensor, op=op)
+        raise ConfigError(
+            f"HorovodStrategy.reduce: unrecognized `reduce_op`, must be mean, avg, {', '.join(_OPERATIONS)} or None, "
+            f"got {reduce_op!r}"
+        )
 
     def all_gather(  # type: ignore[override]
         self,
@@ -87,13 +109,17 @@ class HorovodStrategy(Collective):
             tensor: this rank's tensor, under Lightning 2's name.
 
         Raises:
+            ConfigError: A group is given.
             TypeError: Both are given, or neither.
         """
         if (result is None) == (tensor is None):
             given = "both" if tensor is not None else "neither"
             raise TypeError(f"HorovodStrategy.all_gather: give result or tensor, got {given}")
         own: Any = tensor if result is None else result
-        return horovod_reductions.gather(own, group) if hvd.is_initialized() else own
+        if not hvd.is_initialized():
+            return own
+        _require_all("all_gather", group)
+        return hvd.allgather(own.reshape(1) if own.ndim == 0 else own)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         return hvd.broadcast_object(obj, root_rank=src) if hvd.is_initialized() else obj
@@ -181,3 +207,8 @@ class HorovodStrategy(Collective):
         if self.lightning_module is not None and not self._failed and self.optimizers:
             self.join()
         super().teardown()
+
+
+def _require_all(where: str, group: Any) -> None:
+    if group not in (None, dist.group.WORLD):
+        raise ConfigError(f"HorovodStrategy.{where}: group must be None, which is all ranks, got {group!r}")

@@ -3,7 +3,7 @@
 pytorch.py, pytorch_lightning.py, fabric.py and lightning_fabric.py call it when they are imported.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from gossamer.algorithms import ALGORITHMS
 from gossamer.lightning import bagua, fabric_strategy, horovod, horovod_environment, native, reports, stock
@@ -15,19 +15,8 @@ _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": 
 _ENDINGS = ("", "_find_unused_parameters_false", "_find_unused_parameters_true")
 
 
-class Trainers(NamedTuple):
-    """The Trainer's strategies, and a callback."""
-
-    BaguaStrategy: Any
-    DDPStrategy: Any
-    GossamerStrategy: Any
-    HorovodEnvironment: Any
-    HorovodStrategy: Any
-    ReportCallback: Any
-
-
-def for_trainer(namespace: Namespace, module: str) -> Trainers:
-    """Make and register the strategies for one Trainer.
+def for_trainer(namespace: Namespace, module: str) -> list[Any]:
+    """Make and register the classes for one Trainer. Return them in alphabetical order.
 
     Args:
         module: the module that will hold the classes, as pickle needs it.
@@ -37,21 +26,18 @@ def for_trainer(namespace: Namespace, module: str) -> Trainers:
     error = namespace.of_fabric("utilities.exceptions").MisconfigurationException
     environments = namespace.of_fabric("plugins.environments")
     hosts = subclass(horovod_environment.HorovodEnvironment, environments.ClusterEnvironment, module=module)
-    made = Trainers(
-        subclass(bagua.BaguaStrategy, base, module=module, extra={"misconfiguration": error}),
-        subclass(stock.DDPStrategy, base, module=module),
-        subclass(native.GossamerStrategy, base, module=module),
-        hosts,
-        subclass(horovod.HorovodStrategy, base, module=module, extra={"environment": hosts}),
-        subclass(reports.ReportCallback, namespace.of_trainer("callbacks").Callback, module=module),
-    )
-    _register(registry, made.GossamerStrategy)
-    for name, strategy in (("bagua", made.BaguaStrategy), ("horovod", made.HorovodStrategy)):
+    baguas = subclass(bagua.BaguaStrategy, base, module=module, extra={"misconfiguration": error})
+    stocks = subclass(stock.DDPStrategy, base, module=module)
+    natives = subclass(native.GossamerStrategy, base, module=module)
+    horovods = subclass(horovod.HorovodStrategy, base, module=module, extra={"environment": hosts})
+    callback = subclass(reports.ReportCallback, namespace.of_trainer("callbacks").Callback, module=module)
+    _register(registry, natives)
+    for name, strategy in (("bagua", baguas), ("horovod", horovods)):
         registry.register(name, strategy, description=f"{name.title()}'s, over Gossamer", override=True)
-    classes = tuple(name for name in Trainers._fields if name.endswith("Strategy"))
+    classes = tuple(each.__name__ for each in (baguas, stocks, natives, horovods))
     refusals = Refusals(namespace.trainer, strategies.Strategy, registry, module, classes)
     refusals.wrap(namespace.of_trainer("trainer.connectors.accelerator_connector")._AcceleratorConnector)
-    return made
+    return [baguas, stocks, natives, hosts, horovods, callback]
 
 
 def for_fabric(namespace: Namespace, module: str) -> Any:

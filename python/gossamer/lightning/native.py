@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from gossamer.algorithms import Algorithm
 from gossamer.data_parallel import DataParallel
 from gossamer.lightning.choice import Chosen
 from gossamer.lightning.trainer import Wrapping
@@ -17,13 +16,10 @@ class GossamerStrategy(Chosen, Wrapping):
     precision_argument = "precision_plugin"
 
     def wrap(self, model: Any) -> DataParallel:
-        return self._choice.wrap(model, self.optimizers)
+        return self._wrapped(model, self.optimizers)
 
     def unwrap(self, wrapper: Any, *, crashed: bool) -> None:
         wrapper.engine.close(crashed=crashed)
-
-    def algorithm_of(self, wrapper: DataParallel) -> Algorithm:
-        return wrapper.algorithm
 
     def abort(self, wrapper: Any) -> None:
         if hasattr(wrapper.algorithm, "abort"):

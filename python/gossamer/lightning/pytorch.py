@@ -4,6 +4,4 @@ from gossamer.lightning.names import for_trainer
 from gossamer.lightning.namespaces import LIGHTNING
 
 _made = for_trainer(LIGHTNING, __name__)
-BaguaStrategy, DDPStrategy, GossamerStrategy = _made.BaguaStrategy, _made.DDPStrategy, _made.GossamerStrategy
-HorovodEnvironment, HorovodStrategy = _made.HorovodEnvironment, _made.HorovodStrategy
-ReportCallback = _made.ReportCallback
+BaguaStrategy, DDPStrategy, GossamerStrategy, HorovodEnvironment, HorovodStrategy, ReportCallback = _made

@@ -63,7 +63,7 @@ def sync_ddp_if_available(
     return sync_ddp(result, group, reduce_op, inplace=inplace) if dist.is_initialized() else result
 
 
-def reduce(tensor: Any, group: Any, reduce_op: Any) -> Any:
+def reduce(tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
     """Reduce a tensor by sync_ddp(), in place if its dtype can hold the result. Return anything else unchanged."""
     if not isinstance(tensor, Tensor):
         return tensor

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gossamer.comm import Communicator, private
 from gossamer.engine import mean_tensors
 from gossamer.errors import ConfigError
+from gossamer.lightning.checkpoint import on_rank_0
 from gossamer.lightning.distributed import register_ddp_comm_hook, require_hook
 from gossamer.lightning.keywords import require_keywords
 from gossamer.lightning.trainer import Collective
@@ -113,9 +114,7 @@ class DDPStrategy(Collective):
         if self._averages is not None:
             own["averages"] = self._averages.state_dict()
         if hasattr(self._ddp_comm_state, "state_dict") and not self._interrupted():
-            every = [None] * self.world_size if self.is_global_zero else None
-            dist.gather_object(self._ddp_comm_state.state_dict(), every)
-            own["states"] = every
+            own["states"] = on_rank_0(self._ddp_comm_state.state_dict())
         if own and "optimizer_states" in checkpoint:
             checkpoint = {**checkpoint, KEY: own}
         super().save_checkpoint(checkpoint, filepath, storage_options)

@@ -26,15 +26,8 @@ class Collective(Base):
     _layer_sync: Any
     _process_group_backend: str | None
     model: Any
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor as sync_ddp() does: in place, but for a mean of integers. Return anything else unchanged."""
-        return reduce(tensor, group, reduce_op)
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Gather a tensor as all_gather_ddp_if_available() does."""
-        gathered: Tensor = all_gather_ddp_if_available(tensor, group, sync_grads)
-        return gathered
+    reduce = staticmethod(reduce)
+    all_gather = staticmethod(all_gather_ddp_if_available)
 
     def setup_distributed(self) -> None:
         asked = self._process_group_backend
@@ -72,10 +65,6 @@ class Wrapping(Collective):
         """
         raise NotImplementedError
 
-    def algorithm_of(self, wrapper: Any) -> Any:
-        """Return the gossamer.Algorithm of a wrapper."""
-        raise NotImplementedError
-
     @property
     def wrapper(self) -> Any:
         """The wrapped model; None outside of fit()."""
@@ -90,7 +79,7 @@ class Wrapping(Collective):
         """
         if self.wrapper is None:
             raise ConfigError(f"{type(self).__name__}: an algorithm is at work during fit() only")
-        return self.algorithm_of(self.wrapper)
+        return self.wrapper.engine.algorithm
 
     def consensus(self) -> None:
         """Replace weights and floating-point buffers by their exact mean over the ranks, in place. Collective.
@@ -149,19 +138,19 @@ class Wrapping(Collective):
             return
         with self.pause():
             if "optimizer_states" in checkpoint_ and (own := self._own_state()) is not None:
-                checkpoint_ = {**checkpoint_, checkpoint.KEY: checkpoint.gather_states(own)}
+                checkpoint_ = {**checkpoint_, checkpoint.KEY: checkpoint.gather(own)}
             super().save_checkpoint(checkpoint_, filepath, storage_options)
 
     def _own_state(self) -> tuple[str, dict[str, Any]] | None:
         if self.wrapper is None:
             return self._last
-        return checkpoint.own_state(self.wrapper, self.running, dict(enumerate(self.optimizers)))
+        return checkpoint.own_state(self.wrapper, dict(enumerate(self.optimizers)))
 
     def load_optimizer_state_dict(self, checkpoint_: Any) -> None:
         super().load_optimizer_state_dict(checkpoint_)
         if self.wrapper is not None:
-            saved, optimizers = checkpoint_.get(checkpoint.KEY), dict(enumerate(self.optimizers))
-            checkpoint.restore(self.wrapper, self.running, optimizers, saved)
+            saved = checkpoint_.get(checkpoint.KEY)
+            checkpoint.restore(self.wrapper, dict(enumerate(self.optimizers)), saved)
 
     # --- asynchronous algorithms pause while this rank does not train ---
 
