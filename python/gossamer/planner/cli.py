@@ -6,6 +6,7 @@ import argparse
 import importlib
 import inspect
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,20 @@ from gossamer.planner.methods import METHODS, method_of
 from gossamer.planner.network import Network
 from gossamer.planner.predict import predict_all
 from gossamer.planner.problem import Problem, of_module, transformer
-from gossamer.planner.show import print_lines, print_table
+from gossamer.planner.show import Plan, print_lines, print_table
 from gossamer.planner.speeds import Speeds, defaults
 from gossamer.units import parse_bytes, parse_count, parse_rate, parse_seconds
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+#: The flags of the network, with the fields of Network that they set and the functions that read them.
+NETWORK: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "ranks": ("ranks", parse_count),
+    "hosts": ("hosts", parse_count),
+    "bandwidth": ("bandwidth", parse_rate),
+    "latency": ("latency_s", parse_seconds),
+    "local_bandwidth": ("local_bandwidth", parse_rate),
+    "local_latency": ("local_latency_s", parse_seconds),
+}
 EXAMPLES = """\
 examples:
   gossamer plan --params 1.2e9 --ranks 64 --hosts 8 --bandwidth 10gbit --latency 50us --compute-ms 400
@@ -109,7 +119,7 @@ def main(args: argparse.Namespace) -> int:
     shown = args.algorithms or [name for name in plots.SHOWN if name in names]
     paths = plots.draw(args.plot, problem, network, shown, settings) if args.plot is not None else []
     show = print_lines if args.json else print_table
-    show(what, problem, network, predictions, advice, paths)
+    show(Plan(what, problem, network, predictions, advice, paths))
     return 0
 
 
@@ -120,18 +130,9 @@ def _given(args: argparse.Namespace) -> tuple[Problem, Network, str]:
                 f"plan: --{flag.replace('_', '-')} must be given, unless --measure finds it out in a job"
             )
     problem, what = _problem(args, args.compute_ms / 1000, defaults(args.device))
-    return problem, _network(args), what
-
-
-def _network(args: argparse.Namespace) -> Network:
-    values: dict[str, Any] = {"ranks": parse_count(args.ranks), "hosts": parse_count(args.hosts or "1")}
-    parsers = {"bandwidth": parse_rate, "local_bandwidth": parse_rate}
-    parsers |= {"latency": parse_seconds, "local_latency": parse_seconds}
-    fields = {"latency": "latency_s", "local_latency": "local_latency_s"}
-    for flag, parse in parsers.items():
-        if getattr(args, flag) is not None:
-            values[fields.get(flag, flag)] = parse(getattr(args, flag))
-    return Network(**values)
+    texts = {flag: getattr(args, flag) for flag in NETWORK}
+    values = {NETWORK[flag][0]: NETWORK[flag][1](text) for flag, text in texts.items() if text is not None}
+    return problem, Network(**values), what
 
 
 def _problem(
@@ -185,11 +186,7 @@ def _make(text: str) -> tuple[nn.Module, tuple[torch.Tensor, ...] | None]:
 
 def _measured(args: argparse.Namespace) -> tuple[Problem | None, Network, str]:
     """Collective over the job. None as problem on all ranks but the first."""
-    given = [
-        f
-        for f in ("ranks", "hosts", "bandwidth", "latency", "local_bandwidth", "local_latency")
-        if getattr(args, f)
-    ]
+    given = [flag for flag in NETWORK if getattr(args, flag)]
     if given:
         raise ConfigError(f"plan: --measure finds out --{given[0].replace('_', '-')}; leave it out")
     runtime.init()

@@ -139,12 +139,7 @@ def _speeds(comm: Communicator) -> Speeds:
 
     def rate(amount: float, call: Callable[[], object]) -> float:
         call()
-        seconds = []
-        for _ in range(_CODEC_TURNS):
-            begin_s = time.perf_counter()
-            call()
-            _synchronize(device)
-            seconds.append(time.perf_counter() - begin_s)
+        seconds = [_timed(comm, call) for _ in range(_CODEC_TURNS)]
         return amount / _slowest(comm, min(seconds))
 
     codecs = {}
@@ -215,11 +210,15 @@ def _times(comm: Communicator, call: Callable[[], object], turns: int) -> list[f
     seconds = []
     for _ in range(turns):
         _slowest(comm, 0.0)  # all begin together
-        begin_s = time.perf_counter()
-        call()
-        _synchronize(comm.device)
-        seconds.append(time.perf_counter() - begin_s)
+        seconds.append(_timed(comm, call))
     return seconds
+
+
+def _timed(comm: Communicator, call: Callable[[], object]) -> float:
+    begin_s = time.perf_counter()
+    call()
+    _synchronize(comm.device)
+    return time.perf_counter() - begin_s
 
 
 def _slowest(comm: Communicator, seconds: float) -> float:

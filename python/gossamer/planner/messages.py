@@ -14,10 +14,8 @@ from gossamer.planner.problem import Problem, buckets_of
 from gossamer.planner.reduction import Reducer
 from gossamer.topology import Topology
 
-_ROUNDS, _RANKS = (
-    64,
-    256,
-)  # the most rounds and ranks of a topology that are counted; the others are like these
+# The most rounds and ranks of a topology that are counted. The others are like these.
+_ROUNDS, _RANKS = 64, 256
 _COUNTERS = 5  # bytes of an agreement in addition to one byte for each parameter
 
 

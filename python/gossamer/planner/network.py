@@ -119,13 +119,20 @@ class RankGroup:
 
     def all_reduce(self, count: int) -> Cost:
         """Prices a ring over `count` bytes: 2 (n-1) messages of count / n bytes, one after the other."""
-        n, part = self.size, count / self.size
-        if n == 1:
+        messages = 2 * (self.size - 1)
+        return self._ring(messages, count / self.size, sent=messages * count // self.size)
+
+    def all_gather(self, row: int) -> Cost:
+        """Prices a ring over one row of `row` bytes for each rank: n-1 messages of a row, one after the other."""
+        return self._ring(self.size - 1, row, sent=(self.size - 1) * row)
+
+    def _ring(self, messages: int, nbytes: float, *, sent: int) -> Cost:
+        if self.size == 1:
             return Cost()
-        across = 0.0 if self.is_local else part * self.sharing
-        local = part if self.per_host > 1 else 0.0
+        across = 0.0 if self.is_local else nbytes * self.sharing
+        local = nbytes if self.per_host > 1 else 0.0
         step_s = self.latency_s + self.moving_s(across=across, local=local)
-        return Cost(2 * (n - 1) * step_s, 2 * count * (n - 1) // n, 2 * (n - 1) * across)
+        return Cost(messages * step_s, sent, messages * across)
 
     def all_to_all(self, row: int) -> Cost:
         """Prices a row of `row` bytes to every other rank, all at the same time."""
@@ -137,15 +144,6 @@ class RankGroup:
         turns = self.takes_turns(n - 1, self.pieces(row))
         seconds += self.moving_s(across=across * turns, local=(here - 1) * row)
         return Cost(seconds, (n - 1) * row, across)
-
-    def all_gather(self, row: int) -> Cost:
-        """Prices a ring over one row of `row` bytes for each rank: n-1 messages of a row, one after the other."""
-        n = self.size
-        if n == 1:
-            return Cost()
-        across = 0.0 if self.is_local else row * self.sharing
-        step_s = self.latency_s + self.moving_s(across=across, local=row if self.per_host > 1 else 0.0)
-        return Cost((n - 1) * step_s, (n - 1) * row, (n - 1) * across)
 
     def exchange(self, count: int, *, messages: float, crossing: float) -> Cost:
         """Prices `messages` of `count` bytes from every rank and as many to it. `crossing` of them leave a host."""

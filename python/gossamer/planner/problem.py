@@ -101,23 +101,17 @@ def buckets_of(problem: Problem, algorithm: Algorithm | None = None, chunks: int
     for index in order:
         seen += problem.parameters[index].numel()
         until[index] = seen / problem.numel
-    return [_planned(problem, algorithm, chunks, indices, until) for indices in plan]
 
+    def planned(indices: Sequence[int]) -> PlannedBucket:
+        params = [problem.parameters[i] for i in indices]
+        numel = sum(param.numel() for param in params)
+        if algorithm is not None:
+            comm: Any = SimpleNamespace(chunks=chunks)
+            numel = _C.Placement.in_turn(params, algorithm.block(), algorithm.alignment(comm)).numel
+        shapes = tuple(param.shape for param in params)
+        return PlannedBucket(numel, params[0].dtype, tuple(indices), shapes, max(until[i] for i in indices))
 
-def _planned(
-    problem: Problem,
-    algorithm: Algorithm | None,
-    chunks: int,
-    indices: Sequence[int],
-    until: dict[int, float],
-) -> PlannedBucket:
-    params = [problem.parameters[i] for i in indices]
-    numel = sum(param.numel() for param in params)
-    if algorithm is not None:
-        comm: Any = SimpleNamespace(chunks=chunks)
-        numel = _C.Placement.in_turn(params, algorithm.block(), algorithm.alignment(comm)).numel
-    shapes = tuple(param.shape for param in params)
-    return PlannedBucket(numel, params[0].dtype, tuple(indices), shapes, max(until[i] for i in indices))
+    return [planned(indices) for indices in plan]
 
 
 def of_module(module: nn.Module, compute_s: float, **settings: Any) -> Problem:
@@ -161,17 +155,16 @@ def _proportions(count: int) -> tuple[int, int, int]:
 
 
 def _block(width: int) -> list[tuple[str, tuple[int, ...]]]:
+    weights: dict[str, tuple[int, ...]] = {
+        "norm_1": (width,),
+        "attention": (3 * width, width),
+        "project": (width, width),
+        "norm_2": (width,),
+        "up": (4 * width, width),
+        "down": (width, 4 * width),
+    }
     return [
-        ("norm_1.weight", (width,)),
-        ("norm_1.bias", (width,)),
-        ("attention.weight", (3 * width, width)),
-        ("attention.bias", (3 * width,)),
-        ("project.weight", (width, width)),
-        ("project.bias", (width,)),
-        ("norm_2.weight", (width,)),
-        ("norm_2.bias", (width,)),
-        ("up.weight", (4 * width, width)),
-        ("up.bias", (4 * width,)),
-        ("down.weight", (width, 4 * width)),
-        ("down.bias", (width,)),
+        shape
+        for name, weight in weights.items()
+        for shape in ((f"{name}.weight", weight), (f"{name}.bias", weight[:1]))
     ]

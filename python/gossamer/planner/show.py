@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -18,54 +18,49 @@ from gossamer.planner.problem import Problem, buckets_of
 from gossamer.units import bytes_text, count_text, rate_text, seconds_text
 
 
-def print_lines(
-    what: str,
-    problem: Problem,
-    network: Network,
-    predictions: Sequence[Prediction],
-    advice: Advice,
-    paths: Sequence[Path],
-) -> None:
+@dataclass(frozen=True)
+class Plan:
+    """What the command shows. `what`: a text that describes the model. `paths`: the plots."""
+
+    what: str
+    problem: Problem
+    network: Network
+    predictions: Sequence[Prediction]
+    advice: Advice
+    paths: Sequence[Path]
+
+
+def print_lines(plan: Plan) -> None:
     """Prints JSON: a line for the inputs, one for each prediction, one for the advice."""
-    inputs = {"model": what, "parameters": problem.numel, "compute_s": problem.compute_s}
+    problem, network = plan.problem, plan.network
+    inputs = {"model": plan.what, "parameters": problem.numel, "compute_s": problem.compute_s}
     inputs |= {"forward": problem.forward, "bucket_bytes": problem.bucket_bytes}
     inputs |= {**asdict(network), "by_hosts": goes_by_hosts(network.host_ranks)}
     print(json.dumps({"inputs": inputs, "speeds": asdict(problem.speeds)}))
-    for prediction in predictions:
+    for prediction in plan.predictions:
         print(json.dumps({**prediction.as_dict(), "kind": METHODS[prediction.algorithm].kind}))
-    print(json.dumps({**asdict(advice), "plots": [str(path) for path in paths]}))
+    print(json.dumps({**asdict(plan.advice), "plots": [str(path) for path in plan.paths]}))
 
 
-def print_table(
-    what: str,
-    problem: Problem,
-    network: Network,
-    predictions: Sequence[Prediction],
-    advice: Advice,
-    paths: Sequence[Path],
-) -> None:
+def print_table(plan: Plan) -> None:
     """Prints a table and sentences, at least 100 columns wide where there is no terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(100, console.width)
-    for line in _inputs(what, problem, network):
-        console.print(line, soft_wrap=True)
     table = Table()
     table.add_column("algorithm", no_wrap=True)
     table.add_column("kind")
     for head in ("step", "exposed", "sent by\na rank", "leaving\na host", "compute\nof step"):
         table.add_column(head, justify="right")
-    for p in predictions:
+    for p in plan.predictions:
         cells = seconds_text(p.step_s), seconds_text(max(0.0, p.exposed_s)), bytes_text(p.bytes_per_rank)
-        marked = f"[bold]{p.algorithm}[/bold]" if p.algorithm == advice.use else p.algorithm
+        marked = f"[bold]{p.algorithm}[/bold]" if p.algorithm == plan.advice.use else p.algorithm
         kind = METHODS[p.algorithm].kind
         table.add_row(marked, kind, *cells, bytes_text(p.bytes_across), f"{p.efficiency:.0%}")
-    console.print(table)
-    console.print(advice.why, soft_wrap=True)
-    for warning in advice.warnings:
-        console.print(f"warning: {warning}", soft_wrap=True)
-    for path in paths:
-        console.print(f"plot: {path}", soft_wrap=True)
+    warnings = [f"warning: {warning}" for warning in plan.advice.warnings]
+    plots = [f"plot: {path}" for path in plan.paths]
+    for line in (*_inputs(plan.what, plan.problem, plan.network), table, plan.advice.why, *warnings, *plots):
+        console.print(line, soft_wrap=line is not table)
 
 
 def _inputs(what: str, problem: Problem, network: Network) -> list[str]:
