@@ -6,7 +6,6 @@ of calls, on the slowest rank, so a root that runs ahead of its receivers gains 
 `copy_ms` is a copy of a tensor of that size by every rank at once, with nothing exchanged: what memory allows.
 """
 
-import json
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import answer, arguments, interleaved, paired, report, run_processes, slowest
-
-import gossamer as gs
+from harness import arguments, interleaved, paired, report, run_processes, serve, slowest
 
 MIB = 1 << 20
 OURS, GLOO, COPY = "ours", "Gloo", "copy"
@@ -82,10 +79,7 @@ def worker(*, backend: str, mib: list[int], quick: bool) -> dict[str, dict[str, 
 
 def main() -> None:
     options = arguments(__doc__, backend=("gossamer", "the torch.distributed backend that is ours"))
-    torch.set_num_threads(1)
-    if options.worker:
-        gs.init(backend="gloo")
-        answer(worker(**json.loads(options.worker)))
+    if serve(options, worker):
         return
     mib, sizes = ([1], (2,)) if options.quick else ([1, 16], (2, 4))
     for size in sizes:

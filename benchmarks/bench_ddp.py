@@ -6,18 +6,16 @@ under DDP on each backend. One thread each; a step counts on the slowest rank. E
 the floor of the same turn. The backends' gradients are compared first.
 """
 
-import json
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import answer, arguments, interleaved, paired, report, run_processes, slowest, spread
+from harness import arguments, interleaved, paired, report, run_processes, serve, slowest, spread
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
-import gossamer as gs
 from gossamer.workloads.gpt import CONTEXT, GPT
 
 ROWS = 8  # of text per rank and step, as in the demo
@@ -110,10 +108,7 @@ def show(times: dict[str, list[float]], size: int) -> None:
 
 def main() -> None:
     options = arguments(__doc__, backend=("gossamer", "the torch.distributed backend that is ours"))
-    torch.set_num_threads(1)
-    if options.worker:
-        gs.init(backend="gloo")
-        answer(worker(**json.loads(options.worker)))
+    if serve(options, worker):
         return
     for size in (2,) if options.quick else (2, 4):
         show(run_processes(size, {"backend": options.backend, "quick": options.quick}), size)

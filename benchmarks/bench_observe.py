@@ -4,13 +4,12 @@ One model that all modes train in turns, so nothing else differs; one thread. Ra
 Counters can only be switched off for this measurement.
 """
 
-import json
 import statistics
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from harness import answer, arguments, interleaved, paired, report, run_processes
+from harness import arguments, interleaved, paired, report, run_processes, serve
 from torch import optim
 
 import gossamer as gs
@@ -73,10 +72,7 @@ def timed(algorithm: str, quick: bool) -> dict[str, dict[str, list[float]]]:
 
 def main() -> None:
     options = arguments(__doc__)
-    torch.set_num_threads(1)
-    if options.worker:
-        gs.init(backend="gloo")
-        answer(timed(**json.loads(options.worker)))
+    if serve(options, timed):
         return
     for algorithm in ALGORITHMS:
         times = run_processes(2, {"algorithm": algorithm, "quick": options.quick})

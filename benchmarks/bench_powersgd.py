@@ -6,13 +6,12 @@ warm start on both sides, and one bucket: with several, torch's hook aborts over
 buckets issue their collectives in an order that differs between ranks. Ours with several is shown too.
 """
 
-import json
 import statistics
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from harness import answer, arguments, interleaved, paired, report, run_processes, slowest
+from harness import arguments, interleaved, paired, report, run_processes, serve, slowest
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -98,10 +97,7 @@ def show(times: dict[str, list[float]], size: int) -> None:
 
 def main() -> None:
     options = arguments(__doc__)
-    torch.set_num_threads(1)
-    if options.worker:
-        gs.init(backend="gloo")
-        answer(worker(**json.loads(options.worker)))
+    if serve(options, worker):
         return
     for size in (2,) if options.quick else (2, 4):
         show(run_processes(size, {"quick": options.quick}), size)

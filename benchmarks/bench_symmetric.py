@@ -6,7 +6,6 @@ on the CPU. `exact` sums in rank order in float32. Int8 has the bits of the comp
 timed too. Results are checked. A figure is the median over batches of calls, on the slowest rank.
 """
 
-import json
 import os
 import statistics
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import answer, arguments, interleaved, paired, report, run_processes, slowest
+from harness import arguments, interleaved, paired, report, run_processes, serve, slowest
 
 import gossamer as gs
 from gossamer import comm as comms
@@ -81,10 +80,7 @@ def worker(*, gpu: bool, mib: int, quick: bool) -> dict[str, list[float]]:
 
 def main() -> None:
     options = arguments(__doc__, gpu="several ranks on the current CUDA device")
-    torch.set_num_threads(1)
-    if options.worker:
-        gs.init(backend="gloo")
-        answer(worker(**json.loads(options.worker)))
+    if serve(options, worker):
         return
     os.environ[OVERLAPPING] = "1"  # of the ranks, which share a device
     mib, sizes = (1, (2,)) if options.quick else (16, (2, 4))

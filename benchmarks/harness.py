@@ -111,6 +111,16 @@ def _answer_in(text: str) -> Any:
     return json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
 
 
+def serve(options: argparse.Namespace, work: Callable[..., dict[str, Any]]) -> bool:
+    """Does the job of a rank, if this process is one: joins the others and answers with work(**job). Says whether."""
+    torch.set_num_threads(1)
+    if not options.worker:
+        return False
+    gs.init(backend="gloo")
+    answer(work(**json.loads(options.worker)))
+    return True
+
+
 def answer(result: dict[str, Any]) -> None:
     """Ends a worker: sends rank 0's result to the process that started it."""
     if gs.rank() == 0:

@@ -56,7 +56,7 @@ def curves(
         panel.minorticks_off()
         panel.grid(alpha=0.3)
         panel.legend(fontsize="small")
-    _save(figure, file)
+    save(figure, file)
 
 
 def bars(file: Path, lines: Sequence[Line], *, panels: Mapping[str, str], series: str, title: str) -> None:
@@ -72,10 +72,11 @@ def bars(file: Path, lines: Sequence[Line], *, panels: Mapping[str, str], series
         panel.set_xlabel(axis)
         panel.margins(x=0.15)
     grid[0].invert_yaxis()
-    _save(figure, file)
+    save(figure, file)
 
 
-def _save(figure: Any, file: Path) -> None:
+def save(figure: Any, file: Path) -> None:
+    """Writes a figure of matplotlib into a PNG, and makes its folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
     note(f"plot: {file}")

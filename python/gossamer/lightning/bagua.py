@@ -87,11 +87,3 @@ class BaguaStrategy(Wrapping):
 
     def unwrap(self, wrapper: Any, *, crashed: bool) -> None:
         wrapper.inner.close(crashed=crashed)
-
-    def abort(self, wrapper: Any) -> None:
-        if self._algorithm == "async":
-            wrapper.bagua_algorithm.abort(wrapper.module)
-
-    def resume(self, wrapper: Any) -> None:
-        if self._algorithm == "async":
-            wrapper.bagua_algorithm.resume(wrapper.module)

@@ -17,14 +17,3 @@ class GossamerStrategy(Chosen, Wrapping):
 
     def wrap(self, model: Any) -> DataParallel:
         return self._wrapped(model, self.optimizers)
-
-    def unwrap(self, wrapper: Any, *, crashed: bool) -> None:
-        wrapper.engine.close(crashed=crashed)
-
-    def abort(self, wrapper: Any) -> None:
-        if hasattr(wrapper.algorithm, "abort"):
-            wrapper.algorithm.abort()
-
-    def resume(self, wrapper: Any) -> None:
-        if hasattr(wrapper.algorithm, "resume"):
-            wrapper.algorithm.resume()

@@ -63,7 +63,7 @@ class Wrapping(Collective):
         Args:
             crashed: do not wait for other ranks.
         """
-        raise NotImplementedError
+        wrapper.engine.close(crashed=crashed)
 
     @property
     def wrapper(self) -> Any:
@@ -177,9 +177,13 @@ class Wrapping(Collective):
 
     def abort(self, wrapper: Any) -> None:
         """Stop an asynchronous algorithm. Do nothing for any other."""
+        if hasattr(wrapper.engine.algorithm, "abort"):
+            wrapper.engine.algorithm.abort()
 
     def resume(self, wrapper: Any) -> None:
         """Start an asynchronous algorithm again. Do nothing for any other."""
+        if hasattr(wrapper.engine.algorithm, "resume"):
+            wrapper.engine.algorithm.resume()
 
     def on_validation_start(self) -> None:
         self._rest()

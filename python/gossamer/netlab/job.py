@@ -11,7 +11,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,8 @@ def run_on_hosts(
         share = max(1, len(cores) // size)
         even = share if threads is None else threads
         own = {"OMP_NUM_THREADS": str(even), **(environment or {})}
-        ranks = stack.enter_context(_ended([]))
+        ranks: list[subprocess.Popen[bytes]] = []
+        stack.callback(_end, ranks)
         for rank in range(size):
             streams: dict[str, Any] = {"stdout": stack.enter_context(open(folder / f"{rank}.out", "w"))}
             if rank not in shown:
@@ -97,7 +98,10 @@ def run_on_hosts(
                 os.sched_setaffinity(ranks[-1].pid, cores[first : first + share])
                 _take_short_turns(ranks[-1].pid)
         failed, how = _wait(ranks, timeout_s)
-        outputs = [_output(folder, rank, rank // ranks_per_host) for rank in range(size)]
+        outputs = [
+            Output(rank, rank // ranks_per_host, _text(folder / f"{rank}.out"), _text(folder / f"{rank}.err"))
+            for rank in range(size)
+        ]
     if failed is not None:
         errors = outputs[failed].stderr[-_TAIL:] or "(none)"
         told = "its errors are above" if failed in shown else f"the end of its errors:\n{errors}"
@@ -139,20 +143,14 @@ def _wait(ranks: "list[subprocess.Popen[bytes]]", timeout_s: float) -> tuple[int
         time.sleep(_POLL_S)
 
 
-@contextlib.contextmanager
-def _ended(ranks: "list[subprocess.Popen[bytes]]") -> "Iterator[list[subprocess.Popen[bytes]]]":
-    try:
-        yield ranks
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(rank.pid, signal.SIGKILL)
-        for rank in ranks:
-            rank.wait()
+def _end(ranks: "list[subprocess.Popen[bytes]]") -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+    for rank in ranks:
+        rank.wait()
 
 
-def _output(folder: Path, rank: int, host: int) -> Output:
-    errors = folder / f"{rank}.err"
-    text = errors.read_text() if errors.exists() else ""
-    return Output(rank, host, (folder / f"{rank}.out").read_text(), text)
+def _text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""

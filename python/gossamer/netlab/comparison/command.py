@@ -104,11 +104,10 @@ def run(args: argparse.Namespace) -> int:
         return 130
     for line in lines:
         emit(line)
-    where = f"{args.hosts} hosts x {args.ranks_per_host}, {args.rate}, {args.model}"
     if args.to_loss:
-        showing.table(f"seconds to the loss that stock DDP ends with, {where}", LOSS_COLUMNS, lines)
+        showing.table(f"seconds to the loss that stock DDP ends with, {_where(args)}", LOSS_COLUMNS, lines)
     else:
-        showing.table(f"a training step, {where}", STEP_COLUMNS, lines)
+        showing.table(f"a training step, {_where(args)}", STEP_COLUMNS, lines)
     if args.output is not None:
         write(args, lines, curves)
     return 0
@@ -143,10 +142,9 @@ def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[s
 def _job(args: argparse.Namespace) -> dict[str, Any]:
     steps = (150 if args.to_loss else 10) if args.steps is None else args.steps
     values.at_least_one("--steps", steps)
-    for flag in ("hosts", "ranks_per_host", "seeds", "every"):
-        values.at_least_one(f"--{flag.replace('_', '-')}", getattr(args, flag))
-    if args.rows is not None:
-        values.at_least_one("--rows", args.rows)
+    for flag in ("hosts", "ranks_per_host", "seeds", "every", "rows"):
+        if getattr(args, flag) is not None:
+            values.at_least_one(f"--{flag.replace('_', '-')}", getattr(args, flag))
     if args.lr is not None and not args.lr > 0:
         raise ConfigError(f"--lr: must be above 0, got {args.lr}")
     Shape(args.rate).burst_bytes  # noqa: B018, raises if the rate is wrong
@@ -157,19 +155,13 @@ def _job(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(
             f"--to-loss: the others are judged by {FIRST}, add it to --algorithms, got {args.algorithms}"
         )
-    return {
+    as_given = ("model", "rows", "lr", "backend", "ranks_per_host", "to_loss", "every")
+    return {name: getattr(args, name) for name in as_given} | {
         "algorithms": sorted(names, key=list(known).index),
-        "model": args.model,
-        "rows": args.rows,
-        "lr": args.lr,
-        "backend": args.backend,
-        "ranks_per_host": args.ranks_per_host,
         "timeout_s": min(args.timeout, 600),
-        "to_loss": args.to_loss,
         "rounds": -(-steps // PER_TURN),
         "steps": steps,
         "seeds": list(range(args.first_seed, args.first_seed + args.seeds)),
-        "every": args.every,
     }
 
 
@@ -193,9 +185,12 @@ def draw(
     curves: Sequence[Mapping[str, Any]],
 ) -> None:
     """Draws the curves of the loss, or bars of the steps if there are no curves. Needs matplotlib."""
-    title = f"{args.hosts} hosts x {args.ranks_per_host}, {args.rate}, {args.model}"
     if curves:
-        plot.curves(file, curves, title=title)
+        plot.curves(file, curves, title=_where(args))
         return
     panels = {"step_ms": "time of a step, ms", "payload_by_kernel": "bytes sent per host and step"}
-    showing.bars(file, lines, panels=panels, series="algorithm", title=f"a training step, {title}")
+    showing.bars(file, lines, panels=panels, series="algorithm", title=f"a training step, {_where(args)}")
+
+
+def _where(args: argparse.Namespace) -> str:
+    return f"{args.hosts} hosts x {args.ranks_per_host}, {args.rate}, {args.model}"

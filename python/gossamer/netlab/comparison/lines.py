@@ -52,16 +52,15 @@ def _of_group(
         extra |= {"step_ms": short(step_ms), "step_spread_ms": short(1e3 * spread(times[name]))}
         extra |= {"compute_ms": short(compute_ms)}
         extra |= _bytes(found[name], about, ddp_bytes)
-        extra |= _limits(extra, step_ms, compute_ms, rests=not VARIANTS[name].by_clock)
+        extra |= _limits(extra, step_ms, compute_ms, rests=not VARIANTS[name].trial.by_clock)
         for peer in COMPARED:
             if peer in times and peer != name:
                 extra[f"speedup_over_{peer.removeprefix('ddp_')}"] = short(
                     statistics.median(paired(times[peer], times[name]))
                 )
-        where = f"{about['hosts']} hosts x {about['ranks_per_host']}, {about['rate']}, {about['model']}"
         lines.append(
             result(
-                f"step, {where}, {name}",
+                f"step, {_where(about)}, {name}",
                 step_ms,
                 unit="ms",
                 benchmark="network",
@@ -83,19 +82,15 @@ def _slowest(ranks: Ranks) -> list[float]:
 
 def _bytes(ranks: Ranks, about: Mapping[str, Any], ddp_bytes: float | None) -> dict[str, Any]:
     """Returns the bytes of a step: of a rank by Gossamer's count, of a host by the kernel's. Means over all turns."""
-    counted, kernel, payload = (
-        _mean(ranks, each) for each in ("bytes_counted", "bytes_of_kernel", "payload_of_kernel")
-    )
-    assert kernel is not None
-    assert payload is not None
+    kernel, payload = _mean(ranks, "bytes_of_kernel"), _mean(ranks, "payload_of_kernel")
+    counted = _mean(ranks, "bytes_counted") if ranks[0]["bytes_counted"] else None
+    comparable = counted and about["ranks_per_host"] == 1
     return {
         "bytes_per_step": None if counted is None else round(counted),
         "bytes_by_kernel": round(kernel),
         "payload_by_kernel": round(payload),
         "bytes_over_ddp": short(payload / ddp_bytes) if ddp_bytes else None,
-        "bytes_difference": short(payload / counted - 1)
-        if counted and about["ranks_per_host"] == 1
-        else None,
+        "bytes_difference": short(payload / counted - 1) if counted and comparable else None,
     }
 
 
@@ -115,9 +110,8 @@ def _limits(line: Mapping[str, Any], step_ms: float, compute_ms: float, *, rests
     }
 
 
-def _mean(ranks: Ranks, field: str) -> float | None:
-    values = [each for rank in ranks for each in rank[field]]
-    return statistics.fmean(values) if values else None
+def _mean(ranks: Ranks, field: str) -> float:
+    return statistics.fmean(each for rank in ranks for each in rank[field])
 
 
 def of_losses(curves: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -136,30 +130,31 @@ def of_losses(curves: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> 
         speedups = [full_s[seed] / taken for seed, taken in zip(seeds, seconds, strict=True)]
         median_s = statistics.median(seconds)
         reached = median_s != float("inf")
-        where = f"{about['hosts']} hosts x {about['ranks_per_host']}, {about['rate']}, {about['model']}"
-        extra = {
-            "algorithm": name,
-            **about,
-            "seeds": len(seeds),
-            "targets": [short(t) for t in targets.values()],
-        }
-        extra |= {"seconds": [_finite(each) for each in seconds]}
-        extra |= {"speedups": [short(s) for s in speedups], "steps": [own[s]["steps"][-1] for s in seeds]}
-        extra |= {"final_losses": [_finite(own[seed]["losses"][-1]) for seed in seeds]}
         lines.append(
             result(
-                f"time to the loss stock DDP ends with, {where}, {name}",
+                f"time to the loss stock DDP ends with, {_where(about)}, {name}",
                 median_s if reached else -1.0,
                 unit="s" if reached else "s (-1: not reached)",
                 benchmark="network",
                 baseline=(FIRST, statistics.median(full_s.values())),
                 ratio=statistics.median(speedups),
                 ratio_is="ddp / this",
-                **extra,
+                algorithm=name,
+                **about,
+                seeds=len(seeds),
+                targets=[short(target) for target in targets.values()],
+                seconds=[_finite(each) for each in seconds],
+                speedups=[short(each) for each in speedups],
+                steps=[own[seed]["steps"][-1] for seed in seeds],
+                final_losses=[_finite(own[seed]["losses"][-1]) for seed in seeds],
             )
             | place()
         )
     return lines
+
+
+def _where(about: Mapping[str, Any]) -> str:
+    return f"{about['hosts']} hosts x {about['ranks_per_host']}, {about['rate']}, {about['model']}"
 
 
 def _finite(value: float) -> float | None:

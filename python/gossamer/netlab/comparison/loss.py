@@ -5,6 +5,7 @@
 
 import copy
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,9 +28,7 @@ _EXACT_SHARE = 0.25  # of the steps, for QAdam and its kin
 def measure(task: Task, job: dict[str, Any], setting: Setting, *, rows: int) -> list[dict[str, Any]]:
     """Returns a curve for each seed and variant, the same on every rank; rank 0's clock counts. Collective."""
     curves = []
-    setting = Setting(
-        setting.group, setting.ranks_per_host, setting.lr, max(1, round(_EXACT_SHARE * job["steps"]))
-    )
+    setting = replace(setting, warmup_steps=max(1, round(_EXACT_SHARE * job["steps"])))
     validator = Validator(task, job["weights"])
     for seed in job["seeds"]:
         target = None
@@ -62,7 +61,7 @@ class Run:
         most = steps if target is None else PATIENCE * steps
         clock_s, step = 0.0, 0
         while step < most and (target is None or losses[-1] > target):
-            upto = min(most, step + self.every + (self.variant.offset if step == 0 else 0))
+            upto = min(most, step + self.every + (self.variant.trial.offset if step == 0 else 0))
             dist.barrier()
             start_s = time.perf_counter()
             for number in range(step, upto):
@@ -72,7 +71,7 @@ class Run:
             seconds.append(clock_s)
             losses.append(validator.loss(self))
             numbers.append(step)
-        consensus_s = self._consensus() if self.variant.apart else 0.0
+        consensus_s = self._consensus() if self.variant.trial.apart else 0.0
         self.training.close()
         return {
             "seconds": seconds,
@@ -116,7 +115,7 @@ class Validator:
         algorithm = run.training.ours.algorithm if run.training.ours is not None else None
         if isinstance(algorithm, AsyncModelAverage):  # or it would average while the clock stands
             algorithm.abort()
-        if run.variant.apart:
+        if run.variant.trial.apart:
             network = self._mean_of(network)
         size, rank = runtime.size(), runtime.rank()
         with torch.no_grad():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.bench.measuring import note
+from gossamer.bench.showing import save
 
 
 def curves(file: Path, runs: Sequence[Mapping[str, Any]], *, title: str) -> None:
@@ -18,13 +18,11 @@ def curves(file: Path, runs: Sequence[Mapping[str, Any]], *, title: str) -> None
     names = list(dict.fromkeys(run["algorithm"] for run in runs))
     for index, name in enumerate(names):
         own = [run for run in runs if run["algorithm"] == name]
-        style: dict[str, Any] = {"color": f"C{index % 10}", "linestyle": "-" if index < 10 else "--"}
+        style = f"C{index % 10}" + ("-" if index < 10 else "--")
         for number, run in enumerate(own):
-            style = style | {"label": name if number == 0 else "_"}
-            panel.plot(run["seconds"][1:], run["losses"][1:], linewidth=1, **style)
+            label = name if number == 0 else "_"
+            panel.plot(run["seconds"][1:], run["losses"][1:], style, linewidth=1, label=label)
     panel.set(xscale="log", xlabel="seconds of training", ylabel="validation loss, nats", title=title)
     panel.grid(alpha=0.3)
     panel.legend(fontsize="small")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
-    note(f"plot: {file}")
+    save(figure, file)

@@ -51,7 +51,7 @@ class Timed:
         self.turns = Turns()
         self.period = 1 if self.variant is None else self.variant.period
         self.steps = PER_TURN if self.period == 1 else self.period
-        if self.variant is not None and self.variant.by_clock:
+        if self.variant is not None and self.variant.trial.by_clock:
             self.steps = _PER_TURN_BY_CLOCK
 
     def begin(self) -> None:
@@ -87,7 +87,7 @@ def measure(
     """
     found = []
     for number, group in enumerate(_groups(names)):
-        timed_alone = [name for name in group if not VARIANTS[name].by_clock] if number else names
+        timed_alone = [name for name in group if not VARIANTS[name].trial.by_clock] if number else names
         alone = [ALONE + kind for kind in dict.fromkeys(VARIANTS[name].optimizer for name in timed_alone)]
         with contextlib.ExitStack() as stack:
             timed = {
@@ -103,14 +103,13 @@ def measure(
 
 def _groups(names: list[str]) -> list[list[str]]:
     compared = [name for name in names if name in COMPARED]
-    restless = [name for name in names if VARIANTS[name].by_clock]
+    restless = [name for name in names if VARIANTS[name].trial.by_clock]
     others = [name for name in names if name not in [*compared, *restless]]
     count = max(1, math.ceil(len(others) / _TOGETHER))
     ends = [len(others) * number // count for number in range(count + 1)]
     parts = [others[begin:end] for begin, end in itertools.pairwise(ends)]
-    return [[*compared, *part] for part in parts] + [
-        [name] for name in restless
-    ]  # it would slow the turns of others
+    alone = [[name] for name in restless]  # it would slow the turns of others
+    return [[*compared, *part] for part in parts] + alone
 
 
 @contextlib.contextmanager

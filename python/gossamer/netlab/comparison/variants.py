@@ -3,7 +3,7 @@
 """The table of variants: ours, and torch's own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gossamer as gs
 from gossamer.algorithms import ALGORITHMS
-from gossamer.facts import Method, Settings
+from gossamer.facts import Settings, Trial
 
 PERIOD = 16  # steps between two synchronisations of local SGD, ours and torch's
 
@@ -46,34 +46,29 @@ class Variant:
     """A way to train in parallel.
 
     Args:
-        ours: makes the algorithm; None if `hook` says what stock DDP does.
+        ours: makes the algorithm. None: stock DDP trains.
         hook: registers a hook with stock DDP, and returns the optimizer to use.
-        period: steps after which the pattern of sent bytes repeats; any number if it sends by the clock.
-        apart: whether ranks hold different weights at the end of a period.
-        offset: steps after the end of a period at which no transfer is under way.
+        trial: what steps and weights are like.
         flat: whether sums have one level even if ranks share hosts.
-        by_clock: whether it sends by the clock instead of by steps, and so never rests.
         algorithm: the class whose optimizer the training has.
     """
 
     ours: Callable[[], gs.Algorithm] | None = None
     hook: Callable[[DistributedDataParallel, optim.Optimizer, Setting], optim.Optimizer] | None = None
-    period: int = 1
-    apart: bool = False
-    offset: int = 0
+    trial: Trial = field(default=Trial())
     flat: bool = False
-    by_clock: bool = False
     algorithm: type[gs.Algorithm] = gs.GradientAllReduce
     bucket_cap_mb: int | None = None
+
+    @property
+    def period(self) -> int:
+        """Steps after which the pattern of sent bytes repeats; any number if it sends by the clock."""
+        return PERIOD if self.trial.periodic else 1
 
     @property
     def optimizer(self) -> str:
         """The name of the optimizer's class."""
         return (self.algorithm.optimizer_class or optim.AdamW).__name__
-
-
-def _no_hook(model: DistributedDataParallel, optimizer: optim.Optimizer, _: Setting) -> optim.Optimizer:
-    return optimizer
 
 
 def _fp16(model: DistributedDataParallel, optimizer: optim.Optimizer, _: Setting) -> optim.Optimizer:
@@ -88,9 +83,8 @@ def _powersgd(model: DistributedDataParallel, optimizer: optim.Optimizer, _: Set
 
 
 def _local(model: DistributedDataParallel, optimizer: optim.Optimizer, setting: Setting) -> optim.Optimizer:
-    from torch.distributed.optim import (
-        PostLocalSGDOptimizer,
-    )  # takes seconds: it compiles what nobody here uses
+    # The import takes seconds: it compiles what nobody here uses.
+    from torch.distributed.optim import PostLocalSGDOptimizer
 
     subgroup, _ = dist.new_subgroups(setting.ranks_per_host)
     state = PostLocalSGDState(None, subgroup, start_localSGD_iter=0, post_local_gradient_allreduce=False)
@@ -99,41 +93,29 @@ def _local(model: DistributedDataParallel, optimizer: optim.Optimizer, setting: 
 
 
 PEERS = {
-    "ddp": Variant(hook=_no_hook),
+    "ddp": Variant(),
     "ddp_fp16_hook": Variant(hook=_fp16),
     # One bucket: with several this hook aborts over Gloo.
     "ddp_powersgd_hook": Variant(hook=_powersgd, bucket_cap_mb=1024),
-    "ddp_post_local_sgd": Variant(hook=_local, period=PERIOD),
+    "ddp_post_local_sgd": Variant(hook=_local, trial=Trial(periodic=True)),
 }
 
 
-def _variant(method: Method, algorithm: type[gs.Algorithm]) -> Variant:
-    assert method.trial is not None
-    trial, make = method.trial, method.trial.make or method.make
-    return Variant(
-        ours=partial(make, Settings(period=PERIOD)),
-        period=PERIOD if trial.periodic else 1,
-        apart=trial.apart,
-        offset=trial.offset,
-        by_clock=trial.by_clock,
+OURS = {
+    method.name: Variant(
+        ours=partial(method.trial.make or method.make, Settings(period=PERIOD)),
+        trial=method.trial,
         algorithm=algorithm,
     )
-
-
-OURS = {
-    method.name: _variant(method, algorithm)
     for algorithm in ALGORITHMS.values()
     for method in algorithm.methods
     if method.trial is not None
 }
 # Variants in one level, for hosts with several ranks. All other variants go by hosts there.
 FLAT = {
-    name: replace(OURS[method], flat=True)
-    for name, method in {
-        "flat": "gradient_allreduce",
-        "flat_bytegrad": "bytegrad",
-        "flat_int4": "int4",
-    }.items()
+    "flat": replace(OURS["gradient_allreduce"], flat=True),
+    "flat_bytegrad": replace(OURS["bytegrad"], flat=True),
+    "flat_int4": replace(OURS["int4"], flat=True),
 }
 VARIANTS = PEERS | OURS | FLAT
 ALGORITHM_OF_OPTIMIZER = {variant.optimizer: variant.algorithm for variant in VARIANTS.values()}
@@ -157,16 +139,17 @@ class Training:
         )
         self.model: nn.Module = network
         self.ours: gs.DataParallel | None = None
-        if variant is not None and variant.hook is not None:
-            stock = DistributedDataParallel(network, bucket_cap_mb=variant.bucket_cap_mb)
-            self.optimizer = variant.hook(stock, self.optimizer, setting)
-            self.model = stock
-        elif variant is not None and variant.ours is not None:
+        if variant is None:
+            return
+        if variant.ours is not None:
             group: Any = gs.Flat(setting.group) if variant.flat else setting.group
-            self.ours = gs.DataParallel(
+            self.model = self.ours = gs.DataParallel(
                 network, self.optimizer, algorithm=variant.ours(), process_group=group
             )
-            self.model = self.ours
+            return
+        self.model = stock = DistributedDataParallel(network, bucket_cap_mb=variant.bucket_cap_mb)
+        if variant.hook is not None:
+            self.optimizer = variant.hook(stock, self.optimizer, setting)
 
     def step(self, *batch: torch.Tensor) -> None:
         loss = self.model(*batch)
