@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fleet import Turn, serve, started
-from harness import FOLDER, WORKER_TIMEOUT_S, arguments, paired, report, spread
+from harness import FOLDER, WORKER_TIMEOUT_S, arguments, paired, report_against, spread
 
 import gossamer as gs
 from gossamer.bench.measuring import KIB, MIB, label
@@ -179,14 +179,12 @@ def show(times: Times, *, size: int, nbytes: int, left_out: dict[str, str]) -> N
         samples = [gross - call for gross, call in zip(times[ours], calls, strict=True)]
         slower = peer == RAW
         ratios = paired(samples, times[peer]) if slower else paired(times[peer], samples)
-        report(
+        report_against(
             f"all_reduce, {label(nbytes)}, {size} ranks, {ours}{' net of the call' if net else ''}",
-            statistics.median(samples),
+            samples,
             "us",
-            baseline=(peer, statistics.median(times[peer])),
-            ratio=statistics.median(ratios),
-            target_of="ratio",
-            samples=samples,
+            (peer, times[peer]),
+            ratios,
             **target,
             ratio_is=f"{ours} / {peer}" if slower else f"{peer} / {ours}",
             baseline_spread=round(spread(times[peer]), 3),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import arguments, interleaved, paired, report, run_processes, serve, slowest
+from harness import arguments, as_one, interleaved, paired, report_against, run_processes, serve, slowest
 
 MIB = 1 << 20
 OURS, GLOO, COPY = "ours", "Gloo", "copy"
@@ -50,14 +50,6 @@ def prepared(operation: str, numel: int, group: Any) -> Callable[[], object]:
     return call
 
 
-def repeated(call: Callable[[], object], calls: int) -> Callable[[], object]:
-    def run() -> None:
-        for _ in range(calls):
-            call()
-
-    return run
-
-
 def worker(*, backend: str, mib: list[int], quick: bool) -> dict[str, dict[str, list[float]]]:
     """Milliseconds a call by "operation MiB" and contender, a figure for each turn."""
     groups = {OURS: dist.new_group(backend=backend), GLOO: dist.group.WORLD}
@@ -67,9 +59,10 @@ def worker(*, backend: str, mib: list[int], quick: bool) -> dict[str, dict[str, 
         for size_mib in mib:
             calls, numel = 2 if quick else max(1, 8 // size_mib), size_mib * MIB // 4
             bodies = {
-                name: repeated(prepared(operation, numel, group), calls) for name, group in groups.items()
+                name: as_one(prepared(operation, numel, group), calls, "cpu")
+                for name, group in groups.items()
             }
-            bodies[COPY] = repeated(partial(torch.zeros(numel).copy_, torch.ones(numel)), calls)
+            bodies[COPY] = as_one(partial(torch.zeros(numel).copy_, torch.ones(numel)), calls, "cpu")
             turns = slowest(interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier))
             times[f"{operation} {size_mib}"] = {
                 name: [1e3 * s / calls for s in each] for name, each in turns.items()
@@ -85,15 +78,13 @@ def main() -> None:
     for size in sizes:
         times = run_processes(size, {"backend": options.backend, "mib": mib, "quick": options.quick})
         for what, each in times.items():
-            report(
+            report_against(
                 f"{what} MiB, {size} ranks",
-                statistics.median(each[OURS]),
+                each[OURS],
                 "ms",
-                baseline=(GLOO, statistics.median(each[GLOO])),
-                ratio=statistics.median(paired(each[GLOO], each[OURS])),
+                (GLOO, each[GLOO]),
+                paired(each[GLOO], each[OURS]),
                 at_least=TARGET if size == 2 else None,
-                target_of="ratio",
-                samples=each[OURS],
                 ratio_is=f"{GLOO} / {OURS}",
                 copy_ms=statistics.median(each[COPY]),
             )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import arguments, interleaved, paired, report, run_processes, serve, slowest, spread
+from harness import arguments, interleaved, paired, report_against, run_processes, serve, slowest, spread
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
@@ -81,28 +81,24 @@ def show(times: dict[str, list[float]], size: int) -> None:
     floor = times[FLOOR]
     for name in (SILENT, OURS, GLOO):
         exposed = [step - least for step, least in zip(times[name], floor, strict=True)]
-        report(
+        report_against(
             f"step of the demo's GPT, {size} processes, {name}",
-            statistics.median(times[name]),
+            times[name],
             "ms",
-            baseline=(FLOOR, statistics.median(floor)),
-            ratio=statistics.median(paired(times[name], floor)),
+            (FLOOR, floor),
+            paired(times[name], floor),
             at_most=TARGET if name == OURS and size == 2 else None,
-            target_of="ratio",
-            samples=times[name],
             exposed_ms=round(statistics.median(exposed), 3),
             exposed_spread_ms=round(spread(exposed), 3),
         )
     for peer in (SILENT, GLOO):
-        report(
+        report_against(
             f"step of the demo's GPT, {size} processes, {OURS} against {peer}",
-            statistics.median(times[OURS]),
+            times[OURS],
             "ms",
-            baseline=(peer, statistics.median(times[peer])),
-            ratio=statistics.median(paired(times[OURS], times[peer])),
+            (peer, times[peer]),
+            paired(times[OURS], times[peer]),
             at_most=TARGET if peer == SILENT and size == 2 else None,
-            target_of="ratio",
-            samples=times[OURS],
         )
 
 

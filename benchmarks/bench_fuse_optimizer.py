@@ -6,12 +6,11 @@ nothing is copied. Ratios are medians over the turns. torch's fused=True is no t
 tensor ends.
 """
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import arguments, interleaved, paired, report
+from harness import arguments, interleaved, paired, report_against
 from torch import nn, optim
 
 from gossamer.bagua.torch_api.contrib import fuse_optimizer
@@ -53,17 +52,14 @@ def bench(kind: str, quick: bool) -> None:
         if name == plain:
             continue
         ratios = paired(micros[name], micros[plain])
-        quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
-        report(
+        report_against(
             f"{kind}, {TENSORS} tensors of {NUMEL}: {name}",
-            statistics.median(micros[name]),
+            micros[name],
             "us",
-            baseline=(plain, statistics.median(micros[plain])),
-            ratio=statistics.median(ratios),
+            (plain, micros[plain]),
+            ratios,
             at_most=AT_MOST[kind] if name == fused else None,
-            target_of="ratio",
-            samples=micros[name],
-            ratio_quartiles=[round(quartiles[0], 4), round(quartiles[2], 4)],
+            quartiles=True,
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from harness import arguments, interleaved, paired, report, run_processes, serve
+from harness import arguments, interleaved, paired, report_against, run_processes, serve
 from torch import optim
 
 import gossamer as gs
@@ -79,19 +79,16 @@ def main() -> None:
         off = times[OFF]
         for mode in (ON, TIMELINE):
             ratios = paired(times[mode]["wall"], off["wall"])
-            quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
             cpu_ratios = paired(times[mode]["cpu"], off["cpu"])
-            report(
+            report_against(
                 f"step of the demo's GPT, 2 processes on Gloo, {algorithm}, {mode}",
-                statistics.median(times[mode]["wall"]),
+                times[mode]["wall"],
                 "ms",
-                baseline=(OFF, statistics.median(off["wall"])),
-                ratio=statistics.median(ratios),
+                (OFF, off["wall"]),
+                ratios,
                 at_most=ALWAYS_RATIO if mode == ON else None,
-                target_of="ratio",
-                samples=times[mode]["wall"],
                 cpu_ratio=round(statistics.median(cpu_ratios), 4),
-                ratio_quartiles=[round(quartiles[0], 4), round(quartiles[2], 4)],
+                quartiles=True,
             )
 
 

@@ -6,12 +6,11 @@ flat memory, as with gs.DataParallel; torch's fused form gets the same tensors. 
 Ratios are medians over the turns. With --gpu: 64 Mi elements in 160 tensors, on the current CUDA device.
 """
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import arguments, interleaved, paired, report
+from harness import arguments, interleaved, paired, report_against
 from torch import nn
 
 import gossamer as gs
@@ -57,17 +56,14 @@ def bench(kind: str, shape: tuple[int, int], *, in_a_row: bool, device: str, qui
     micros = {form: [1e6 * s for s in each.seconds] for form, each in turns.items()}
     for peer in (FOREACH, FUSED):
         ratios = paired(micros[OURS], micros[peer])
-        quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
-        report(
+        report_against(
             f"{kind}, {shape[0]} tensors of {shape[1]} {'in a row' if in_a_row else 'apart'}, {device}: against {peer}",
-            statistics.median(micros[OURS]),
+            micros[OURS],
             "us",
-            baseline=(peer, statistics.median(micros[peer])),
-            ratio=statistics.median(ratios),
+            (peer, micros[peer]),
+            ratios,
             at_most=1.0,
-            target_of="ratio",
-            samples=micros[OURS],
-            ratio_quartiles=[round(quartiles[0], 4), round(quartiles[2], 4)],
+            quartiles=True,
         )
 
 

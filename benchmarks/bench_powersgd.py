@@ -6,12 +6,11 @@ warm start on both sides, and one bucket: with several, torch's hook aborts over
 buckets issue their collectives in an order that differs between ranks. Ours with several is shown too.
 """
 
-import statistics
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from harness import arguments, interleaved, paired, report, run_processes, serve, slowest
+from harness import arguments, interleaved, paired, report_against, run_processes, serve, slowest
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -81,17 +80,14 @@ def worker(*, quick: bool) -> dict[str, list[float]]:
 def show(times: dict[str, list[float]], size: int) -> None:
     for name, peer in PAIRS:
         ratios = paired(times[peer], times[name])
-        quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
-        report(
+        report_against(
             f"step of an MLP, {size} processes on Gloo, {name} against {peer}; ratio: how many times faster",
-            statistics.median(times[name]),
+            times[name],
             "ms",
-            baseline=(peer, statistics.median(times[peer])),
-            ratio=statistics.median(ratios),
+            (peer, times[peer]),
+            ratios,
             at_least=1.0 if (name, peer) == (OURS, THEIRS) else None,
-            target_of="ratio",
-            samples=times[name],
-            ratio_quartiles=[round(quartiles[0], 4), round(quartiles[2], 4)],
+            quartiles=True,
         )
 
 

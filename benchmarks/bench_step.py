@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from harness import answer, arguments, interleaved, paired, report, run_processes
+from harness import answer, arguments, interleaved, paired, report_against, run_processes
 from torch.nn.parallel import DistributedDataParallel as StockDDP
 
 import gossamer as gs
@@ -57,19 +57,16 @@ def show(
             continue
         ratios = paired(each["wall"], times[baseline]["wall"])
         cpu_ratios = paired(each["cpu"], times[baseline]["cpu"])
-        quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
-        report(
+        report_against(
             f"step of the demo's GPT, {where}, {variant}",
-            statistics.median(each["wall"]),
+            each["wall"],
             "ms",
-            baseline=(baseline, statistics.median(times[baseline]["wall"])),
-            ratio=statistics.median(ratios),
+            (baseline, times[baseline]["wall"]),
+            ratios,
             at_most=targets.get(variant),
-            target_of="ratio",
-            samples=each["wall"],
             cpu_ms=round(statistics.median(each["cpu"]), 3),
             cpu_ratio=round(statistics.median(cpu_ratios), 4),
-            ratio_quartiles=[round(quartiles[0], 4), round(quartiles[2], 4)],
+            quartiles=True,
         )
 
 

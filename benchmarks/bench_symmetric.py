@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import arguments, interleaved, paired, report, run_processes, serve, slowest
+from harness import arguments, interleaved, paired, report_against, run_processes, serve, slowest
 
 import gossamer as gs
 from gossamer import comm as comms
@@ -88,15 +88,13 @@ def main() -> None:
     for size in sizes:
         times = run_processes(size, {"gpu": options.gpu, "mib": mib, "quick": options.quick})
         for name, peer in AGAINST.items():
-            report(
+            report_against(
                 f"symmetric two-shot, {name}, {mib} MiB, {size} ranks on one {where}",
-                statistics.median(times[name]),
+                times[name],
                 "ms",
-                baseline=(peer, statistics.median(times[peer])),
-                ratio=statistics.median(paired(times[peer], times[name])),
+                (peer, times[peer]),
+                paired(times[peer], times[name]),
                 at_least=TARGET,
-                target_of="ratio",
-                samples=times[name],
                 ratio_is=f"{peer} / {name}",
                 gloo_all_reduce_ms=statistics.median(times[GLOO]),
             )

@@ -9,10 +9,11 @@ import gc
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -50,6 +51,29 @@ def report(what: str, value: float, unit: str, **fields: Any) -> None:
     benchmark = Path(sys.argv[0]).stem.removeprefix("bench_")
     line = measuring.result(what, value, unit=unit, benchmark=benchmark, **fields)
     measuring.emit(line | _run() | measuring.place("cuda" if "--gpu" in sys.argv else "cpu"))
+
+
+def report_against(
+    what: str,
+    samples: Sequence[float],
+    unit: str,
+    peer: tuple[str, Sequence[float]],
+    ratios: Sequence[float],
+    *,
+    quartiles: bool = False,
+    **fields: Any,
+) -> None:
+    """Print a result beside that of a peer which took turns with it: medians, and the median ratio, which is judged.
+
+    `peer` is a name and samples, `ratios` are those of the turns. With `quartiles` the line has theirs too.
+    """
+    name, others = peer
+    if quartiles:
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        fields["ratio_quartiles"] = [round(low, 4), round(high, 4)]
+    baseline, ratio = (name, statistics.median(others)), statistics.median(ratios)
+    fields |= {"baseline": baseline, "ratio": ratio, "target_of": "ratio", "samples": samples}
+    report(what, statistics.median(samples), unit, **fields)
 
 
 def run_threads(size: int, body: Callable[[Any, Any], Any]) -> list[Any]:

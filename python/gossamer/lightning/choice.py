@@ -62,7 +62,7 @@ class Chosen(Base):
             timeout=timeout,
             start_method=start_method,
         )
-        self._options = {
+        self._options: dict[str, Any] = {
             "bucket_bytes": bucket_bytes,
             "first_bucket_bytes": first_bucket_bytes,
             "autotune": autotune,

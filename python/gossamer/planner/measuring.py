@@ -99,19 +99,13 @@ def _link(comm: Communicator, neighbours: tuple[int, int]) -> tuple[float, float
 def _exchange_s(comm: Communicator, neighbours: tuple[int, int], nbytes: int, turns: int) -> float:
     exchange = _exchange(comm, neighbours, nbytes)
     exchange()
-    return _slowest(comm, _median_s(comm, exchange, turns))
+    return _median_s(comm, exchange, turns)
 
 
-def _exchange(comm: Communicator, neighbours: tuple[int, int], nbytes: int) -> Callable[[], None]:
-    to, source = neighbours
+def _exchange(comm: Communicator, neighbours: tuple[int, int], nbytes: int) -> Callable[[], object]:
     out = torch.empty(nbytes, dtype=torch.uint8, device=comm.device)
     x = torch.zeros_like(out)
-
-    def exchange() -> None:
-        comm.exchange(out, x, to, source).wait()
-        _synchronize(comm.device)
-
-    return exchange
+    return lambda: comm.exchange(out, x, *neighbours).wait()
 
 
 def _message_s(comm: Communicator, neighbours: tuple[int, int]) -> float:
@@ -123,7 +117,6 @@ def _message_s(comm: Communicator, neighbours: tuple[int, int]) -> float:
 
     def swap() -> None:
         comm.all_to_all(out, x).wait()
-        _synchronize(comm.device)
 
     swap()
     whole_s = _slowest(comm, min(_times(comm, swap, _SMALL_TURNS)))
@@ -195,15 +188,15 @@ def compute_of(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        _synchronize(comm.device)
 
     step()
-    whole_s = _slowest(comm, _median_s(comm, step, steps))
+    whole_s = _median_s(comm, step, steps)
     return whole_s, min(1.0, _slowest(comm, forward_s) / whole_s)
 
 
 def _median_s(comm: Communicator, call: Callable[[], object], turns: int) -> float:
-    return statistics.median(_times(comm, call, turns))
+    """Returns the median on the slowest rank."""
+    return _slowest(comm, statistics.median(_times(comm, call, turns)))
 
 
 def _times(comm: Communicator, call: Callable[[], object], turns: int) -> list[float]:

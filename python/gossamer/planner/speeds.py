@@ -40,7 +40,9 @@ class Speeds:
             ConfigError: it was not measured, and the codec's class does not state it.
         """
         plain = codec.plain
-        found = self.codecs.get(type(plain).__name__, self.any_codec) or (plain.facts and plain.facts.speed)
+        found = self.codecs.get(type(plain).__name__, self.any_codec)
+        if found is None and plain.facts is not None:
+            found = plain.facts.speed
         if found is None:
             raise ConfigError(
                 f"plan: the speed of {codec!r} must be known, got none; give the class {type(plain).__name__} the "

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -90,9 +90,13 @@ def measure(
         timed_alone = [name for name in group if not VARIANTS[name].trial.by_clock] if number else names
         alone = [ALONE + kind for kind in dict.fromkeys(VARIANTS[name].optimizer for name in timed_alone)]
         with contextlib.ExitStack() as stack:
-            timed = {
-                name: stack.enter_context(_timed(task, name, setting, rows)) for name in [*alone, *group]
-            }
+            timed: dict[str, Timed] = {}
+            for name in [*alone, *group]:
+                timed[name] = Timed(task, name, setting, rows)
+                stack.callback(timed[name].training.close)
+                timed[name].begin()
+                if runtime.rank() == 0:
+                    note(f"ready: {name}")
             _rounds(timed, rounds)
             mine = {name: asdict(each.turns) for name, each in timed.items()}
         ranks: list[Any] = [None] * runtime.size()
@@ -110,18 +114,6 @@ def _groups(names: list[str]) -> list[list[str]]:
     parts = [others[begin:end] for begin, end in itertools.pairwise(ends)]
     alone = [[name] for name in restless]  # it would slow the turns of others
     return [[*compared, *part] for part in parts] + alone
-
-
-@contextlib.contextmanager
-def _timed(task: Task, name: str, setting: Setting, rows: int) -> Iterator[Timed]:
-    timed = Timed(task, name, setting, rows)
-    try:
-        timed.begin()
-        if runtime.rank() == 0:
-            note(f"ready: {name}")
-        yield timed
-    finally:
-        timed.training.close()
 
 
 def _rounds(timed: Mapping[str, Timed], rounds: int) -> None:
