@@ -5,43 +5,31 @@
 import argparse
 import importlib
 import shlex
-from typing import NamedTuple
 
-
-class Subcommand(NamedTuple):
-    module: str
-    summary: str
-
+from gossamer.launch.cli import Command, listing
 
 SUBCOMMANDS = {
-    "allreduce": Subcommand(
-        "gossamer.bench.allreduce",
-        "an all-reduce of each size, on each backend and with each codec",
+    "allreduce": Command(
+        "gossamer.bench.allreduce", "an all-reduce of each size, on each backend and with each codec"
     ),
-    "codec": Subcommand(
-        "gossamer.bench.codec",
-        "each codec: speed, error and bytes on this machine",
-    ),
-    "network": Subcommand(
+    "codec": Command("gossamer.bench.codec", "each codec: speed, error and bytes on this machine"),
+    "network": Command(
         "gossamer.netlab.comparison.command",
         "a training step of each algorithm and of torch's hooks over slow links; Linux, root",
     ),
-    "train": Subcommand(
-        "gossamer.bench.train",
-        "a training step of a small GPT under each algorithm, beside torch's DDP",
+    "train": Command(
+        "gossamer.bench.train", "a training step of a small GPT under each algorithm, beside torch's DDP"
     ),
 }
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
     """Returns a parser of the benchmark's name. The benchmark's own parser takes the other arguments."""
-    width = max(map(len, SUBCOMMANDS))
-    listing = "\n".join(f"  {name:{width}}  {each.summary}" for name, each in SUBCOMMANDS.items())
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Measures on this machine, or inside a job on its workers. Results: JSON lines on stdout, "
         "a table on stderr.",
-        epilog=f"benchmarks:\n{listing}\n\n`{prog} NAME --help` explains one, with examples.",
+        epilog=f"benchmarks:\n{listing(SUBCOMMANDS)}\n\n`{prog} NAME --help` explains one, with examples.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=SUBCOMMANDS, metavar="NAME", help=" or ".join(SUBCOMMANDS))

@@ -5,7 +5,7 @@
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gossamer import __version__
@@ -44,13 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def listing(commands: Mapping[str, Command]) -> str:
+    """Returns the lines of --help that name the commands."""
+    width = max(map(len, commands))
+    return "\n".join(f"  {name:{width}}  {command.summary}" for name, command in commands.items())
+
+
 def _top_parser() -> argparse.ArgumentParser:
-    width = max(map(len, COMMANDS))
-    listing = "\n".join(f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="gossamer",
         description="Trains one PyTorch model on many workers.",
-        epilog=f"commands:\n{listing}\n\nexample: gossamer run -np 4 train.py --epochs 3\n"
+        epilog=f"commands:\n{listing(COMMANDS)}\n\nexample: gossamer run -np 4 train.py --epochs 3\n"
         "`gossamer COMMAND --help` explains one.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
