@@ -54,18 +54,13 @@ MOST_CALLS = 200  # in a turn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     workers.add_arguments(parser)
-    parser.add_argument("--sizes", default="4KiB,64KiB,1MiB,16MiB", help="sizes of the tensors (%(default)s)")
-    parser.add_argument(
-        "--backends", default="all", help=f"all, or some of {', '.join(BACKENDS)} (%(default)s)"
-    )
-    parser.add_argument(
-        "--codecs", default="none,int8,int4", help=f"some of {', '.join(CODECS)} (%(default)s)"
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each (%(default)s)")
-    parser.add_argument(
-        "--plot", metavar="FILE.png", help="draw time and bus bandwidth over size; needs matplotlib"
-    )
+    add("--sizes", default="4KiB,64KiB,1MiB,16MiB", help="sizes of the tensors (%(default)s)")
+    add("--backends", default="all", help=f"all, or some of {', '.join(BACKENDS)} (%(default)s)")
+    add("--codecs", default="none,int8,int4", help=f"some of {', '.join(CODECS)} (%(default)s)")
+    add("--rounds", type=int, default=7, help="turns of each (%(default)s)")
+    add("--plot", metavar="FILE.png", help="draw time and bus bandwidth over size; needs matplotlib")
 
 
 def run(args: argparse.Namespace) -> int:

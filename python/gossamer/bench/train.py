@@ -47,16 +47,19 @@ COLUMNS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     workers.add_arguments(parser)
     known = ", ".join(ALGORITHMS)
-    parser.add_argument("--algorithms", default="all", help=f"all, or some of {known} (%(default)s)")
-    parser.add_argument("--backend", choices=("gossamer", "gloo"), default="gossamer",
-                        help="backend of our groups; torch's DDP uses Gloo (%(default)s)")  # fmt: skip
-    parser.add_argument("--rows", type=int, default=8, help="rows of text per worker and step (%(default)s)")
-    parser.add_argument(
-        "--steps", type=int, default=60, help=f"timed steps, in turns of {PER_TURN} (%(default)s)"
+    add("--algorithms", default="all", help=f"all, or some of {known} (%(default)s)")
+    add(
+        "--backend",
+        choices=("gossamer", "gloo"),
+        default="gossamer",
+        help="backend of our groups; torch's DDP uses Gloo (%(default)s)",
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="draw time and bytes of a step; needs matplotlib")
+    add("--rows", type=int, default=8, help="rows of text per worker and step (%(default)s)")
+    add("--steps", type=int, default=60, help=f"timed steps, in turns of {PER_TURN} (%(default)s)")
+    add("--plot", metavar="FILE.png", help="draw time and bytes of a step; needs matplotlib")
 
 
 def run(args: argparse.Namespace) -> int:

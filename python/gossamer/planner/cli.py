@@ -29,14 +29,14 @@ from gossamer.planner.speeds import Speeds, defaults
 from gossamer.units import parse_bytes, parse_count, parse_rate, parse_seconds
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-#: The flags of the network, with the fields of Network that they set and the functions that read them.
-NETWORK: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "ranks": ("ranks", parse_count),
-    "hosts": ("hosts", parse_count),
-    "bandwidth": ("bandwidth", parse_rate),
-    "latency": ("latency_s", parse_seconds),
-    "local_bandwidth": ("local_bandwidth", parse_rate),
-    "local_latency": ("local_latency_s", parse_seconds),
+#: The flags of the network: the fields of Network that they set, the functions that read them, and their --help.
+NETWORK: dict[str, tuple[str, Callable[[str], Any], str, str]] = {
+    "ranks": ("ranks", parse_count, "N", "workers in all"),
+    "hosts": ("hosts", parse_count, "N", "that they are on (1)"),
+    "bandwidth": ("bandwidth", parse_rate, "RATE", "out of a host, such as 10gbit (10gbit)"),
+    "latency": ("latency_s", parse_seconds, "TIME", "between hosts, such as 50us (50us)"),
+    "local_bandwidth": ("local_bandwidth", parse_rate, "RATE", "of a rank inside its host (200gbit)"),
+    "local_latency": ("local_latency_s", parse_seconds, "TIME", "inside a host (5us)"),
 }
 EXAMPLES = """\
 examples:
@@ -57,47 +57,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--params", metavar="N", help="parameters of a made-up transformer, such as 1.2e9 or 7B"
-    )
-    model.add_argument(
-        "--model", metavar="MODULE:FACTORY", help="a function that returns a module, or (module, inputs)"
-    )
-    model.add_argument("--dtype", choices=DTYPES, help="of the parameters that --params makes (float32)")
-    model.add_argument("--compute-ms", type=float, metavar="MS", help="a rank's step without communication")
-    model.add_argument("--forward", type=float, metavar="SHARE", help="of it before the backward (1/3)")
-    model.add_argument("--bucket-bytes", metavar="SIZE", help="such as 25MiB (GOSSAMER_BUCKET_BYTES)")
-    model.add_argument(
-        "--first-bucket-bytes", metavar="SIZE", help="such as 1MiB (GOSSAMER_FIRST_BUCKET_BYTES)"
-    )
-    network = parser.add_argument_group("network")
-    network.add_argument("--ranks", metavar="N", help="workers in all")
-    network.add_argument("--hosts", metavar="N", help="that they are on (1)")
-    network.add_argument("--bandwidth", metavar="RATE", help="out of a host, such as 10gbit (10gbit)")
-    network.add_argument("--latency", metavar="TIME", help="between hosts, such as 50us (50us)")
-    network.add_argument("--local-bandwidth", metavar="RATE", help="of a rank inside its host (200gbit)")
-    network.add_argument("--local-latency", metavar="TIME", help="inside a host (5us)")
-    machine = parser.add_argument_group("machine and algorithms")
-    machine.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="that codecs run on (%(default)s)"
-    )
-    machine.add_argument(
-        "--cores", type=float, help="processor cores a rank; below 2, sending slows computing"
-    )
-    machine.add_argument(
-        "--algorithms", nargs="+", metavar="NAME", help=f"only these of: {', '.join(METHODS)}"
-    )
-    machine.add_argument(
-        "--period", type=int, default=32, help="steps between averagings of local_sgd (%(default)s)"
-    )
-    machine.add_argument("--rank", type=int, default=4, help="of PowerSGD's factors (%(default)s)")
-    output = parser.add_argument_group("output")
-    output.add_argument("--measure", action="store_true", help="inside a job: measure first")
-    output.add_argument(
-        "--plot", type=Path, metavar="FOLDER", help="write plan-bandwidth.png and plan-ranks.png there"
-    )
-    output.add_argument("--json", action="store_true", help="lines of JSON instead of the table")
+    add = parser.add_argument_group("model").add_argument
+    add("--params", metavar="N", help="parameters of a made-up transformer, such as 1.2e9 or 7B")
+    add("--model", metavar="MODULE:FACTORY", help="a function that returns a module, or (module, inputs)")
+    add("--dtype", choices=DTYPES, help="of the parameters that --params makes (float32)")
+    add("--compute-ms", type=float, metavar="MS", help="a rank's step without communication")
+    add("--forward", type=float, metavar="SHARE", help="of it before the backward (1/3)")
+    add("--bucket-bytes", metavar="SIZE", help="such as 25MiB (GOSSAMER_BUCKET_BYTES)")
+    add("--first-bucket-bytes", metavar="SIZE", help="such as 1MiB (GOSSAMER_FIRST_BUCKET_BYTES)")
+    add = parser.add_argument_group("network").add_argument
+    for flag, (_, _, metavar, text) in NETWORK.items():
+        add(f"--{flag.replace('_', '-')}", metavar=metavar, help=text)
+    add = parser.add_argument_group("machine and algorithms").add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="that codecs run on (%(default)s)")
+    add("--cores", type=float, help="processor cores a rank; below 2, sending slows computing")
+    add("--algorithms", nargs="+", metavar="NAME", help=f"only these of: {', '.join(METHODS)}")
+    add("--period", type=int, default=32, help="steps between averagings of local_sgd (%(default)s)")
+    add("--rank", type=int, default=4, help="of PowerSGD's factors (%(default)s)")
+    add = parser.add_argument_group("output").add_argument
+    add("--measure", action="store_true", help="inside a job: measure first")
+    add("--plot", type=Path, metavar="FOLDER", help="write plan-bandwidth.png and plan-ranks.png there")
+    add("--json", action="store_true", help="lines of JSON instead of the table")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -130,8 +110,11 @@ def _given(args: argparse.Namespace) -> tuple[Problem, Network, str]:
                 f"plan: --{flag.replace('_', '-')} must be given, unless --measure finds it out in a job"
             )
     problem, what = _problem(args, args.compute_ms / 1000, defaults(args.device))
-    texts = {flag: getattr(args, flag) for flag in NETWORK}
-    values = {NETWORK[flag][0]: NETWORK[flag][1](text) for flag, text in texts.items() if text is not None}
+    values = {
+        field: parse(getattr(args, flag))
+        for flag, (field, parse, _, _) in NETWORK.items()
+        if getattr(args, flag) is not None
+    }
     return problem, Network(**values), what
 
 

@@ -57,34 +57,28 @@ LOSS_COLUMNS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     known = ", ".join(VARIANTS)
-    parser.add_argument("--hosts", type=int, default=4, help="number of hosts (%(default)s)")
-    parser.add_argument("--rate", default="100mbit", help="rate of each host's link, each way (%(default)s)")
-    parser.add_argument("--ranks-per-host", type=int, default=1, help="ranks on a host (%(default)s)")
-    parser.add_argument("--algorithms", default="all", help=f"all, or some of {known} (%(default)s)")
-    parser.add_argument(
-        "--model", choices=list(TASKS), default="gpt", help="2.5 M parameters, or 0.3 M (%(default)s)"
+    add("--hosts", type=int, default=4, help="number of hosts (%(default)s)")
+    add("--rate", default="100mbit", help="rate of each host's link, each way (%(default)s)")
+    add("--ranks-per-host", type=int, default=1, help="ranks on a host (%(default)s)")
+    add("--algorithms", default="all", help=f"all, or some of {known} (%(default)s)")
+    add("--model", choices=list(TASKS), default="gpt", help="2.5 M parameters, or 0.3 M (%(default)s)")
+    add("--rows", type=int, help="rows of data per rank and step (gpt 1, cnn 8)")
+    add("--lr", type=float, help="learning rate (1e-3)")
+    add(
+        "--backend",
+        choices=("gloo", "gossamer"),
+        default="gloo",
+        help="backend of our algorithms; torch's DDP uses Gloo (%(default)s)",
     )
-    parser.add_argument("--rows", type=int, help="rows of data per rank and step (gpt 1, cnn 8)")
-    parser.add_argument("--lr", type=float, help="learning rate (1e-3)")
-    parser.add_argument("--backend", choices=("gloo", "gossamer"), default="gloo",
-                        help="backend of our algorithms; torch's DDP uses Gloo (%(default)s)")  # fmt: skip
-    parser.add_argument("--steps", type=int,
-                        help="timed steps of each (10); with --to-loss the steps of stock DDP (150)")  # fmt: skip
-    parser.add_argument(
-        "--to-loss", action="store_true", help="train to the validation loss that stock DDP ends with"
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=1, help="with --to-loss: trainings of each (%(default)s)"
-    )
-    parser.add_argument(
-        "--first-seed", type=int, default=0, help="with --to-loss: the first of the seeds (%(default)s)"
-    )
-    parser.add_argument(
-        "--every", type=int, default=16, help="with --to-loss: steps between validations (%(default)s)"
-    )
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds the run may take (%(default)g)")
-    parser.add_argument(
+    add("--steps", type=int, help="timed steps of each (10); with --to-loss the steps of stock DDP (150)")
+    add("--to-loss", action="store_true", help="train to the validation loss that stock DDP ends with")
+    add("--seeds", type=int, default=1, help="with --to-loss: trainings of each (%(default)s)")
+    add("--first-seed", type=int, default=0, help="with --to-loss: the first of the seeds (%(default)s)")
+    add("--every", type=int, default=16, help="with --to-loss: steps between validations (%(default)s)")
+    add("--timeout", type=float, default=3600, help="seconds the run may take (%(default)g)")
+    add(
         "--output",
         type=Path,
         metavar="FOLDER",
