@@ -16,14 +16,12 @@ WIDTH = 120  # columns of a table if there is no terminal
 
 
 def results(title: str, columns: Mapping[str, str], lines: Sequence[Line], *, command: str) -> None:
-    """Prints each line as JSON on stdout, with the command that measured it, and all lines as a table on stderr."""
+    """Prints each line as JSON on stdout, with the command that measured it, and all lines as a table on stderr.
+
+    The keys of ``columns`` are fields of the lines, its values are the heads of the table.
+    """
     for line in lines:
         emit({**line, "command": command})
-    table(title, columns, lines)
-
-
-def table(title: str, columns: Mapping[str, str], lines: Sequence[Line]) -> None:
-    """Prints a table on stderr. The keys of ``columns`` are fields of the lines, its values are the heads."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console = Console(stderr=True, width=WIDTH)

@@ -10,13 +10,4 @@ from gossamer.netlab.hosts import DEVICE, Hosts, missing, no_containers
 from gossamer.netlab.job import Output, run_on_hosts
 from gossamer.netlab.shaping import Shape
 
-__all__ = [
-    "DEVICE",
-    "Counters",
-    "Hosts",
-    "Output",
-    "Shape",
-    "missing",
-    "no_containers",
-    "run_on_hosts",
-]
+__all__ = ["DEVICE", "Counters", "Hosts", "Output", "Shape", "missing", "no_containers", "run_on_hosts"]

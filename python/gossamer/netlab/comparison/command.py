@@ -19,7 +19,7 @@ from typing import Any
 
 from gossamer.bench import options as values
 from gossamer.bench import showing
-from gossamer.bench.measuring import emit, note
+from gossamer.bench.measuring import note
 from gossamer.errors import ConfigError
 from gossamer.netlab import Shape, missing, run_on_hosts
 from gossamer.netlab.comparison import lines as of
@@ -96,12 +96,9 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         note("gossamer bench network: stopped; the hosts are removed")
         return 130
-    for line in lines:
-        emit(line)
-    if args.to_loss:
-        showing.table(f"seconds to the loss that stock DDP ends with, {_where(args)}", LOSS_COLUMNS, lines)
-    else:
-        showing.table(f"a training step, {_where(args)}", STEP_COLUMNS, lines)
+    what = "seconds to the loss that stock DDP ends with" if args.to_loss else "a training step"
+    columns = LOSS_COLUMNS if args.to_loss else STEP_COLUMNS
+    showing.results(f"{what}, {_where(args)}", columns, lines, command=args.command)
     if args.output is not None:
         write(args, lines, curves)
     return 0
