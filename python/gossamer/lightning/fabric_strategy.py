@@ -6,8 +6,8 @@ from typing import Any
 from gossamer.data_parallel import DataParallel
 from gossamer.errors import ConfigError
 from gossamer.lightning import checkpoint
-from gossamer.lightning.choice import Chosen
 from gossamer.lightning.groups import backend_for, require_group
+from gossamer.lightning.native import Chosen
 from gossamer.lightning.reductions import all_gather_ddp_if_available, reduce
 
 

@@ -14,9 +14,11 @@ from torch import Tensor
 import gossamer.horovod.torch as hvd
 from gossamer.errors import ConfigError
 from gossamer.lightning.horovod_environment import devices_of_host
-from gossamer.lightning.rates import scale_learning_rates
 from gossamer.lightning.trainer import Collective
 
+# Schedulers keep the rates after the first beside the current one.
+_RATES_OF_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
+_RATES_OF_SCHEDULERS = ("base_lrs", "max_lrs")
 _NEVER = 2**31 - 1  # gradients until a reduction
 _OPERATIONS = {
     "sum": (hvd.Sum, dist.ReduceOp.SUM),
@@ -154,8 +156,10 @@ class HorovodStrategy(Collective):
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
-        schedulers = [each.scheduler for each in self.lr_scheduler_configs]
-        scale_learning_rates(self.optimizers, schedulers, hvd.size())
+        for optimizer in self.optimizers:
+            _scale_groups(optimizer.param_groups, hvd.size())
+        for config in self.lr_scheduler_configs:
+            _scale_scheduler(config.scheduler, hvd.size())
         state = self.lightning_module.state_dict()
         hvd.broadcast_parameters({name: each for name, each in state.items() if isinstance(each, Tensor)}, 0)
         for optimizer in self.optimizers:
@@ -212,3 +216,18 @@ class HorovodStrategy(Collective):
 def _require_all(where: str, group: Any) -> None:
     if group not in (None, dist.group.WORLD):
         raise ConfigError(f"HorovodStrategy.{where}: group must be None, which is all ranks, got {group!r}")
+
+
+def _scale_groups(groups: list[dict[str, Any]], factor: int) -> None:
+    for group in groups:
+        for key in _RATES_OF_GROUPS:
+            if group.get(key) is not None:
+                group[key] = group[key] * factor
+
+
+def _scale_scheduler(scheduler: Any, factor: int) -> None:
+    for inner in getattr(scheduler, "_schedulers", ()):  # of ChainedScheduler and SequentialLR
+        _scale_scheduler(inner, factor)
+    for name in _RATES_OF_SCHEDULERS:
+        if hasattr(scheduler, name):
+            setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])

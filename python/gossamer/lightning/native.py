@@ -1,10 +1,95 @@
-"""GossamerStrategy: a LightningModule in gossamer.DataParallel. A mixin; see gossamer.lightning.pytorch."""
+"""GossamerStrategy of the Trainer: a LightningModule in gossamer.DataParallel. See gossamer.lightning.pytorch.
 
-from typing import Any
+Fabric's class, in fabric_strategy.py, takes the same arguments and wraps models in the same way, by the mixin Chosen.
+"""
 
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from torch.distributed.constants import default_pg_timeout
+
+from gossamer.algorithms import ALGORITHMS, Algorithm, resolve
+from gossamer.comm import Flat, Hierarchical
 from gossamer.data_parallel import DataParallel
-from gossamer.lightning.choice import Chosen
+from gossamer.engine import Autotune
+from gossamer.errors import ConfigError
+from gossamer.lightning.namespaces import Base
 from gossamer.lightning.trainer import Wrapping
+
+
+class Chosen(Base):
+    """A mixin over one of Lightning's DDPStrategy classes.
+
+    Args:
+        algorithm: an Algorithm, or its name, such as "bytegrad".
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, process_group_backend, timeout, start_method:
+            as in Lightning's DDPStrategy. The default backend is "gossamer" for CPUs and "cpu:gossamer,cuda:nccl" for
+            GPUs.
+        bucket_bytes, first_bucket_bytes, autotune: as in gossamer.DataParallel.
+        hierarchical: whether gradients are exact inside hosts, and compressed between them. True is
+            gossamer.Hierarchical(), False is gossamer.Flat(); None: hierarchical where ranks share hosts.
+        algorithm_kwargs: arguments of the named algorithm; also Lightning's `precision_plugin`, in Fabric `precision`.
+
+    Raises:
+        ConfigError: The algorithm is unknown, or arguments are given with an Algorithm.
+        TypeError: The algorithm does not have one of the arguments.
+    """
+
+    precision_argument: ClassVar[str]  # Lightning's name for the precision
+
+    def __init__(
+        self,
+        algorithm: str | Algorithm = "gradient_allreduce",
+        *,
+        accelerator: Any = None,
+        parallel_devices: Any = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+        start_method: str = "popen",
+        bucket_bytes: int | None = None,
+        first_bucket_bytes: int | None = None,
+        autotune: bool | Autotune = False,
+        hierarchical: bool | None = None,
+        **algorithm_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+        )
+        self._options: dict[str, Any] = {
+            "bucket_bytes": bucket_bytes,
+            "first_bucket_bytes": first_bucket_bytes,
+            "autotune": autotune,
+            "process_group": {None: None, True: Hierarchical(), False: Flat()}[hierarchical],
+        }
+        self._choose(algorithm, algorithm_kwargs)
+
+    def _choose(self, algorithm: str | Algorithm, arguments: dict[str, Any]) -> None:
+        # Not in __init__, which LightningCLI reads to see where keyword arguments go.
+        if self.precision_argument in arguments:
+            setattr(self, self.precision_argument, arguments.pop(self.precision_argument))
+        if arguments and not (isinstance(algorithm, str) and algorithm in ALGORITHMS):
+            raise ConfigError(
+                f"GossamerStrategy: arguments of an algorithm need its name, one of {', '.join(sorted(ALGORITHMS))}, "
+                f"got {algorithm!r} and {arguments}"
+            )
+        self._algorithm, self._arguments = algorithm, arguments
+        self._made()  # raises for wrong arguments here, and not in the workers
+
+    def _made(self) -> Algorithm:
+        if isinstance(self._algorithm, str) and self._arguments:
+            return ALGORITHMS[self._algorithm](**self._arguments)
+        return resolve(self._algorithm)
+
+    def _wrapped(self, module: Any, optimizers: Any) -> DataParallel:
+        return DataParallel(module, optimizers, algorithm=self._made(), **self._options)
 
 
 class GossamerStrategy(Chosen, Wrapping):

@@ -69,13 +69,11 @@ def draw(
 
 
 def _lines(axes: Any, xs: Sequence[float], points: Sequence[Any], label: str, title: str) -> None:
-    names = [name for name in METHODS if any(p.algorithm == name for point in points for p in point)]
+    steps_s = [{p.algorithm: p.step_s for p in point} for point in points]
+    names = [name for name in METHODS if name in steps_s[0]]
     for index, name in enumerate(names):
-        found = [
-            (x, p.step_s) for x, point in zip(xs, points, strict=True) for p in point if p.algorithm == name
-        ]
-        style = ("-", "--", ":")[index // 10 % 3]
-        axes.plot([x for x, _ in found], [y for _, y in found], style, label=name, color=f"C{index % 10}")
+        style = f"C{index % 10}" + ("-", "--", ":")[index // 10 % 3]
+        axes.plot(xs, [step_s[name] for step_s in steps_s], style, label=name)
     axes.set(xscale="log", yscale="log", xlabel=label, ylabel="seconds of a step, predicted", title=title)
     axes.grid(alpha=0.3)
     axes.figure.legend(loc="outside right upper", fontsize="small")

@@ -23,7 +23,6 @@ from gossamer.bench.measuring import note
 from gossamer.errors import ConfigError
 from gossamer.netlab import Shape, missing, run_on_hosts
 from gossamer.netlab.comparison import lines as of
-from gossamer.netlab.comparison import plot
 from gossamer.netlab.comparison.loss import FIRST
 from gossamer.netlab.comparison.steps import PER_TURN
 from gossamer.netlab.comparison.tasks import TASKS
@@ -177,7 +176,7 @@ def draw(
 ) -> None:
     """Draws the curves of the loss, or bars of the steps if there are no curves. Needs matplotlib."""
     if curves:
-        plot.curves(file, curves, title=_where(args))
+        _draw_curves(file, curves, title=_where(args))
         return
     panels = {"step_ms": "time of a step, ms", "payload_by_kernel": "bytes sent per host and step"}
     showing.bars(file, lines, panels=panels, series="algorithm", title=f"a training step, {_where(args)}")
@@ -185,3 +184,22 @@ def draw(
 
 def _where(args: argparse.Namespace) -> str:
     return f"{args.hosts} hosts x {args.ranks_per_host}, {args.rate}, {args.model}"
+
+
+def _draw_curves(file: Path, runs: Sequence[Mapping[str, Any]], *, title: str) -> None:
+    """Draws a colour for each variant and a thin line for each seed, over logarithmic seconds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    panel = figure.subplots()
+    names = list(dict.fromkeys(run["algorithm"] for run in runs))
+    for index, name in enumerate(names):
+        own = [run for run in runs if run["algorithm"] == name]
+        style = f"C{index % 10}" + ("-" if index < 10 else "--")
+        for number, run in enumerate(own):
+            label = name if number == 0 else "_"
+            panel.plot(run["seconds"][1:], run["losses"][1:], style, linewidth=1, label=label)
+    panel.set(xscale="log", xlabel="seconds of training", ylabel="validation loss, nats", title=title)
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize="small")
+    showing.save(figure, file)
