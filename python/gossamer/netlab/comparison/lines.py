@@ -33,46 +33,43 @@ def of_steps(found: Sequence[Mapping[str, Ranks]], about: Mapping[str, Any]) -> 
             ddp_bytes = _mean(group[FIRST], "payload_of_kernel")
         own = {name: _slowest(ranks) for name, ranks in group.items()}
         new = [name for name in own if name not in first and not name.startswith(ALONE)]
-        lines += _of_group({name: group[name] for name in new}, first | own, about, ddp_bytes)
+        times = first | own
+        lines += [_line(name, group[name], times, about, ddp_bytes) for name in new]
         first = own | first
     return lines
 
 
-def _of_group(
-    found: Mapping[str, Ranks],
+def _line(
+    name: str,
+    ranks: Ranks,
     times: Mapping[str, list[float]],
     about: Mapping[str, Any],
     ddp_bytes: float | None,
-) -> list[dict[str, Any]]:
-    lines = []
-    for name in found:
-        step_ms = 1e3 * statistics.median(times[name])
-        compute_ms = 1e3 * statistics.median(times[ALONE + VARIANTS[name].optimizer])
-        extra = {"algorithm": name, **about, "period": VARIANTS[name].period}
-        extra |= {"step_ms": short(step_ms), "step_spread_ms": short(1e3 * spread(times[name]))}
-        extra |= {"compute_ms": short(compute_ms)}
-        extra |= _bytes(found[name], about, ddp_bytes)
-        extra |= _limits(extra, step_ms, compute_ms, rests=not VARIANTS[name].trial.by_clock)
-        for peer in COMPARED:
-            if peer in times and peer != name:
-                extra[f"speedup_over_{peer.removeprefix('ddp_')}"] = short(
-                    statistics.median(paired(times[peer], times[name]))
-                )
-        lines.append(
-            result(
-                f"step, {_where(about)}, {name}",
-                step_ms,
-                unit="ms",
-                benchmark="network",
-                baseline=("ddp", 1e3 * statistics.median(times["ddp"])) if "ddp" in times else None,
-                ratio=extra.get("speedup_over_ddp"),
-                samples=[1e3 * each for each in times[name]],
-                ratio_is="ddp / this",
-                **extra,
-            )
-            | place()
-        )
-    return lines
+) -> dict[str, Any]:
+    variant, turns = VARIANTS[name], times[name]
+    step_ms = 1e3 * statistics.median(turns)
+    compute_ms = 1e3 * statistics.median(times[ALONE + variant.optimizer])
+    extra = {"algorithm": name, **about, "period": variant.period}
+    extra |= {"step_ms": short(step_ms), "step_spread_ms": short(1e3 * spread(turns))}
+    extra |= {"compute_ms": short(compute_ms)}
+    extra |= _bytes(ranks, about, ddp_bytes)
+    extra |= _limits(extra, step_ms, compute_ms, rests=not variant.trial.by_clock)
+    for peer in COMPARED:
+        if peer in times and peer != name:
+            speedup = statistics.median(paired(times[peer], turns))
+            extra[f"speedup_over_{peer.removeprefix('ddp_')}"] = short(speedup)
+    line = result(
+        f"step, {_where(about)}, {name}",
+        step_ms,
+        unit="ms",
+        benchmark="network",
+        baseline=("ddp", 1e3 * statistics.median(times["ddp"])) if "ddp" in times else None,
+        ratio=extra.get("speedup_over_ddp"),
+        samples=[1e3 * each for each in turns],
+        ratio_is="ddp / this",
+        **extra,
+    )
+    return line | place()
 
 
 def _slowest(ranks: Ranks) -> list[float]:
@@ -84,13 +81,13 @@ def _bytes(ranks: Ranks, about: Mapping[str, Any], ddp_bytes: float | None) -> d
     """Returns the bytes of a step: of a rank by Gossamer's count, of a host by the kernel's. Means over all turns."""
     kernel, payload = _mean(ranks, "bytes_of_kernel"), _mean(ranks, "payload_of_kernel")
     counted = _mean(ranks, "bytes_counted") if ranks[0]["bytes_counted"] else None
-    comparable = counted and about["ranks_per_host"] == 1
+    alone = about["ranks_per_host"] == 1
     return {
         "bytes_per_step": None if counted is None else round(counted),
         "bytes_by_kernel": round(kernel),
         "payload_by_kernel": round(payload),
         "bytes_over_ddp": short(payload / ddp_bytes) if ddp_bytes else None,
-        "bytes_difference": short(payload / counted - 1) if counted and comparable else None,
+        "bytes_difference": short(payload / counted - 1) if counted and alone else None,
     }
 
 
