@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import IO, Any, NoReturn
 
 from gossamer.launch import addresses, here
-from gossamer.launch.output import whole_lines
 from gossamer.launch.ssh import MARK, pack, unpack, versions
 
 LEAVE_S = 45  # torch's agent gives workers 30 s to end
@@ -42,8 +41,7 @@ def main() -> None:
             unpack(job["files"], args.payload)
         threading.Thread(target=watch, args=(control, folder), daemon=True).start()
         addresses.choose_device(args.master_addr)
-        with whole_lines():
-            ended = here.run(args)
+        ended = here.run(args)
         files = pack(args.payload, "[er]*")  # errors and results
     say("ended", files=files, **ended.to_json())
 

@@ -117,6 +117,8 @@ class _Fleet:
             "slots": [each.slots for each in self.hosts],
             "host_name": host.name,
             "attempt": self.attempt,
+            "output_filename": None,  # splitting() here does both for all hosts
+            "prefix_output_with_timestamp": False,
             "max_restarts": 0,  # run() does that, since torch's static rendezvous does not
             "rdzv_backend": "static",
             "rdzv_conf": self.args.rdzv_conf or f"timeout={self.start_timeout}",

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from gossamer.errors import ConfigError
 from gossamer.launch import outcome
 from gossamer.launch.outcome import Outcome
-from gossamer.launch.output import PREFIX
+from gossamer.launch.output import splitting
 from gossamer.launch.quiet import quieten_torch
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -27,7 +27,9 @@ def run(args: argparse.Namespace) -> Outcome:
     """Runs torch's agent for the workers of this host, in this process."""
     quieten_torch(restarts=args.max_restarts)
     with ExitStack() as stack:
-        _complete(args, stack)
+        workers = workers_of(str(args.nproc_per_node))
+        stack.enter_context(splitting(args, workers))
+        _complete(args, workers, stack)
         try:
             torchrun.run(args)
         except ChildFailedError as error:
@@ -39,18 +41,16 @@ def run(args: argparse.Namespace) -> Outcome:
     return Outcome()
 
 
-def _complete(args: argparse.Namespace, stack: ExitStack) -> None:
+def _complete(args: argparse.Namespace, workers: int, stack: ExitStack) -> None:
     """Fills in the options that the user left open."""
     rendezvous_given = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port is not None
     if args.nnodes in ("1", "1:1") and not rendezvous_given:
         args.standalone = True
     if (args.tee, args.redirects) == ("0", "0"):
         args.tee = "3"  # torchrun prefixes only what it tees: stdout and stderr, through files
-        os.environ.setdefault(PREFIX, "[${rank}] ")
         if args.log_dir is None:
             folder = tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
             args.log_dir = stack.enter_context(folder)
-    workers = workers_of(str(args.nproc_per_node))
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // workers))

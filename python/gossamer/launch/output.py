@@ -1,114 +1,130 @@
-# The output of the workers on its way to the user. torch's agent, or ssh.py for other hosts, writes "[rank] " before
-# each line, from a thread for each worker. Here the pieces of a line are put together, and a line also goes to a file
-# of its rank, or gets the time in front. run.py, fleet.py and the agents on other hosts open it.
-"""Output of the workers, line by line and split by rank."""
+# The output of the workers on its way to the user. torch's agent, or fleet.py for other hosts, puts "[rank] " before
+# each line. Here lines are kept whole, and each also goes to a file of its rank, or gets the time in front. here.py,
+# fleet.py and elastic/ open it.
+"""Output of the workers, line by line."""
 
 import argparse
+import contextlib
 import datetime
-import io
 import os
 import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from string import Template
 from typing import Any, TextIO
 
 from gossamer.errors import ConfigError
 
 PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-RANK = re.compile(r"\[(\d+)\] ")
+TEMPLATE = "[${rank}] "
+TORCHS_TEMPLATE = "[${role_name}${local_rank}]:"  # what torch writes without a template
 
 
 class Output:
-    """Takes the place of sys.stdout or sys.stderr, and passes on what is written in whole lines.
+    """Takes the place of sys.stdout or sys.stderr, and passes on whole lines.
 
-    A worker may write a line in pieces. torch's agent passes on each piece that it finds, with the prefix before it,
-    and another worker's line could come between two pieces. So a piece without a line's end waits here for the rest.
+    torch reads the output of each rank on a thread of its own. What it reads may end inside a line; it puts the header
+    before each part all the same. So the part of a line is held until the same thread writes the rest or has ended.
     """
 
     def __init__(
-        self, stream: TextIO, name: str, *, folder: Path | None = None, width: int = 1, times: bool = False
+        self,
+        stream: TextIO,
+        name: str,
+        *,
+        header: re.Pattern[str],
+        folder: Path | None,
+        width: int,
+        times: bool,
     ) -> None:
-        self._stream, self._name, self._folder, self._width, self._times = stream, name, folder, width, times
-        self._prefix = _prefix_pattern()
+        self._stream, self._name, self._header = stream, name, header
+        self._folder, self._width, self._times = folder, width, times
         self._files: dict[int, TextIO] = {}
         self._lock = threading.Lock()
-        self._begun: dict[
-            threading.Thread, str
-        ] = {}  # lines without their ends, by the thread that writes them
+        self._held: dict[threading.Thread, str] = {}
 
     def write(self, text: str) -> int:
         writer = threading.current_thread()
         with self._lock:
-            begun = self._begun.pop(writer, "")
-            for ended in [thread for thread in self._begun if not thread.is_alive()]:
-                self._pass_on(self._begun.pop(ended) + "\n")
-            prefix = self._prefix.match(text) if self._prefix.match(begun) else None
-            lines = begun + (text[prefix.end() :] if prefix else text)
-            whole = lines.rfind("\n") + 1
-            self._pass_on(lines[:whole])
-            if lines[whole:]:
-                self._begun[writer] = lines[whole:]
+            begun = self._held.pop(writer, "")
+            *lines, rest = (begun + self._header.sub("", text) if begun else text).split("\n")
+            for line in lines:
+                self._pass_on(line)
+            if rest:
+                self._held[writer] = rest
+            for ended in [thread for thread in self._held if not thread.is_alive()]:
+                self._pass_on(self._held.pop(ended))
         return len(text)
 
     def close(self) -> None:
-        """Passes on the lines that have no end, and closes the files."""
+        """Passes on what is held, and closes the files of the ranks."""
         with self._lock:
-            for line in self._begun.values():
-                self._pass_on(line + "\n")
-            self._begun.clear()
+            with contextlib.suppress(OSError):  # nobody reads any more
+                for rest in self._held.values():
+                    self._pass_on(rest)
             for file in self._files.values():
                 file.close()
             self._folder = None
 
-    def _pass_on(self, lines: str) -> None:
-        for line in io.StringIO(lines):
-            match = RANK.match(line)
-            if match and self._folder is not None:
-                self._file(int(match[1])).write(line[match.end() :])
-            now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
-            self._stream.write(f"{now} {line}" if self._times else line)
+    def _pass_on(self, line: str) -> None:
+        if self._folder is not None and (match := self._header.match(line)):
+            self._file(self._folder, int(match[1])).write(f"{line[match.end() :]}\n")
+        now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
+        self._stream.write(f"{now} {line}\n" if self._times else f"{line}\n")
+        self._stream.flush()
 
-    def _file(self, rank: int) -> TextIO:
+    def _file(self, folder: Path, rank: int) -> TextIO:
         if rank not in self._files:
-            assert self._folder is not None
-            folder = self._folder / f"rank.{rank:0{self._width}}"
-            folder.mkdir(parents=True, exist_ok=True)
-            self._files[rank] = (folder / self._name).open("w", buffering=1)
+            path = folder / f"rank.{rank:0{self._width}}" / self._name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._files[rank] = path.open("w", buffering=1)
         return self._files[rank]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def _prefix_pattern() -> re.Pattern[str]:
-    """Returns the pattern of what torch's agent writes before a line: the user's, `gossamer run`'s or its own."""
-    users = re.sub(r"\\\$\\\{\w+\\\}", r"\\w+", re.escape(os.environ.get(PREFIX, "[${rank}] ")))
-    return re.compile(rf"{users}|{RANK.pattern}|\[\w+\]:")
+@contextlib.contextmanager
+def whole_lines(
+    template: str = TEMPLATE,
+    role: str = "",
+    *,
+    folder: Path | None = None,
+    width: int = 1,
+    times: bool = False,
+) -> Iterator[None]:
+    """Lets nothing but whole lines pass to stdout and stderr.
 
-
-@contextmanager
-def whole_lines(**settings: Any) -> Iterator[None]:
-    """Puts an ``Output`` with these settings in the places of sys.stdout and sys.stderr."""
-    kept = sys.stdout, sys.stderr
-    outputs = Output(kept[0], "stdout", **settings), Output(kept[1], "stderr", **settings)
-    sys.stdout, sys.stderr = outputs
-    try:
+    Args:
+        template, role: of the header that torch puts before the lines of a worker.
+        folder: where each rank gets a file of its own; None: nowhere.
+        width: the digits of a rank in a file's name.
+        times: whether the time stands before each line.
+    """
+    number = "\0"
+    header = re.escape(Template(template).safe_substitute(rank=number, local_rank=number, role_name=role))
+    pattern = re.compile(r"\A" + header.replace(number, r"(\d+)"))
+    with contextlib.ExitStack() as stack:
+        for name, redirect in (
+            ("stdout", contextlib.redirect_stdout),
+            ("stderr", contextlib.redirect_stderr),
+        ):
+            output: Any = Output(
+                getattr(sys, name), name, header=pattern, folder=folder, width=width, times=times
+            )
+            stack.callback(output.close)
+            stack.enter_context(redirect(output))
         yield
-    finally:
-        sys.stdout, sys.stderr = kept
-        for output in outputs:
-            output.close()
 
 
-@contextmanager
-def splitting(args: argparse.Namespace, size: int) -> Iterator[None]:
-    """Puts what these flags ask for in the places of sys.stdout and sys.stderr, in a run of ``size`` workers."""
+def splitting(args: argparse.Namespace, size: int) -> contextlib.AbstractContextManager[None]:
+    """Returns whole_lines() for a run of ``size`` workers with these flags, and sets torch's template for it."""
+    teed = (args.tee, args.redirects) != ("0", "0")
     folder = None
     if args.output_filename is not None:
-        if (args.tee, args.redirects) != ("0", "0"):
+        if teed:
             raise ConfigError(
                 f"--output-filename does not go with --tee and --redirects, got {args.tee} and {args.redirects}"
             )
@@ -117,7 +133,13 @@ def splitting(args: argparse.Namespace, size: int) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--output-filename must name a folder: {error}") from error
-        os.environ[PREFIX] = "[${rank}] "  # a line's rank is read from it
-    width = len(str(size - 1))
-    with whole_lines(folder=folder, width=width, times=args.prefix_output_with_timestamp):
-        yield
+        os.environ[PREFIX] = TEMPLATE  # a line's rank is read from it
+    elif not teed:
+        os.environ.setdefault(PREFIX, TEMPLATE)
+    return whole_lines(
+        os.environ.get(PREFIX) or TORCHS_TEMPLATE,
+        args.role,
+        folder=folder,
+        width=len(str(size - 1)),
+        times=args.prefix_output_with_timestamp,
+    )

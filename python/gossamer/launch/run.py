@@ -14,7 +14,6 @@ from gossamer.errors import ConfigError
 from gossamer.launch import fleet, here, horovod_flags, hosts, outcome
 from gossamer.launch.elastic import command as elastic
 from gossamer.launch.outcome import Outcome
-from gossamer.launch.output import splitting, whole_lines
 
 EXAMPLES = """\
 examples:
@@ -90,8 +89,7 @@ def prepare(args: argparse.Namespace) -> None:
 def start(args: argparse.Namespace) -> Outcome:
     """Starts the workers where the flags ask for them, and waits for all."""
     if elastic.asked_for(args):
-        with whole_lines():
-            return elastic.start(args, here.worker_arguments(args))
+        return elastic.start(args, here.worker_arguments(args))
     chosen = hosts.chosen(args)
     if chosen is not None and not (len(chosen) == 1 and chosen[0].is_local()):
         return fleet.run(args, chosen)
@@ -103,8 +101,7 @@ def start(args: argparse.Namespace) -> Outcome:
                 f"-np and --nproc-per-node must agree, got {args.num_proc} and {args.nproc_per_node}"
             )
         args.nproc_per_node = str(args.num_proc)
-    with splitting(args, here.workers_of(str(args.nproc_per_node))):
-        return here.run(args)
+    return here.run(args)
 
 
 def _check_command(args: argparse.Namespace) -> None:

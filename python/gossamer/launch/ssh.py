@@ -102,8 +102,7 @@ def unpack(files: Mapping[str, str], folder: str) -> None:
 
 
 class Agent:
-    """A running agent. Its events are put into ``events``; its workers' output goes to sys.stdout and
-    sys.stderr."""
+    """A running agent. Its events are put into ``events``; its workers' output goes to stdout and stderr."""
 
     def __init__(
         self,

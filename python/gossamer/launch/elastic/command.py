@@ -22,6 +22,7 @@ from gossamer.launch.elastic.remote import RemoteWorker
 from gossamer.launch.elastic.slots import Discovery, Slot, Slots
 from gossamer.launch.hosts import Host
 from gossamer.launch.outcome import Outcome
+from gossamer.launch.output import whole_lines
 from gossamer.launch.ssh import ssh_options, start_timeout
 
 FLAGS = (
@@ -89,6 +90,7 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
     """
     slots, limits = _plan(args)
     with ExitStack() as stack:
+        stack.enter_context(whole_lines())
         if args.log_dir is None:
             folder = tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
             args.log_dir = stack.enter_context(folder)

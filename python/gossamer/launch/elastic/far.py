@@ -33,13 +33,12 @@ def main() -> None:
     host = addresses.seen_by_ssh()[0] or host  # the driver as this host sees it
     os.environ[ELASTIC_VARIABLES[0]] = f"{host}:{port}"
     addresses.choose_device(host)
-    with contextlib.ExitStack() as stack:
+    with whole_lines(), contextlib.ExitStack() as stack:
         folder = agent.scratch()
         program = Program(job["command"], stack.enter_context(folder), tee=job["tee"])
-        with whole_lines():
-            worker = LocalWorker(program, job["number"], Slot(*job["slot"]), env={})
-            threading.Thread(target=agent.watch, args=(control, folder), daemon=True).start()
-            outcome = _await(worker)
+        worker = LocalWorker(program, job["number"], Slot(*job["slot"]), env={})
+        threading.Thread(target=agent.watch, args=(control, folder), daemon=True).start()
+        outcome = _await(worker)
     agent.say("ended", failure=dataclasses.asdict(outcome) if isinstance(outcome, Failure) else None)
 
 
