@@ -37,9 +37,8 @@ def run(job: Job, checks: Mapping[str, Check] = CHECKS) -> list[Row]:
         try:
             rows += check(job)
         except BrokenFactError as error:
-            rows.append(
-                Row(name, ERROR, str(error), "the message is the system's; see what refuses it there")
-            )
+            advice = "the message is the system's; see what refuses it there"
+            rows.append(Row(name, ERROR, str(error), advice))
         except Exception as error:
             said = f"the check itself failed: {type(error).__name__}: {error}"
             rows.append(Row(name, ERROR, said, "report this; the other checks are not affected"))

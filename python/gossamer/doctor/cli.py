@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     rows = checks.run(job)
     if args.json:
         for row in rows:
-            print(json.dumps(row.as_dict()), flush=True)
+            print(json.dumps(vars(row)), flush=True)
     else:
         show(rows)
     return int(any(row.status == ERROR for row in rows))
@@ -88,10 +88,8 @@ def show(rows: list[Row]) -> None:
         status = Text(row.status, style=COLOURS[row.status])
         table.add_row(Text(row.check), status, Text(row.finding), Text(row.advice))
     console.print(table)
-    counts = {status: sum(row.status == status for row in rows) for status in (ERROR, WARNING)}
-    console.print(
-        ", ".join(f"{count} {status}{'' if count == 1 else 's'}" for status, count in counts.items())
-    )
+    errors, warnings = (sum(row.status == status for row in rows) for status in (ERROR, WARNING))
+    console.print(f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}")
 
 
 def _rank() -> int:

@@ -63,9 +63,7 @@ def versions() -> dict[str, str]:
 def extension() -> dict[str, Any]:
     """Returns where the native extension is, and whether one of its codecs decodes what it has encoded."""
     x = torch.arange(64, dtype=torch.float32)[None]
-    kind = Identity.kind
-    out = torch.empty_like(x)
-    _ops.decode(_ops.encode(x, kind, 1), kind, 1, out)
+    _ops.decode(_ops.encode(x, Identity.kind, 1), Identity.kind, 1, out := torch.empty_like(x))
     return {
         "file": _C.__file__,
         "cuda": _ops.with_cuda,
@@ -76,12 +74,12 @@ def extension() -> dict[str, Any]:
 
 def cuda() -> dict[str, Any]:
     available = torch.cuda.is_available()
-    count = torch.cuda.device_count() if available else 0
+    devices = range(torch.cuda.device_count() if available else 0)
     return {
         "available": available,
         "built_for": torch.version.cuda,
         "driver": _driver(),
-        "devices": [torch.cuda.get_device_name(index) for index in range(count)],
+        "devices": [torch.cuda.get_device_name(index) for index in devices],
     }
 
 
@@ -99,13 +97,10 @@ def interfaces() -> list[dict[str, Any]]:
     for _, name in socket.if_nameindex():
         flags = struct.unpack_from("H", addresses.request(SIOCGIFFLAGS, name) or bytes(32), 16)[0]
         if flags & IFF_UP:
-            mtu = addresses.request(SIOCGIFMTU, name)
-            device = {
-                "name": name,
-                "address": addresses.of_device(name),
-                "loopback": bool(flags & IFF_LOOPBACK),
-            }
-            found.append(device | {"mtu": struct.unpack_from("i", mtu, 16)[0] if mtu else None})
+            answer = addresses.request(SIOCGIFMTU, name)
+            mtu = struct.unpack_from("i", answer, 16)[0] if answer else None
+            device = {"name": name, "address": addresses.of_device(name), "mtu": mtu}
+            found.append(device | {"loopback": bool(flags & IFF_LOOPBACK)})
     return found
 
 
@@ -126,11 +121,6 @@ def cores() -> dict[str, Any]:
     }
 
 
-def open_files() -> dict[str, int]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return {"soft": soft, "hard": hard}
-
-
 def environment() -> dict[str, str]:
     """Returns the variables that launchers, torch's backends and Gossamer read."""
     every = config.variables("")
@@ -146,10 +136,6 @@ def refused_settings() -> str | None:
     return None
 
 
-def ssh() -> str | None:
-    return shutil.which("ssh")
-
-
 PROBES: dict[str, Callable[[], Any]] = {
     "host": host,
     "versions": versions,
@@ -161,10 +147,12 @@ PROBES: dict[str, Callable[[], Any]] = {
     "towards_master": lambda: addresses.towards(config.master_addr()),  # this host's address on the way there
     "shared_memory": shared_memory,
     "cores": cores,
-    "open_files": open_files,
+    "open_files": lambda: dict(
+        zip(("soft", "hard"), resource.getrlimit(resource.RLIMIT_NOFILE), strict=True)
+    ),
     "environment": environment,
     "refused_settings": refused_settings,
-    "ssh": ssh,
+    "ssh": lambda: shutil.which("ssh"),
 }
 
 

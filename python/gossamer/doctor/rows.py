@@ -2,8 +2,9 @@
 # rows of findings. checks.py runs the checks, cli.py prints the rows.
 """Facts, measurements and findings."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -24,9 +25,6 @@ class Row:
     status: str
     finding: str
     advice: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,30 @@ class Job:
         return {host: every[ranks[0]] for host, ranks in self.hosts.items()}
 
 
+Finding = tuple[str, str, str]  # status, finding, advice
+
+
+Findings = Generator[Finding, None, str]
+
+
+def check(name: str) -> Callable[[Callable[[Job], Findings]], Callable[[Job], list[Row]]]:
+    """Makes a check of a generator. If it yields nothing, its return value is the finding of an ok row; "": no row."""
+
+    def of(find: Callable[[Job], Findings]) -> Callable[[Job], list[Row]]:
+        @wraps(find)
+        def rows(job: Job) -> list[Row]:
+            found, findings = [], find(job)
+            while True:
+                try:
+                    found.append(Row(name, *next(findings)))
+                except StopIteration as end:
+                    return found or ([Row(name, OK, end.value)] if end.value else [])
+
+        return rows
+
+    return of
+
+
 def hosts_of(facts: Sequence[Facts]) -> dict[str, list[int]]:
     """Returns the ranks of each host, by the host's name. Ranks with equal machine and network share a host.
 
@@ -90,15 +112,21 @@ def hosts_of(facts: Sequence[Facts]) -> dict[str, list[int]]:
     return found
 
 
-def differing(check: str, values: Sequence[Any], what: str, advice: str) -> list[Row]:
-    """Returns an error row that says which ranks have which value, or no row if all values are equal."""
+def differing(values: Sequence[Any], what: str, advice: str) -> list[Finding]:
+    """Returns an error that says which ranks have which value, or nothing if all values are equal."""
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(str(value), []).append(rank)
     if len(by_value) < 2:
         return []
     listing = "; ".join(f"{value} on rank {_listed(ranks)}" for value, ranks in by_value.items())
-    return [Row(check, ERROR, f"{what} differs: {listing}", advice)]
+    return [(ERROR, f"{what} differs: {listing}", advice)]
+
+
+def how_many(job: Job) -> str:
+    """Returns the number of ranks and hosts in words."""
+    count, hosts = len(job.facts), len(job.hosts)
+    return f"{count} ranks on {hosts} host{'s' if hosts > 1 else ''}"
 
 
 def _listed(ranks: Sequence[int]) -> str:

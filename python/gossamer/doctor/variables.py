@@ -6,7 +6,7 @@ import difflib
 from dataclasses import fields
 
 from gossamer.config import BUILD_VARIABLES, ELASTIC_VARIABLES, Config
-from gossamer.doctor.rows import ERROR, OK, WARNING, Job, Row, differing
+from gossamer.doctor.rows import ERROR, OK, WARNING, Finding, Findings, Job, Row, check, differing
 
 KNOWN = (
     *(f"GOSSAMER_{field.name.upper()}" for field in fields(Config)),
@@ -36,9 +36,10 @@ PLACES = {  # the variables of rank and size, by launcher
 }
 
 
-def unknown(job: Job) -> list[Row]:
+@check("variables")
+def unknown(job: Job) -> Findings:
     """Every GOSSAMER_* and GLOO_* variable is one that is read, and no value is refused."""
-    rows: dict[str, Row] = {}
+    found: dict[str, Finding] = {}
     for own in job.of_ranks("environment"):
         for name in own:
             known = KNOWN if name.startswith("GOSSAMER_") else GLOO if name.startswith("GLOO_") else None
@@ -47,18 +48,18 @@ def unknown(job: Job) -> list[Row]:
             near = difflib.get_close_matches(name, known, 1)
             advice = f"did you mean {near[0]}?" if near else f"unset it; known are {', '.join(known)}"
             status = ERROR if known is KNOWN else WARNING
-            rows[name] = Row(
-                "variables", status, f"{name}={own[name]}: nothing reads a variable of this name", advice
-            )
+            found[name] = status, f"{name}={own[name]}: nothing reads a variable of this name", advice
     for refused in job.of_ranks("refused_settings"):
         if refused is not None and "unknown variable" not in refused:  # those are named above
-            rows[refused] = Row("variables", ERROR, refused, "set it to such a value, or unset it")
-    return list(rows.values())
+            found[refused] = ERROR, refused, "set it to such a value, or unset it"
+    yield from found.values()
+    return ""
 
 
-def contradictory(job: Job) -> list[Row]:
+@check("variables")
+def contradictory(job: Job) -> Findings:
     """The variables of launchers agree with each other and between ranks, and so do those of Gloo and NCCL."""
-    rows: dict[str, Row] = {}
+    found: dict[str, Finding] = {}
     every = job.of_ranks("environment")
     for rank, own in enumerate(every):
         told = {
@@ -69,31 +70,22 @@ def contradictory(job: Job) -> list[Row]:
         if len(set(told.values())) > 1:
             listing = ", ".join(f"{launcher}: {place[0]} of {place[1]}" for launcher, place in told.items())
             advice = "unset the variables of the launcher that did not start this run; Gossamer takes torchrun's first"
-            rows["place"] = Row("variables", ERROR, f"rank {rank} has several places: {listing}", advice)
+            found["place"] = ERROR, f"rank {rank} has several places: {listing}", advice
         gloo, nccl = own.get("GLOO_SOCKET_IFNAME"), own.get("NCCL_SOCKET_IFNAME")
-        if (
-            gloo
-            and nccl
-            and not nccl.startswith("^")
-            and gloo.split(",")[0] not in nccl.lstrip("=").split(",")
-        ):
-            said = (
-                f"rank {rank}: GLOO_SOCKET_IFNAME={gloo} and NCCL_SOCKET_IFNAME={nccl} name different devices"
-            )
-            rows["device"] = Row(
-                "variables", WARNING, said, "set both to one, or run with --network-interfaces"
-            )
+        chosen = gloo and nccl and not nccl.startswith("^")
+        if chosen and gloo.split(",")[0] not in nccl.lstrip("=").split(","):
+            names = f"GLOO_SOCKET_IFNAME={gloo} and NCCL_SOCKET_IFNAME={nccl} name different devices"
+            advice = "set both to one, or run with --network-interfaces"
+            found["device"] = WARNING, f"rank {rank}: {names}", advice
         if len(job.hosts) > 1 and own.get("MASTER_ADDR", "").startswith(("127.", "localhost", "::1")):
             said = f"rank {rank}: MASTER_ADDR={own['MASTER_ADDR']} with {len(job.hosts)} hosts"
-            rows["master"] = Row(
-                "variables", ERROR, said, "set it to rank 0's address, by which the others reach it"
-            )
-    names = {name for own in every for name in own if name in SHARED or name.startswith(SHARED_PREFIXES)}
-    found: list[Row] = []
-    for name in sorted(names - set(ELASTIC_VARIABLES)):
+            found["master"] = ERROR, said, "set it to rank 0's address, by which the others reach it"
+    yield from found.values()
+    shared = {name for own in every for name in own if name in SHARED or name.startswith(SHARED_PREFIXES)}
+    for name in sorted(shared - set(ELASTIC_VARIABLES)):
         values = [own.get(name, "not set") for own in every]
-        found += differing("variables", values, name, "set it alike on all ranks: gossamer run -x")
-    return [*rows.values(), *found]
+        yield from differing(values, name, "set it alike on all ranks: gossamer run -x")
+    return ""
 
 
 def environment(job: Job) -> list[Row]:
@@ -101,16 +93,14 @@ def environment(job: Job) -> list[Row]:
     if rows := unknown(job) + contradictory(job):
         return rows
     first = job.of_ranks("environment")[0]
-    named = [name for name in first if name.startswith(("GOSSAMER_", "GLOO_", "NCCL_", "OMP_"))]
-    return [
-        Row("variables", OK, ", ".join(f"{name}={first[name]}" for name in sorted(named)) or "none is set")
-    ]
+    named = sorted(name for name in first if name.startswith(("GOSSAMER_", "GLOO_", "NCCL_", "OMP_")))
+    return [Row("variables", OK, ", ".join(f"{name}={first[name]}" for name in named) or "none is set")]
 
 
-def ssh(job: Job) -> list[Row]:
+@check("ssh")
+def ssh(job: Job) -> Findings:
     """The ssh client is there, with which `gossamer run -H` starts other hosts."""
-    path = job.of_ranks("ssh")[0]
-    if path is None:
+    if (path := job.of_ranks("ssh")[0]) is None:
         advice = "install openssh-client, or start on each host with gossamer run --nnodes"
-        return [Row("ssh", WARNING, "no ssh on PATH of rank 0's host; gossamer run -H needs it", advice)]
-    return [Row("ssh", OK, path)]
+        yield WARNING, "no ssh on PATH of rank 0's host; gossamer run -H needs it", advice
+    return str(path)
