@@ -24,20 +24,16 @@ LEAVE_S = 45  # torch's agent gives workers 30 s to end
 
 
 def main() -> None:
-    control = os.fdopen(os.dup(0), "rb")  # the workers do not inherit it
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    control = private_input()
     signal.signal(signal.SIGTERM, leave)
-    job = json.loads(control.readline() or sys.exit(1))
+    job = read(control)
     say("ready", **_about(job["interfaces"]))
-    go = json.loads(control.readline() or sys.exit(1))
-    args = argparse.Namespace(**job["args"] | go)
-    with contextlib.ExitStack() as stack:
-        folder = scratch()
-        stack.enter_context(folder)
+    args = argparse.Namespace(**job["args"] | read(control))
+    folder = here.scratch()
+    with folder, here.scratch() as payload:
         args.log_dir = args.log_dir or folder.name
         if args.payload is not None:
-            args.payload = args.training_script_args[0] = stack.enter_context(scratch())
+            args.payload = args.training_script_args[0] = payload
             unpack(job["files"], args.payload)
         threading.Thread(target=watch, args=(control, folder), daemon=True).start()
         addresses.choose_device(args.master_addr)
@@ -46,8 +42,17 @@ def main() -> None:
     say("ended", files=files, **ended.to_json())
 
 
-def scratch() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
+def private_input() -> IO[bytes]:
+    """Returns this process's input, which the workers then do not inherit."""
+    control = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    return control
+
+
+def read(control: IO[bytes]) -> dict[str, Any]:
+    """Returns the next message of the near end, and ends this process if there is none."""
+    message: dict[str, Any] = json.loads(control.readline() or sys.exit(1))
+    return message
 
 
 def leave(number: int, frame: object) -> NoReturn:

@@ -44,7 +44,6 @@ def run(args: argparse.Namespace, hosts: Sequence[Host]) -> Outcome:
             try:
                 outcome = fleet.run()
             except _Stopped as stop:
-                fleet.end()
                 return Outcome(stopped_by=stop.number)
             finally:
                 fleet.end()
@@ -69,22 +68,17 @@ class _Fleet:
         self.start_timeout = ssh.start_timeout()
 
     def run(self) -> Outcome:
-        names = host_lists.interfaces(self.args)
-        options = ssh.ssh_options(
-            port=self.args.remote_port, identity=self.args.identity_file, timeout_s=self.start_timeout
-        )
+        names, variables = host_lists.interfaces(self.args), ssh.environment(self.args)
+        files = ssh.pack(self.args.payload, "call")
         deadline = time.monotonic() + self.start_timeout
         for index, host in enumerate(self.hosts):
             try:
-                agent = ssh.Agent(host, index, options=options, events=self.events)
+                agent = ssh.Agent(host, index, "agent", variables, args=self.args, events=self.events)
             except FileNotFoundError as error:
                 raise ConfigError(
                     f"host {host.name}: needs the program {error.filename}; install it"
                 ) from error
             self.agents.append(agent)
-            variables = ssh.environment(self.args.exported)
-            agent.send({"environment": variables, "directory": os.getcwd(), "agent": ssh.AGENT})
-            files = ssh.pack(self.args.payload, "call")
             agent.send({"args": self._settings(index), "interfaces": names, "files": files})
             self._tell(index)
         self._go(self._await_ready(deadline))
@@ -127,15 +121,10 @@ class _Fleet:
 
     def _tell(self, index: int) -> None:
         if self.args.verbose:
-            first = sum(host.slots for host in self.hosts[:index])
-            agent = self.agents[index]
-            ranks = f"{first}-{first + agent.host.slots - 1}" if agent.host.slots > 1 else str(first)
-            how = (
-                " ".join(agent.command[: agent.command.index(agent.host.name) + 1])
-                if agent.command[0] == "ssh"
-                else "here"
-            )
-            print(f"gossamer run: host {agent.host.name}: rank {ranks} ({how})", file=sys.stderr, flush=True)
+            first, host = sum(host.slots for host in self.hosts[:index]), self.hosts[index]
+            ranks = f"{first}-{first + host.slots - 1}" if host.slots > 1 else str(first)
+            how = " ".join(self.agents[index].reached_by) or "here"
+            print(f"gossamer run: host {host.name}: rank {ranks} ({how})", file=sys.stderr)
 
     def _await_ready(self, deadline: float) -> list[dict[str, Any]]:
         ready: list[dict[str, Any]] = [{} for _ in self.agents]
@@ -150,36 +139,26 @@ class _Fleet:
                     f"host {late}: not ready after {self.start_timeout} s; see whether ssh reaches it, or set a "
                     "longer --start-timeout"
                 ) from None
+            host = self.hosts[event.host].name
             if event.kind == "ready":
-                self._check(self.agents[event.host], event.said)
                 ready[event.host] = event.said
+                ssh.check_versions(host, event.said["versions"])
+                if missing := event.said["missing"]:
+                    raise ConfigError(f"host {host}: has no network device {', '.join(missing)}")
             elif event.kind == "exit":
-                agent = self.agents[event.host]
-                raise CommError(
-                    f"host {agent.host.name}: {agent.command[0]} ended with code {event.said} before the workers were "
-                    f"started: {agent.last_words or 'it said nothing'}"
-                )
+                how = self.agents[event.host].ended_with(event.said, " before the workers were started")
+                raise CommError(f"host {host}: {how}")
         return ready
-
-    def _check(self, agent: ssh.Agent, said: dict[str, Any]) -> None:
-        ssh.check_versions(agent.host.name, said["versions"])
-        if said["missing"]:
-            raise ConfigError(f"host {agent.host.name}: has no network device {', '.join(said['missing'])}")
 
     def _go(self, ready: Sequence[dict[str, Any]]) -> None:
         """Tells all agents where the first host is."""
-        first, given = ready[0], self.args.master_addr
-        others = [said["client"] for said in ready if said["client"]]
-        here = others[0] if others else "127.0.0.1"  # this machine as the others see it
-        found = (
-            first["address"]
-            or first["server"]
-            or (here if self.hosts[0].is_local() else self.hosts[0].address)
-        )
-        address = found if given == "127.0.0.1" else given
-        port = self.args.master_port or first["port"]
+        first, address = ready[0], self.args.master_addr
+        if address == "127.0.0.1":  # the default of torchrun
+            as_seen = next((said["client"] for said in ready if said["client"]), "127.0.0.1")
+            own = as_seen if self.hosts[0].is_local() else self.hosts[0].address
+            address = first["address"] or first["server"] or own
         for agent in self.agents:
-            agent.send({"master_addr": address, "master_port": port})
+            agent.send({"master_addr": address, "master_port": self.args.master_port or first["port"]})
 
     def _await_end(self) -> Outcome:
         """Waits until all hosts have ended, or until shortly after the first failure."""
@@ -187,12 +166,11 @@ class _Fleet:
         left, lost, deadline = set(range(len(self.agents))), "", None
         while left:
             try:
-                event = self.events.get(
-                    timeout=None if deadline is None else max(0.0, deadline - time.monotonic())
-                )
+                wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                event = self.events.get(timeout=wait_s)
             except queue.Empty:
                 break
-            agent = self.agents[event.host]
+            agent, ended_badly = self.agents[event.host], False
             if event.kind == "broken":
                 raise _Stopped(signal.SIGPIPE)
             if event.kind == "ended":
@@ -200,22 +178,18 @@ class _Fleet:
                 ssh.unpack(event.said["files"], self.args.payload)
                 ended = Outcome.from_json(event.said)
                 outcome.failures += ended.failures
+                ended_badly = bool(ended.failures or ended.stopped_by)
                 if ended.stopped_by and not ended.failures:
                     lost = (
                         lost or f"host {agent.host.name}: its agent was stopped by signal {ended.stopped_by}"
                     )
-                deadline = deadline or (
-                    time.monotonic() + GRACE_S if ended.failures or ended.stopped_by else None
-                )
             elif event.kind == "exit":
                 left.discard(event.host)
                 if event.host not in said:
-                    words = agent.last_words or "it said nothing"
-                    lost = (
-                        lost
-                        or f"host {agent.host.name} is lost: {agent.command[0]} ended with code {event.said}: {words}"
-                    )
-                    deadline = deadline or time.monotonic() + GRACE_S
+                    ended_badly = True
+                    lost = lost or f"host {agent.host.name} is lost: {agent.ended_with(event.said)}"
+            if ended_badly and deadline is None:
+                deadline = time.monotonic() + GRACE_S
         if lost and outcome.failures:
             print(f"gossamer run: {lost}", file=sys.stderr)
         elif lost:

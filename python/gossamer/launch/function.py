@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import CommError, ConfigError
+from gossamer.launch import here
 from gossamer.launch import run as launcher
 from gossamer.launch.outcome import Outcome, describe, first_failure
 
@@ -108,7 +108,7 @@ def run(
 
 
 def _run(argv: Sequence[str], call: tuple[Any, ...]) -> list[Any]:
-    with tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True) as name:
+    with here.scratch() as name:
         folder = Path(name)
         (folder / "call").write_bytes(_pickled(call))
         parsed = launcher.build_parser("horovod.run").parse_args([*argv, "-m", "gossamer.launch.call", name])

@@ -4,10 +4,10 @@
 """Running the workers of one host."""
 
 import argparse
+import json
 import os
 import signal
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 
 from torch.distributed import run as torchrun
@@ -15,8 +15,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gossamer.errors import ConfigError
-from gossamer.launch import outcome
-from gossamer.launch.outcome import Outcome
+from gossamer.launch.outcome import Outcome, failure_of
 from gossamer.launch.output import splitting
 from gossamer.launch.quiet import quieten_torch
 
@@ -26,14 +25,13 @@ WORKER = Path(__file__).with_name("worker.py")
 def run(args: argparse.Namespace) -> Outcome:
     """Runs torch's agent for the workers of this host, in this process."""
     quieten_torch(restarts=args.max_restarts)
-    with ExitStack() as stack:
-        workers = workers_of(str(args.nproc_per_node))
-        stack.enter_context(splitting(args, workers))
-        _complete(args, workers, stack)
+    workers = workers_of(str(args.nproc_per_node))
+    with scratch() as folder, splitting(args, workers):
+        _complete(args, workers, folder)
         try:
             torchrun.run(args)
         except ChildFailedError as error:
-            return outcome.failed(error)
+            return Outcome([failure_of(rank, failure) for rank, failure in error.failures.items()])
         except SignalException as error:
             return Outcome(stopped_by=int(error.sigval))
         except KeyboardInterrupt:
@@ -41,19 +39,26 @@ def run(args: argparse.Namespace) -> Outcome:
     return Outcome()
 
 
-def _complete(args: argparse.Namespace, workers: int, stack: ExitStack) -> None:
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """Returns a folder for the files of one run."""
+    return tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
+
+
+def threads_for(workers: int) -> dict[str, str]:
+    """Returns OMP_NUM_THREADS with which this many workers share the cores, or nothing if the user has set it."""
+    cores = len(os.sched_getaffinity(0))
+    return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores // workers))}
+
+
+def _complete(args: argparse.Namespace, workers: int, folder: str) -> None:
     """Fills in the options that the user left open."""
     rendezvous_given = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port is not None
     if args.nnodes in ("1", "1:1") and not rendezvous_given:
         args.standalone = True
     if (args.tee, args.redirects) == ("0", "0"):
         args.tee = "3"  # torchrun prefixes only what it tees: stdout and stderr, through files
-        if args.log_dir is None:
-            folder = tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
-            args.log_dir = stack.enter_context(folder)
-    if "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0))
-        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // workers))
+        args.log_dir = args.log_dir or folder
+    os.environ.update(threads_for(workers))
     if args.run_path:
         return
     args.training_script_args = worker_arguments(args)
@@ -61,21 +66,10 @@ def _complete(args: argparse.Namespace, workers: int, stack: ExitStack) -> None:
 
 
 def worker_arguments(args: argparse.Namespace) -> list[str]:
-    """Returns the arguments of worker.py: its flags, which torchrun's variables do not hold, and the command."""
-    switches = {
-        "--as-horovod": args.as_horovod,
-        "--as-bagua": args.as_bagua,
-        "--exec": args.no_python,
-        "--module": args.module,
-    }
-    flags = [flag for flag, given in switches.items() if given]
-    if args.slots is not None:
-        flags += ["--slots", ",".join(map(str, args.slots))]
-    if args.host_name is not None:
-        flags += ["--host-name", args.host_name]
-    if args.attempt:
-        flags += ["--attempt", str(args.attempt)]
-    return [*flags, "--", args.training_script, *args.training_script_args]
+    """Returns the arguments of worker.py: what torchrun's variables do not hold, as JSON, and the command."""
+    names = ("as_horovod", "as_bagua", "no_python", "module", "slots", "host_name", "attempt")
+    flags = {name: getattr(args, name) for name in names}
+    return [json.dumps(flags), args.training_script, *args.training_script_args]
 
 
 def workers_of(wanted: str) -> int:

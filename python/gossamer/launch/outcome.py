@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 NOTICE_S = 5  # a killed worker may be noticed this much later than the errors that it causes
 
@@ -41,16 +41,20 @@ class Outcome:
         return Outcome([Failure(**failure) for failure in values["failures"]], values["stopped_by"])
 
 
-def failed(error: ChildFailedError) -> Outcome:
-    """Returns the outcome that torch's agent reports."""
-    return Outcome([failure_of(rank, failure) for rank, failure in error.failures.items()])
-
-
 def failure_of(rank: int, failure: ProcessFailure) -> Failure:
     """Returns what torch reports of one worker that failed."""
-    extra = _extra(failure)
+    message = failure.error_file_data.get("message")
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    extra = extra if isinstance(extra, dict) else {}
+    if "time_ns" in extra:  # torch's own times are whole seconds, which cannot order failures
+        at_ns: float = int(extra["time_ns"])
+    elif failure.exitcode == -signal.SIGTERM:
+        at_ns = math.inf  # how the agent ends the others
+    else:
+        # The worker left no report. Its peers may have reported the lost connection before the agent noticed its end.
+        at_ns = (failure.timestamp - NOTICE_S) * 1e9
     trace = str(extra.get("py_callstack") or "").rstrip()
-    return Failure(rank, failure.exitcode, _failed_at_ns(failure), trace, bool(extra))
+    return Failure(rank, failure.exitcode, at_ns, trace, bool(extra))
 
 
 def report(outcome: Outcome) -> int:
@@ -83,9 +87,11 @@ def describe(failures: Sequence[Failure]) -> str:
 
 def how_it_ended(exit_code: int) -> str:
     """Says an exit code in words. Below 0 it is the signal that killed the worker."""
-    if exit_code < 0:
-        return f"was killed by signal {-exit_code} ({_signal_name(-exit_code)})"
-    return f"failed with exit code {exit_code}"
+    if exit_code >= 0:
+        return f"failed with exit code {exit_code}"
+    names = {each.value: each.name for each in signal.Signals}
+    name = names.get(-exit_code, f"signal {-exit_code}")
+    return f"was killed by signal {-exit_code} ({name})"
 
 
 def _was_killed(failure: Failure) -> bool:
@@ -97,26 +103,3 @@ def _exit_code(failure: Failure) -> int:
     if _was_killed(failure):
         return 128 - failure.exit_code
     return failure.exit_code if failure.exit_code > 0 else 1
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _failed_at_ns(failure: ProcessFailure) -> float:
-    """Returns when a worker failed, to find the first failure. torch's own times are whole seconds."""
-    if "time_ns" in (extra := _extra(failure)):
-        return int(extra["time_ns"])
-    if failure.exitcode == -signal.SIGTERM:
-        return math.inf  # how the agent ends the others
-    # The worker left no report. Its peers may have reported the lost connection before the agent noticed its end.
-    return (failure.timestamp - NOTICE_S) * 1e9
-
-
-def _extra(failure: ProcessFailure) -> dict[str, Any]:
-    message = failure.error_file_data.get("message")
-    extra = message.get("extraInfo") if isinstance(message, dict) else None
-    return extra if isinstance(extra, dict) else {}

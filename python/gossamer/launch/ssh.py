@@ -4,6 +4,7 @@
 # agent.py is the other end.
 """Starting and steering the agent of a host."""
 
+import argparse
 import base64
 import contextlib
 import json
@@ -30,7 +31,7 @@ MARK = "\x1e"  # begins a line of the agent itself, among the output of its work
 START_TIMEOUT_S = 30
 ALIVE_S = 5  # a host that is silent for six times this long is lost
 # The environment must be set before Python starts. So this Python reads it, then replaces itself by another.
-AGENT = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from gossamer.launch.agent import main; main()"
+AGENT = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from gossamer.launch.{} import main; main()"
 BOOTSTRAP = (
     "import json, os, sys; job = json.loads(open(0, 'rb', 0, closefd=False).readline()); "
     "os.environ.update(job['environment']); os.chdir(job['directory']); "
@@ -71,22 +72,17 @@ def start_timeout() -> int:
     return int(text)
 
 
-def ssh_options(*, port: int | None, identity: str | None, timeout_s: int) -> list[str]:
+def ssh_options(args: argparse.Namespace) -> list[str]:
     """Returns options with which ssh never asks for a password, and notices a host that is gone."""
-    settings = {
-        "BatchMode": "yes",
-        "ConnectTimeout": timeout_s,
-        "ServerAliveInterval": ALIVE_S,
-        "ServerAliveCountMax": 6,
-    }
-    options = ["-T", *(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))]
-    options += ["-p", str(port)] if port is not None else []
-    return options + (["-i", identity] if identity is not None else [])
+    limits = [f"ConnectTimeout={start_timeout()}", f"ServerAliveInterval={ALIVE_S}", "ServerAliveCountMax=6"]
+    options = ["-T", *(word for setting in ("BatchMode=yes", *limits) for word in ("-o", setting))]
+    options += ["-p", str(args.remote_port)] if args.remote_port is not None else []
+    return options + (["-i", args.identity_file] if args.identity_file is not None else [])
 
 
-def environment(exported: Sequence[str]) -> dict[str, str]:
-    """Returns the variables of this process that an agent gets; ``exported`` are the entries of -x."""
-    names = {entry.partition("=")[0] for entry in exported} | set(NAMES)
+def environment(args: argparse.Namespace) -> dict[str, str]:
+    """Returns the variables of this process that an agent gets."""
+    names = {entry.partition("=")[0] for entry in args.exported} | set(NAMES)
     return {name: value for name, value in os.environ.items() if name in names or name.startswith(PREFIXES)}
 
 
@@ -102,35 +98,37 @@ def unpack(files: Mapping[str, str], folder: str) -> None:
 
 
 class Agent:
-    """A running agent. Its events are put into ``events``; its workers' output goes to stdout and stderr."""
+    """A running agent. Its events are put into ``events``; its workers' output goes to stdout and stderr.
+
+    Args:
+        index: the number of the host in the events.
+        module: the module of gossamer.launch whose main() runs there, with these variables.
+        args: the flags of `gossamer run`.
+    """
 
     def __init__(
         self,
         host: Host,
         index: int,
+        module: str,
+        variables: Mapping[str, str],
         *,
-        options: Sequence[str],
+        args: argparse.Namespace,
         events: "queue.Queue[AgentEvent]",
     ) -> None:
-        self.host, self.index, self.last_words = host, index, ""
-        self.command = [sys.executable, "-c", BOOTSTRAP]
-        if not host.is_local():
-            self.command = ["ssh", *options, host.name, shlex.join(self.command)]
-        self._events, self._ready = events, False
-        pipe = subprocess.PIPE
+        self.host, self._index, self._events, self._ready, self._last_words = host, index, events, False, ""
+        command = [sys.executable, "-c", BOOTSTRAP]
+        self.reached_by = [] if host.is_local() else ["ssh", *ssh_options(args), host.name]
+        if self.reached_by:
+            command = [*self.reached_by, shlex.join(command)]
+        self._program, pipe = command[0], subprocess.PIPE
         # A session of its own, so that Ctrl-C reaches only this process, which then ends the agent.
-        self.process = subprocess.Popen(
-            self.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        readers = [threading.Thread(target=self._read, args=(self.process.stdout, sys.stdout), daemon=True)]
-        readers.append(
-            threading.Thread(target=self._read, args=(self.process.stderr, sys.stderr), daemon=True)
-        )
-        for reader in readers:
-            reader.start()
-        threading.Thread(target=self._wait, args=(readers,), daemon=True).start()
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        pairs = (self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)
+        readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in pairs]
+        for thread in (*readers, threading.Thread(target=self._wait, args=(readers,), daemon=True)):
+            thread.start()
+        self.send({"environment": dict(variables), "directory": os.getcwd(), "agent": AGENT.format(module)})
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends one line of JSON. If the agent is gone already, its event says so."""
@@ -138,6 +136,10 @@ class Agent:
         with contextlib.suppress(OSError):
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
+
+    def ended_with(self, code: int, when: str = "") -> str:
+        """Says how the agent has ended, in words."""
+        return f"{self._program} ended with code {code}{when}: {self._last_words or 'it said nothing'}"
 
     def end(self) -> None:
         """Closes the agent's input, which makes it end its workers and itself."""
@@ -150,19 +152,18 @@ class Agent:
             line = raw.decode(errors="replace")
             output, mark, said = line.partition(MARK)
             if output.strip():
-                self.last_words = output.strip()
+                self._last_words = output.strip()
                 try:
                     sink.write(output if self._ready else f"{self.host.name}: {output}")
-                    sink.flush()
                 except OSError:  # nobody reads what the workers print
-                    self._events.put(AgentEvent("broken", self.index, None))
+                    self._events.put(AgentEvent("broken", self._index, None))
             if mark:
                 message = json.loads(said)
                 self._ready = True
-                self._events.put(AgentEvent(message.pop("kind"), self.index, message))
+                self._events.put(AgentEvent(message.pop("kind"), self._index, message))
 
     def _wait(self, readers: Sequence[threading.Thread]) -> None:
         code = self.process.wait()
         for reader in readers:
             reader.join(5)  # a grandchild may hold the pipe
-        self._events.put(AgentEvent("exit", self.index, code))
+        self._events.put(AgentEvent("exit", self._index, code))

@@ -2,9 +2,8 @@
 # and, if that raises, leaves the traceback in the error file of torch's agent. It runs as a file and is not imported,
 # so that the user's script is the first to import torch and gossamer, and their errors are reported like the script's
 # own.
-"""The worker's side of ``gossamer run``: ``worker.py [FLAGS] -- SCRIPT ARGS...``; only here.py sets the flags."""
+"""The worker's side of ``gossamer run``: ``worker.py FLAGS SCRIPT ARGS...``; here.py writes the flags as JSON."""
 
-import argparse
 import faulthandler
 import json
 import os
@@ -16,7 +15,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 ALIAS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "alias")
 NOT_THE_USERS = (__file__, runpy.__file__, "<frozen runpy>")
@@ -24,19 +23,18 @@ NOT_THE_USERS = (__file__, runpy.__file__, "<frozen runpy>")
 
 def main() -> None:
     faulthandler.enable()  # a crash in native code prints where Python was
-    dashes = sys.argv.index("--")
-    flags, arguments = _flags(sys.argv[1:dashes]), sys.argv[dashes + 1 :]
+    flags, arguments = json.loads(sys.argv[1]), sys.argv[2:]
     if "GROUP_WORLD_SIZE" in os.environ:
         os.environ.update(_horovod_variables(flags, os.environ))
-    if flags.attempt:
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(flags.attempt)
-    target, as_module = arguments[0], flags.module
-    if flags.exec:
+    if flags["attempt"]:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(flags["attempt"])
+    target, as_module = arguments[0], flags["module"]
+    if flags["no_python"]:
         _exec(target, arguments)
     sys.argv[:] = arguments
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = "" if as_module else os.path.dirname(os.path.abspath(target))
-    for folder in flags.aliases:
+    for folder in filter(flags.get, ("as_horovod", "as_bagua")):
         # multiprocessing gives sys.path to the processes that it spawns, and these import the script too.
         sys.path.insert(0, os.path.join(ALIAS, folder))
     try:
@@ -59,34 +57,20 @@ def main() -> None:
         sys.exit(1)
 
 
-def _flags(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("worker.py", allow_abbrev=False)
-    for switch in ("--module", "--exec"):
-        parser.add_argument(switch, action="store_true")
-    for folder in ("as_horovod", "as_bagua"):
-        switch = "--" + folder.replace("_", "-")
-        parser.add_argument(switch, dest="aliases", action="append_const", const=folder, default=[])
-    parser.add_argument("--slots", help="workers of each host, in the order of the hosts")
-    parser.add_argument("--host-name", default=socket.gethostname())
-    parser.add_argument("--attempt", type=int, default=0)
-    return parser.parse_args(arguments)
-
-
-def _horovod_variables(flags: argparse.Namespace, env: Mapping[str, str]) -> dict[str, str]:
+def _horovod_variables(flags: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
     """Returns Horovod's variables. CROSS_*: this host among those that have a worker with this local rank."""
     local_rank, host, count = (int(env[name]) for name in ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"))
     size, local_size = int(env["WORLD_SIZE"]), int(env["LOCAL_WORLD_SIZE"])
-    found = {"RANK": int(env["RANK"]), "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
-    slots = [int(text) for text in flags.slots.split(",")] if flags.slots else []
+    found = {"RANK": env["RANK"], "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
+    found["HOSTNAME"] = flags["host_name"] or socket.gethostname()
+    slots = flags["slots"]
     if not slots and size == count * local_size:
         slots = [local_size] * count
     # Without slots, unequal numbers of workers a host are unknown: the user has started an agent on each host.
     if slots:
         with_this = [index for index, workers in enumerate(slots) if workers > local_rank]
         found |= {"CROSS_RANK": with_this.index(host), "CROSS_SIZE": len(with_this)}
-    return {f"HOROVOD_{name}": str(value) for name, value in found.items()} | {
-        "HOROVOD_HOSTNAME": flags.host_name
-    }
+    return {f"HOROVOD_{name}": str(value) for name, value in found.items()}
 
 
 def _exec(program: str, arguments: list[str]) -> NoReturn:

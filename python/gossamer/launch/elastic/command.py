@@ -3,12 +3,10 @@
 """``gossamer run --min-np M --max-np N``."""
 
 import argparse
-import os
+import functools
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
@@ -23,7 +21,6 @@ from gossamer.launch.elastic.slots import Discovery, Slot, Slots
 from gossamer.launch.hosts import Host
 from gossamer.launch.outcome import Outcome
 from gossamer.launch.output import whole_lines
-from gossamer.launch.ssh import ssh_options, start_timeout
 
 FLAGS = (
     "min_np",
@@ -89,17 +86,11 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
         CommError: no group could be formed within the limits.
     """
     slots, limits = _plan(args)
-    with ExitStack() as stack:
-        stack.enter_context(whole_lines())
-        if args.log_dir is None:
-            folder = tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
-            args.log_dir = stack.enter_context(folder)
-        env = {}
-        if "OMP_NUM_THREADS" not in os.environ:
-            env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // limits.first_size))
-        tee = "3" if (args.tee, args.redirects) == ("0", "0") else args.tee
-        command = [sys.executable, "-u", str(here.WORKER), *arguments]
-        program = Program(command, args.log_dir, env=env, tee=tee, redirects=args.redirects)
+    env = here.threads_for(limits.first_size)
+    tee = "3" if (args.tee, args.redirects) == ("0", "0") else args.tee
+    command = [sys.executable, "-u", str(here.WORKER), *arguments]
+    with here.scratch() as folder, whole_lines():
+        program = Program(command, args.log_dir or folder, env=env, tee=tee, redirects=args.redirects)
         driver = Driver(_starter(args, program, slots), slots=slots, board=Board(), limits=limits)
         try:
             return driver.run()
@@ -113,12 +104,10 @@ def _starter(
     args: argparse.Namespace, program: Program, slots: Slots
 ) -> Callable[[int, Slot, Mapping[str, str]], Worker]:
     """Returns the function that starts a worker, on this host or over ssh."""
-    known: dict[str, bool] = {}
 
+    @functools.cache
     def is_local(host: str) -> bool:
-        if host not in known:
-            known[host] = Host(host, 1).is_local()
-        return known[host]
+        return Host(host, 1).is_local()
 
     def begin(number: int, slot: Slot, env: Mapping[str, str]) -> Worker:
         others = [each.host for each in slots.present() if not is_local(each.host)]
@@ -126,8 +115,7 @@ def _starter(
             addresses.choose_device(Host(others[0], 1).address)  # for the workers here
         if is_local(slot.host):
             return LocalWorker(program, number, slot, env=env)
-        options = ssh_options(port=args.remote_port, identity=args.identity_file, timeout_s=start_timeout())
-        return RemoteWorker(program, number, slot, env=env, options=options, exported=args.exported)
+        return RemoteWorker(program, number, slot, env=env, args=args)
 
     return begin
 

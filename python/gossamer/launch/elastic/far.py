@@ -2,11 +2,8 @@
 # ended. It ends the worker when its own input ends: the driver has closed it, or the driver or the network is gone.
 """The host's side of a worker of an elastic run that was started over ssh."""
 
-import contextlib
 import dataclasses
-import json
 import os
-import sys
 import threading
 import time
 
@@ -16,6 +13,7 @@ from gossamer.config import ELASTIC_VARIABLES
 from gossamer.launch import addresses, agent
 from gossamer.launch.elastic.process import LocalWorker, Program
 from gossamer.launch.elastic.slots import Slot
+from gossamer.launch.here import scratch
 from gossamer.launch.outcome import Failure
 from gossamer.launch.output import whole_lines
 from gossamer.launch.ssh import versions
@@ -25,17 +23,16 @@ LEAVE_S = 30.0  # for the worker to end when it is told to
 
 
 def main() -> None:
-    control = os.fdopen(os.dup(0), "rb")  # the worker does not inherit it
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    job = json.loads(control.readline() or sys.exit(1))
+    control = agent.private_input()
+    job = agent.read(control)
     agent.say("ready", versions=versions())
     host, _, port = os.environ[ELASTIC_VARIABLES[0]].rpartition(":")
     host = addresses.seen_by_ssh()[0] or host  # the driver as this host sees it
     os.environ[ELASTIC_VARIABLES[0]] = f"{host}:{port}"
     addresses.choose_device(host)
-    with whole_lines(), contextlib.ExitStack() as stack:
-        folder = agent.scratch()
-        program = Program(job["command"], stack.enter_context(folder), tee=job["tee"])
+    folder = scratch()
+    with folder, whole_lines():
+        program = Program(job["command"], folder.name, tee=job["tee"])
         worker = LocalWorker(program, job["number"], Slot(*job["slot"]), env={})
         threading.Thread(target=agent.watch, args=(control, folder), daemon=True).start()
         outcome = _await(worker)

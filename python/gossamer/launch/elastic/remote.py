@@ -2,10 +2,10 @@
 # starts the process, reports how the process has ended, and ends it when this end is gone. Used by command.py.
 """A worker that is reached over ssh."""
 
-import os
+import argparse
 import queue
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from gossamer.launch import ssh
 from gossamer.launch.elastic.process import Program
@@ -13,41 +13,20 @@ from gossamer.launch.elastic.slots import Slot
 from gossamer.launch.hosts import Host
 from gossamer.launch.outcome import Failure
 
-FAR = ssh.AGENT.replace("gossamer.launch.agent", "gossamer.launch.elastic.far")
-
 
 class RemoteWorker:
-    """A worker on another host.
-
-    Args:
-        options: the options of ssh.
-        exported: the entries of -x, whose variables the worker gets.
-    """
+    """A worker on another host. ``args`` are the flags of `gossamer run`."""
 
     def __init__(
-        self,
-        program: Program,
-        number: int,
-        slot: Slot,
-        *,
-        env: Mapping[str, str],
-        options: Sequence[str],
-        exported: Sequence[str],
+        self, program: Program, number: int, slot: Slot, *, env: Mapping[str, str], args: argparse.Namespace
     ) -> None:
         self.number, self.slot = number, slot
         self._events: queue.Queue[ssh.AgentEvent] = queue.Queue()
         self._said: bool | Failure = False
-        self._agent = ssh.Agent(Host(slot.host, 1), number, options=options, events=self._events)
-        variables = dict(ssh.environment(exported)) | dict(program.env) | dict(env)
-        self._agent.send({"environment": variables, "directory": os.getcwd(), "agent": FAR})
-        self._agent.send(
-            {
-                "command": list(program.command),
-                "number": number,
-                "slot": [slot.host, slot.index],
-                "tee": program.tee,
-            }
-        )
+        variables, host = ssh.environment(args) | dict(program.env) | dict(env), Host(slot.host, 1)
+        self._agent = ssh.Agent(host, number, "elastic.far", variables, args=args, events=self._events)
+        job = {"command": list(program.command), "number": number, "tee": program.tee}
+        self._agent.send(job | {"slot": [slot.host, slot.index]})
 
     def ended(self) -> bool | Failure:
         while not self._events.empty():
@@ -58,7 +37,8 @@ class RemoteWorker:
                 failure = event.said["failure"]
                 self._said = True if failure is None else Failure(**failure)
             elif event.kind == "exit":
-                return self._said or self._lost(event.said)
+                why = self._agent.ended_with(event.said)
+                return self._said or Failure(self.number, -signal.SIGHUP, 0.0, why, told=False)
         return False
 
     def end(self) -> None:
@@ -66,9 +46,3 @@ class RemoteWorker:
 
     def kill(self) -> None:
         self._agent.process.kill()
-
-    def _lost(self, code: int) -> Failure:
-        why = (
-            f"{self._agent.command[0]} ended with code {code}: {self._agent.last_words or 'it said nothing'}"
-        )
-        return Failure(self.number, -signal.SIGHUP, 0.0, why, told=False)
