@@ -46,10 +46,9 @@ def towards(peer: str) -> str | None:
 
 def seen_by_ssh() -> tuple[str | None, str | None]:
     """Returns the address of the machine that started this process over ssh and that of this one; None without ssh."""
-    seen = os.environ.get(
-        "SSH_CONNECTION", ""
-    ).split()  # client address, client port, server address, server port
-    return (seen[0], seen[2]) if len(seen) == 4 else (None, None)
+    seen = os.environ.get("SSH_CONNECTION", "").split()
+    client, _port, server, _port = seen if len(seen) == 4 else [None] * 4
+    return client, server
 
 
 def choose_device(master: str) -> None:

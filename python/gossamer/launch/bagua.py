@@ -6,26 +6,29 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.launch import run
 
+VARIABLES = {"autotune_level": "BAGUA_AUTOTUNE", "default_bucket_size": "BAGUA_DEFAULT_BUCKET_SIZE"}
+SWITCH, VALUE = {"action": "store_true"}, {"metavar": "X"}
 # Flags of Bagua's autotune service, which does not exist here. They change nothing that a script computes.
-IDLE = (
-    "bagua_service_port",
-    "autotune_max_samples",
-    "autotune_sampling_confidence_time",
-    "autotune_warmup_time",
-)
-IDLE_SWITCHES = ("is_output_autotune_log", "report_metrics")
-# Flags that a script may rely on, and what to do instead.
-REFUSED = {
-    "host_list": "start the same command on each host, with --nnodes, --rdzv_backend c10d and --rdzv_endpoint",
-    "ssh_port": "start the same command on each host, with --nnodes, --rdzv_backend c10d and --rdzv_endpoint",
+IDLE: dict[str, dict[str, Any]] = {
+    "bagua_service_port": VALUE,
+    "autotune_max_samples": VALUE,
+    "autotune_sampling_confidence_time": VALUE,
+    "autotune_warmup_time": VALUE,
+    "is_output_autotune_log": SWITCH,
+    "report_metrics": SWITCH,
 }
-REFUSED_SWITCHES = {
-    "enable_bagua_net": "NCCL's own transports are used; leave it out",
-    "set_additional_flag": "read LOCAL_RANK in the script, or call bagua.get_local_rank()",
+# Flags that a script may rely on, and what to do instead.
+SAME_COMMAND = "start the same command on each host, with --nnodes, --rdzv_backend c10d and --rdzv_endpoint"
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "host_list": (VALUE, SAME_COMMAND),
+    "ssh_port": (VALUE, SAME_COMMAND),
+    "enable_bagua_net": (SWITCH, "NCCL's own transports are used; leave it out"),
+    "set_additional_flag": (SWITCH, "read LOCAL_RANK in the script, or call bagua.get_local_rank()"),
 }
 
 
@@ -48,12 +51,10 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     group.add_argument("--default_bucket_size", type=int, metavar="BYTES", help="bytes of a bucket")
     group.add_argument("--logdir", help="same as --log-dir")
     group.add_argument("--autotune_level", type=int, help="above 0: models are tuned while they train")
-    for flag in (*IDLE, *IDLE_SWITCHES):
-        switch = {"action": "store_true"} if flag in IDLE_SWITCHES else {"metavar": "X"}
-        group.add_argument(f"--{flag}", default=None, help="no effect", **switch)  # type: ignore[arg-type]
-    for flag, instead in (REFUSED | REFUSED_SWITCHES).items():
-        switch = {"action": "store_true"} if flag in REFUSED_SWITCHES else {"metavar": "X"}
-        group.add_argument(f"--{flag}", default=None, help=f"refused: {instead}", **switch)  # type: ignore[arg-type]
+    for flag, kind in IDLE.items():
+        group.add_argument(f"--{flag}", default=None, help="no effect", **kind)
+    for flag, (kind, instead) in REFUSED.items():
+        group.add_argument(f"--{flag}", default=None, help=f"refused: {instead}", **kind)
     return parser
 
 
@@ -63,31 +64,17 @@ def translate(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a flag is not supported, or the bucket size is below 1.
     """
-    for flag, instead in (REFUSED | REFUSED_SWITCHES).items():
-        if getattr(args, flag) is not None:
-            raise ConfigError(f"--{flag} is not supported; {instead}")
-    if args.autotune_level is not None:
-        if args.autotune_level < 0:
-            raise ConfigError(f"--autotune_level must be at least 0, got {args.autotune_level}")
-        os.environ["BAGUA_AUTOTUNE"] = str(args.autotune_level)
-    if idle := [f"--{flag}" for flag in (*IDLE, *IDLE_SWITCHES) if getattr(args, flag) is not None]:
+    names = ("default_bucket_size", "logdir", "autotune_level", *IDLE, *REFUSED)
+    given = {name: value for name in names if (value := vars(args).pop(name)) is not None}
+    if refused := [name for name in REFUSED if name in given]:
+        raise ConfigError(f"--{refused[0]} is not supported; {REFUSED[refused[0]][1]}")
+    if (level := given.get("autotune_level", 0)) < 0:
+        raise ConfigError(f"--autotune_level must be at least 0, got {level}")
+    if (size := given.get("default_bucket_size", 1)) < 1:
+        raise ConfigError(f"--default_bucket_size must be at least 1 byte, got {size}")
+    if idle := [f"--{name}" for name in IDLE if name in given]:
         print(f"bagua: no effect, as there is no autotune service: {', '.join(idle)}", file=sys.stderr)
-    if args.default_bucket_size is not None:
-        if args.default_bucket_size < 1:
-            raise ConfigError(
-                f"--default_bucket_size must be at least 1 byte, got {args.default_bucket_size}"
-            )
-        os.environ["BAGUA_DEFAULT_BUCKET_SIZE"] = str(args.default_bucket_size)
-    if args.logdir is not None:
-        args.log_dir = args.logdir
-    own = (
-        *IDLE,
-        *IDLE_SWITCHES,
-        *REFUSED,
-        *REFUSED_SWITCHES,
-        "autotune_level",
-        "default_bucket_size",
-        "logdir",
-    )
-    for flag in own:
-        delattr(args, flag)
+    for name, variable in VARIABLES.items():
+        if name in given:
+            os.environ[variable] = str(given[name])
+    args.log_dir = given.get("logdir", args.log_dir)

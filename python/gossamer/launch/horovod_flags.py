@@ -17,7 +17,7 @@ from gossamer.horovod.common.environment import WITHOUT_EFFECT
 
 
 class Knob(NamedTuple):
-    """A flag and the variable that it sets. The flag of ``like_this`` is ``--like-this``."""
+    """A flag and the variable that it sets."""
 
     dest: str
     variable: str
@@ -26,14 +26,18 @@ class Knob(NamedTuple):
     scale: int = 1
     inverted: bool = False
 
+    @property
+    def flag(self) -> str:
+        return _flag(self.dest)
+
+
+def _flag(dest: str) -> str:
+    return f"--{dest.replace('_', '-')}"
+
 
 KNOBS = (
     Knob(
-        "fusion_threshold_mb",
-        "HOROVOD_FUSION_THRESHOLD",
-        int,
-        "fuse up to this many MiB; 0: never",
-        scale=1 << 20,
+        "fusion_threshold_mb", "HOROVOD_FUSION_THRESHOLD", int, "fuse up to this many MiB; 0: never", 1 << 20
     ),
     Knob("cycle_time_ms", "HOROVOD_CYCLE_TIME", float),
     Knob(
@@ -77,16 +81,8 @@ SECTIONS = {
     "library_options": "",
     "logging": "log_",
 }
-TOP = (
-    "num_proc",
-    "hosts",
-    "hostfile",
-    "remote_port",
-    "identity_file",
-    "output_filename",
-    "verbose",
-    "as_horovod",
-)
+TOP = dict.fromkeys(("hosts", "hostfile", "identity_file", "output_filename"), str)
+TOP |= {"num_proc": int, "remote_port": int, "verbose": bool, "as_horovod": bool}
 SPELLED = {"np": "num_proc", "ssh_port": "remote_port", "ssh_identity_file": "identity_file"}
 MPI = "start the script with `mpirun -np N python train.py` instead; gs.init() and hvd.init() know it"
 REFUSED = {
@@ -107,30 +103,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags. A flag that is not given is None."""
     group = parser.add_argument_group("horovodrun's settings; each sets a HOROVOD_* variable of the workers")
     for knob in KNOBS:
-        flag = f"--{knob.dest.replace('_', '-')}"
         idle = WITHOUT_EFFECT.get(knob.variable)
         text = f"no effect: {idle}" if idle else f"{knob.summary} ({knob.variable})"
         if knob.kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+            group.add_argument(knob.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            group.add_argument(flag, type=knob.kind, metavar="X", help=text)
+            group.add_argument(knob.flag, type=knob.kind, metavar="X", help=text)
     group.add_argument("--log-without-timestamp", dest="log_with_timestamp", action="store_false", default=None,
                        help="same as --no-log-with-timestamp")  # fmt: skip
     group.add_argument("--config-file", metavar="YAML", help="these flags in a file; the command line wins")
-    other = parser.add_argument_group("other flags of horovodrun")
-    other.add_argument("-cb", "--check-build", action=_CheckBuild, nargs=0, help="what this build can do")
-    other.add_argument("-v", "--version", action="version", version=f"gossamer {__version__}")
-    other.add_argument(
-        "--gloo", action="store_true", help="is always so: torch's own agents start the workers"
-    )
-    other.add_argument("--disable-cache", action="store_true", help="is always so: each start asks all hosts")
-    other.add_argument("--tcp", action="store_true", help="no InfiniBand for NCCL (NCCL_IB_DISABLE=1)")
+    add = parser.add_argument_group("other flags of horovodrun").add_argument
+    add("-cb", "--check-build", action=_CheckBuild, nargs=0, help="what this build can do")
+    add("-v", "--version", action="version", version=f"gossamer {__version__}")
+    add("--gloo", action="store_true", help="is always so: torch's own agents start the workers")
+    add("--disable-cache", action="store_true", help="is always so: each start asks all hosts")
+    add("--tcp", action="store_true", help="no InfiniBand for NCCL (NCCL_IB_DISABLE=1)")
     for dest, instead in REFUSED.items():
-        flag = f"--{dest.replace('_', '-')}"
-        if dest.endswith("_args"):
-            other.add_argument(flag, metavar="ARGS", help=f"refused: {instead}")
-        else:
-            other.add_argument(flag, action="store_true", default=None, help=f"refused: {instead}")
+        kind: dict[str, Any] = {"metavar": "ARGS"} if dest.endswith("_args") else {"action": "store_true"}
+        add(_flag(dest), default=None, help=f"refused: {instead}", **kind)
 
 
 def apply(args: argparse.Namespace) -> None:
@@ -141,14 +131,14 @@ def apply(args: argparse.Namespace) -> None:
     """
     for dest, instead in REFUSED.items():
         if getattr(args, dest) is not None:
-            raise ConfigError(f"--{dest.replace('_', '-')} is not supported; {instead}")
+            raise ConfigError(f"{_flag(dest)} is not supported; {instead}")
     if args.config_file is not None:
         _fill_in(args, _read(args.config_file), args.config_file)
     for knob in KNOBS:
         if (value := getattr(args, knob.dest)) is not None:
             os.environ[knob.variable] = _text(knob, value)
             if idle := WITHOUT_EFFECT.get(knob.variable):
-                print(f"gossamer run: no effect: --{knob.dest.replace('_', '-')}: {idle}", file=sys.stderr)
+                print(f"gossamer run: no effect: {knob.flag}: {idle}", file=sys.stderr)
     if args.tcp:
         os.environ["NCCL_IB_DISABLE"] = "1"
 
@@ -159,7 +149,7 @@ def _text(knob: Knob, value: Any) -> str:
     if knob.kind is str:
         return str(value)
     if not value >= 0:
-        raise ConfigError(f"--{knob.dest.replace('_', '-')} must be at least 0, got {value}")
+        raise ConfigError(f"{knob.flag} must be at least 0, got {value}")
     return str(value * knob.scale)
 
 
@@ -179,8 +169,7 @@ def _read(path: str) -> Mapping[str, Any]:
 
 
 def _fill_in(args: argparse.Namespace, content: Mapping[str, Any], path: str) -> None:
-    kinds: dict[str, type] = {knob.dest: knob.kind for knob in KNOBS} | dict.fromkeys(TOP, str)
-    kinds |= {"num_proc": int, "remote_port": int, "verbose": bool, "as_horovod": bool}
+    kinds = {knob.dest: knob.kind for knob in KNOBS} | TOP
     for key, value in content.items():
         section = str(key).replace("-", "_")
         if section == "controller":
@@ -189,7 +178,9 @@ def _fill_in(args: argparse.Namespace, content: Mapping[str, Any], path: str) ->
             continue
         values = {section: value}
         if isinstance(value, Mapping) and section in SECTIONS:
-            values = {_flag(section, str(inner)): item for inner, item in value.items()}
+            keys = {str(inner).replace("-", "_"): item for inner, item in value.items()}
+            prefix = SECTIONS[section]
+            values = {section if inner == "enabled" else prefix + inner: item for inner, item in keys.items()}
         for name, item in values.items():
             dest = SPELLED.get(name, name)
             if dest not in kinds:
@@ -198,11 +189,6 @@ def _fill_in(args: argparse.Namespace, content: Mapping[str, Any], path: str) ->
                 )
             if getattr(args, dest) in (None, False) and item is not None:
                 setattr(args, dest, _converted(item, kinds[dest], f"--config-file {path}: {name}"))
-
-
-def _flag(section: str, key: str) -> str:
-    key = key.replace("-", "_")
-    return section if key == "enabled" else SECTIONS[section] + key
 
 
 def _converted(item: Any, kind: type, where: str) -> Any:
@@ -218,17 +204,14 @@ def _converted(item: Any, kind: type, where: str) -> Any:
 
 def check_build() -> str:
     """Returns what horovodrun --check-build shows, for this build."""
-    gossamer, nccl, mpi = (
-        _mark(available) for available in (True, dist.is_nccl_available(), dist.is_mpi_available())
+    gloo, nccl, mpi = (
+        "X" if available() else " "
+        for available in (dist.is_gloo_available, dist.is_nccl_available, dist.is_mpi_available)
     )
     return (
         f"gossamer {__version__}\n\n"
         f"Frameworks:\n    [X] PyTorch\n    [ ] TensorFlow\n    [ ] MXNet\n\n"
         f"Controllers:\n    [X] Gloo\n    [ ] MPI (mpirun may start the workers)\n\n"
-        f"Backends:\n    {gossamer} gossamer\n    {_mark(dist.is_gloo_available())} Gloo\n"
-        f"    {nccl} NCCL\n    {mpi} MPI\n    [ ] DDL\n    [ ] CCL"
+        f"Backends:\n    [X] gossamer\n    [{gloo}] Gloo\n    [{nccl}] NCCL\n    [{mpi}] MPI\n"
+        f"    [ ] DDL\n    [ ] CCL"
     )
-
-
-def _mark(available: bool) -> str:
-    return "[X]" if available else "[ ]"

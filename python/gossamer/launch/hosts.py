@@ -46,29 +46,19 @@ class Host:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("several hosts, reached over ssh")
-    group.add_argument(
-        "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many workers each may have"
-    )
-    group.add_argument(
-        "-hostfile", "--hostfile", metavar="FILE", help="the same, a line each: HOST slots=SLOTS"
-    )
-    group.add_argument(
-        "-p", "--ssh-port", dest="remote_port", type=int, metavar="PORT", help="port of ssh on all hosts"
-    )
-    group.add_argument(
-        "-i", "--ssh-identity-file", dest="identity_file", metavar="FILE", help="private key for ssh"
-    )
-    group.add_argument("--network-interfaces", "--network-interface", "--nics", dest="interfaces", action="append",
-                       metavar="NAME,...", help="devices that workers talk through")  # fmt: skip
-    group.add_argument("-x", dest="exported", action="append", default=[], metavar="NAME[=VALUE]",
-                       help="an environment variable for all workers; may be given several times")  # fmt: skip
-    group.add_argument(
-        "--output-filename", metavar="FOLDER", help="write FOLDER/rank.N/stdout and stderr too"
-    )
-    group.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
-                       help="put the time before each line of output")  # fmt: skip
-    group.add_argument("--verbose", action="store_true", help="say what is started where")
+    add = parser.add_argument_group("several hosts, reached over ssh").add_argument
+    add("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many workers each may have")
+    add("-hostfile", "--hostfile", metavar="FILE", help="the same, a line each: HOST slots=SLOTS")
+    add("-p", "--ssh-port", dest="remote_port", type=int, metavar="PORT", help="port of ssh on all hosts")
+    add("-i", "--ssh-identity-file", dest="identity_file", metavar="FILE", help="private key for ssh")
+    add("--network-interfaces", "--network-interface", "--nics", dest="interfaces", action="append",
+        metavar="NAME,...", help="devices that workers talk through")  # fmt: skip
+    add("-x", dest="exported", action="append", default=[], metavar="NAME[=VALUE]",
+        help="an environment variable for all workers; may be given several times")  # fmt: skip
+    add("--output-filename", metavar="FOLDER", help="write FOLDER/rank.N/stdout and stderr too")
+    add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
+        help="put the time before each line of output")  # fmt: skip
+    add("--verbose", action="store_true", help="say what is started where")
 
 
 def chosen(args: argparse.Namespace) -> list[Host] | None:
@@ -117,7 +107,7 @@ def interfaces(args: argparse.Namespace) -> list[str]:
 
 def parse_hosts(text: str) -> list[Host]:
     """Parses ``"a:2,user@b:1"``. A host without a number has one slot."""
-    return _distinct([_host(entry.strip(), "-H") for entry in text.split(",") if entry.strip()], "-H")
+    return _parsed([entry.strip() for entry in text.split(",")], "-H")
 
 
 def read_hostfile(path: str) -> list[Host]:
@@ -127,9 +117,7 @@ def read_hostfile(path: str) -> list[Host]:
             lines = [line.partition("#")[0].strip() for line in file]
     except OSError as error:
         raise ConfigError(f"--hostfile {path}: {error.strerror}") from error
-    where = f"--hostfile {path}"
-    entries = [re.sub(r"\s+slots\s*=\s*", ":", line) for line in lines if line]
-    return _distinct([_host(entry, where) for entry in entries], where)
+    return _parsed([re.sub(r"\s+slots\s*=\s*", ":", line) for line in lines], f"--hostfile {path}")
 
 
 def fill(hosts: Sequence[Host], wanted: str | int | None) -> list[Host]:
@@ -158,7 +146,8 @@ def _host(entry: str, where: str) -> Host:
     return Host(match[1].replace("[", "").replace("]", ""), int(match[2] or 1))
 
 
-def _distinct(hosts: list[Host], where: str) -> list[Host]:
+def _parsed(entries: Sequence[str], where: str) -> list[Host]:
+    hosts = [_host(entry, where) for entry in entries if entry]
     names = [host.name for host in hosts]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(

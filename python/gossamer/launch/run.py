@@ -39,30 +39,16 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     parser.description = "Starts a training script in several workers; one that fails ends all."
     parser.epilog = EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "-np",
-        "--np",
-        "--num-proc",
-        dest="num_proc",
-        metavar="N",
+    add = parser.add_argument
+    add("-np", "--np", "--num-proc", dest="num_proc", metavar="N",
         help="workers: with -H or --hostfile on all hosts together; else on this host (a number, cpu, gpu or auto; "
-        "same as --nproc-per-node)",
-    )
-    parser.add_argument(
-        "--as-horovod",
-        action="store_true",
-        help="`import horovod.torch` in the script finds gossamer.horovod.torch",
-    )
-    parser.add_argument(
-        "--as-bagua",
-        action="store_true",
-        help="`import bagua.torch_api` in the script finds gossamer.bagua.torch_api, and model.with_bagua() works",
-    )
-    parser.add_argument(
-        "--timeline",
-        metavar="FILE",
-        help="rank 0 writes there, at the end, what Gossamer did on all ranks: a Chrome trace (GOSSAMER_TIMELINE)",
-    )
+        "same as --nproc-per-node)")  # fmt: skip
+    add("--as-horovod", action="store_true",
+        help="`import horovod.torch` in the script finds gossamer.horovod.torch")  # fmt: skip
+    add("--as-bagua", action="store_true", help="`import bagua.torch_api` in the script finds "
+        "gossamer.bagua.torch_api, and model.with_bagua() works")  # fmt: skip
+    add("--timeline", metavar="FILE", help="rank 0 writes there, at the end, what Gossamer did on all ranks: "
+        "a Chrome trace (GOSSAMER_TIMELINE)")  # fmt: skip
     elastic.add_arguments(parser)
     hosts.add_arguments(parser)
     horovod_flags.add_arguments(parser)
@@ -107,13 +93,11 @@ def start(args: argparse.Namespace) -> Outcome:
 def _check_command(args: argparse.Namespace) -> None:
     """Removes `python` from the front of a command, where horovodrun's users write it. Refuses other programs."""
     command = args.training_script
-    named = command in ("python", "python3", "python{}.{}".format(*sys.version_info)) and not os.path.isfile(
-        command
-    )
-    if (named or command == sys.executable) and not args.no_python and not args.module:
-        rest = [
-            argument for argument in args.training_script_args if argument != "-u"
-        ]  # it is unbuffered anyway
+    pythons = ("python", "python3", "python{}.{}".format(*sys.version_info))
+    named = command == sys.executable or (command in pythons and not os.path.isfile(command))
+    if named and not args.no_python and not args.module:
+        # Workers are unbuffered anyway.
+        rest = [argument for argument in args.training_script_args if argument != "-u"]
         args.module = rest[:1] == ["-m"]
         del rest[: int(args.module)]
         if not rest or rest[0].startswith("-"):

@@ -13,8 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 ROUND_TRIPS = 16
 ANSWER_S = 5.0  # limit between two messages of one rank
 POLL_S = 0.005
@@ -106,9 +104,8 @@ def collect(
                 part = _serve(group.store, f"{key}/{rank}", now_ns)
                 if part is not None:
                     parts[rank] = part
-                deadline = max(
-                    deadline, time.monotonic() + POLL_S
-                )  # look once more at ranks that came meanwhile
+                # Look once more at ranks that came meanwhile.
+                deadline = max(deadline, time.monotonic() + POLL_S)
             if not here:
                 time.sleep(POLL_S)
     except (RuntimeError, TimeoutError):
@@ -136,10 +133,3 @@ def _get(store: Any, key: str, timeout_s: float) -> bytes:
     store.wait([key], timedelta(seconds=timeout_s))
     value: bytes = store.get(key)
     return value
-
-
-def of_default_group(store: Callable[[], Any]) -> TraceGroup | None:
-    """Return the ranks of torch's default group; None if there is none."""
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    return TraceGroup(store(), dist.get_rank(), dist.get_world_size())

@@ -10,7 +10,11 @@ from rich.table import Table
 
 def text_of(report: Mapping[str, Any]) -> str:
     """Return the figures of a step and of its buckets as text."""
-    return _text(report["algorithm"], _summary(report), _of_buckets(report))
+    console = Console(file=StringIO(), width=100, force_terminal=False, color_system=None)
+    with console.capture() as shown:
+        for part in (report["algorithm"], _summary(report), _of_buckets(report)):
+            console.print(part)
+    return shown.get().rstrip("\n")
 
 
 def _summary(report: Mapping[str, Any]) -> Table:
@@ -30,26 +34,18 @@ def _summary(report: Mapping[str, Any]) -> Table:
 
 
 def _of_buckets(report: Mapping[str, Any]) -> Table:
-    asked = report["codec_error"] is not None
-    table = Table("bucket", "bytes", "codec", "communication", *(["codec error"] if asked else []))
+    table = Table("bucket", "bytes", "codec", "communication")
+    if report["codec_error"] is not None:
+        table.add_column("codec error")
     for bucket in report["buckets"]:
         row = [str(bucket["index"]), f"{bucket['bytes']:,}", bucket["codec"] or "none"]
-        error = bucket.get("codec_error")
-        row += [
-            _ms(bucket["communication_ms"]),
-            *(["-" if error is None else f"{error:.3g}"] if asked else []),
-        ]
+        row.append(_ms(bucket["communication_ms"]))
+        if report["codec_error"] is not None:
+            error = bucket.get("codec_error")
+            row.append("-" if error is None else f"{error:.3g}")
         table.add_row(*row)
     return table
 
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} ms"
-
-
-def _text(*parts: str | Table) -> str:
-    console = Console(file=StringIO(), width=100, force_terminal=False, color_system=None)
-    for part in parts:
-        console.print(part)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue().rstrip("\n")

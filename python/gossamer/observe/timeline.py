@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gossamer import _C, config
@@ -46,11 +47,14 @@ class _Running:
         self.path = Path(path).absolute()
         self.group = _group()
         if self.group is None or self.group.rank == 0:
-            _require_writable(self.path)
+            try:
+                self.path.open("a").close()
+            except OSError as error:
+                raise ConfigError(
+                    f"start_timeline: the timeline must be a file that can be written, got {self.path}: {error}"
+                ) from error
         self.started_unix_s, self.started_ns = time.time(), _C.now_ns()
-        self._steps: dict[
-            int, int
-        ] = {}  # ids of the optimizers that are stepping, with the start of the step
+        self._steps: dict[int, int] = {}  # the start of each step, by the id of the optimizer
         self._hooks = [
             register_optimizer_step_pre_hook(self._step_begins),
             register_optimizer_step_post_hook(self._step_ended),
@@ -131,11 +135,12 @@ def begin_from_environment() -> None:
     """Start the timeline that GOSSAMER_TIMELINE asks for, once in a process. Called when a model is wrapped."""
     global _from_environment
     path = config.current().timeline
-    if path is None or _from_environment or _running is not None:
-        _note_group()
-        return
-    _from_environment = True
-    start_timeline(path)
+    if _running is not None:
+        # The group may be gone when the timeline ends, but its store still answers.
+        _running.group = _group() or _running.group
+    elif path is not None and not _from_environment:
+        _from_environment = True
+        start_timeline(path)
 
 
 @atexit.register
@@ -147,24 +152,11 @@ def _end_with_the_process() -> None:
         _log.exception("gossamer: the timeline could not be written")
 
 
-def _note_group() -> None:
-    """Remember the group: it may be gone when the timeline ends, but its store still answers."""
-    if _running is not None:
-        _running.group = _group() or _running.group
-
-
 def _group() -> clocks.TraceGroup | None:
-    return clocks.of_default_group(default_store)
-
-
-def _require_writable(path: Path) -> None:
-    try:
-        with path.open("a"):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"start_timeline: the timeline must be a file that can be written, got {path}: {error}"
-        ) from error
+    """Return the ranks of torch's default group; None if there is none."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return clocks.TraceGroup(default_store(), dist.get_rank(), dist.get_world_size())
 
 
 def _write(path: Path, running: _Running, parts: dict[int, dict[str, Any]], size: int) -> Path:
@@ -195,14 +187,14 @@ def _write_rank(file: TraceFile, rank: int, part: dict[str, Any], offset_ns: int
     file.event("process_sort_index", "M", pid=rank, args={"sort_index": rank})
     events = [_Event(*each) for each in part["events"]]
     workers = sorted({event.thread for event in events if event.thread})
-    for thread in (0, *workers):
-        name = "main" if thread == 0 else "worker" if len(workers) == 1 else f"worker {thread}"
+    names = {0: "main"} | {thread: f"worker {thread}" if len(workers) > 1 else "worker" for thread in workers}
+    for thread, name in names.items():
         file.event("thread_name", "M", pid=rank, tid=thread, args={"name": name})
     for event in events:
         args = {"bucket": event.bucket, "step": event.step, "bytes": event.bytes}
         known = {key: value for key, value in args.items() if value > 0 or (value == 0 and key != "bytes")}
-        fields: dict[str, Any] = {"cat": event.category, "args": known}
-        fields |= {"s": "t"} if event.instant else {"dur": (event.end_ns - event.begin_ns) / 1e3}
-        begin_us = (event.begin_ns + offset_ns) / 1e3
-        ph = "i" if event.instant else "X"
-        file.event(event.name, ph, pid=rank, tid=event.thread, ts_us=begin_us, **fields)
+        fields: dict[str, Any] = {"ph": "X", "dur": (event.end_ns - event.begin_ns) / 1e3}
+        if event.instant:
+            fields = {"ph": "i", "s": "t"}
+        fields |= {"tid": event.thread, "ts_us": (event.begin_ns + offset_ns) / 1e3}
+        file.event(event.name, pid=rank, cat=event.category, args=known, **fields)

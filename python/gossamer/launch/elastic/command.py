@@ -44,22 +44,16 @@ TIMEOUT_S = 600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("elastic runs (any of these; the workers live on when one dies)")
-    group.add_argument("--min-np", type=int, metavar="M", help="wait for more while there are fewer workers")
-    group.add_argument("--max-np", type=int, metavar="N", help="never more workers; default: one a slot")
-    group.add_argument(
-        "--host-discovery-script", metavar="COMMAND", help="run each second; prints lines host:slots"
-    )
-    group.add_argument(
-        "--slots-per-host", type=int, metavar="S", help="slots of hosts that are printed without a number"
-    )
-    group.add_argument(
-        "--elastic-timeout", type=float, metavar="SECONDS", help="in which a group must form; default: 600"
-    )
-    group.add_argument(
-        "--reset-limit", type=int, metavar="N", help="end if groups would have to form anew more often"
-    )
-    group.add_argument(
+    add = parser.add_argument_group(
+        "elastic runs (any of these; the workers live on when one dies)"
+    ).add_argument
+    add("--min-np", type=int, metavar="M", help="wait for more while there are fewer workers")
+    add("--max-np", type=int, metavar="N", help="never more workers; default: one a slot")
+    add("--host-discovery-script", metavar="COMMAND", help="run each second; prints lines host:slots")
+    add("--slots-per-host", type=int, metavar="S", help="slots of hosts that are printed without a number")
+    add("--elastic-timeout", type=float, metavar="SECONDS", help="in which a group must form; default: 600")
+    add("--reset-limit", type=int, metavar="N", help="end if groups would have to form anew more often")
+    add(
         "--blacklist-cooldown-range",
         type=float,
         nargs=2,

@@ -34,9 +34,7 @@ class Notes:
         self._rank, self._patience_s = rank, patience_s
         self._keys = [f"note/{peer}" for peer in range(size)]
         self._notes: dict[int, Note] = {}  # of all ranks; empty while nobody waits, and until the first read
-        self._asked: list[
-            tuple[int, float]
-        ] = []  # (counter, monotonic time) of each of this rank's questions
+        self._asked: list[tuple[int, float]] = []  # counter and monotonic time of this rank's questions
         self._seen = self._calm = -1  # the counter now, and when nobody asked
         self._mute = "" if store is not None else "the group has no store"
 
@@ -114,5 +112,4 @@ class Notes:
         silent_s = now - next((at for asks, at in list(self._asked) if asks > answered), now)
         if note is not None and answered > self._calm and silent_s <= self._patience_s:
             return fate(rank, note, step=step)
-        overdue = silent_s > self._patience_s
-        return silence(rank, note, seconds=silent_s, overdue=overdue)
+        return silence(rank, note, seconds=silent_s, overdue=silent_s > self._patience_s)

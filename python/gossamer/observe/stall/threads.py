@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Protocol
 
 from gossamer import _C
@@ -66,15 +67,11 @@ class WatchThreads:
             self._changed.notify_all()
 
     def _start(self) -> None:
-        acts: tuple[tuple[str, Callable[[Looking], None]], ...] = (
-            ("gossamer-watch", lambda watch: watch.look()),
-            ("gossamer-watch-store", lambda watch: watch.exchange()),
-        )
-        self._threads = [
-            threading.Thread(target=self._run, args=(act,), name=name, daemon=True) for name, act in acts
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = []
+        for name, act in (("gossamer-watch", "look"), ("gossamer-watch-store", "exchange")):
+            run = threading.Thread(target=self._run, args=(methodcaller(act),), name=name, daemon=True)
+            self._threads.append(run)
+            run.start()
 
     def _run(self, act: Callable[[Looking], None]) -> None:
         seen = 0

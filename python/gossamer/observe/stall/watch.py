@@ -99,9 +99,8 @@ class Watch:
         self._calls: list[Wait] = []
         self._notes = Notes(store, rank, size, patience_s=3 * self.tick_s + 1)
         self._since = 0.0  # when the wait began that is too long
-        self._facts = self._ended = (
-            ""  # what is known of that wait, and what was known when it ended the training
-        )
+        self._facts = ""  # what is known of that wait
+        self._ended = ""  # what was known of the wait that ended the training
         self._last_waits: list[Wait] = []  # the waits at that end
         self._written = threading.Event()  # set when a note with that reason is in the store
         # Ranks that wait for this one, with the counter of the first note that says so.
@@ -212,10 +211,9 @@ class Watch:
     def _waits(self, native: Watched) -> list[Wait]:
         """Return what this rank waits for, the oldest first."""
         found = waits_of(native.activity(), self._describe)
+        found += self._calls
         # Buckets come first among waits that began at about the same time.
-        return sorted(
-            [*found, *self._calls], key=lambda wait: (round(wait.since, 1), wait.bucket < 0, wait.bucket)
-        )
+        return sorted(found, key=lambda wait: (round(wait.since, 1), wait.bucket < 0, wait.bucket))
 
     def _place(self, step: int) -> str:
         return f"rank {self._rank}/{self._size} {self._unit} {step}"
