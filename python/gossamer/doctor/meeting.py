@@ -58,10 +58,9 @@ def examine(settings: dict[str, Any]) -> Job | None:
     answers, silent = _gather(store, "answer", placement.size, 2 * timeout_s + MEASURING_S)
     failures += [f"rank {rank}: {each['error']}" for rank, each in enumerate(answers) if each.get("error")]
     failures += silent
-    found = [
-        Pair(**{**pair, "ranks": tuple(pair["ranks"])}) for each in answers for pair in each.get("pairs", [])
-    ]
-    return Job([each for each in every if each], failures, found, answers[0].get("shared"))
+    pairs = [pair | {"ranks": tuple(pair["ranks"])} for each in answers for pair in each.get("pairs", [])]
+    measured = [Pair(**pair) for pair in pairs]
+    return Job([each for each in every if each], failures, measured, answers[0].get("shared"))
 
 
 def _gather(store: Any, what: str, size: int, timeout_s: float) -> tuple[list[dict[str, Any]], list[str]]:
@@ -83,17 +82,15 @@ def _gather(store: Any, what: str, size: int, timeout_s: float) -> tuple[list[di
 def _measure(
     placement: Placement, store: Any, every: Sequence[dict[str, Any]], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    where = {"rank": placement.rank, "size": placement.size}
-    local = {"local_rank": placement.local_rank, "local_size": placement.local_size}
-    runtime.join(store, **where, **local, backend="gossamer", timeout_s=settings["timeout_s"])
+    place = {name: getattr(placement, name) for name in ("rank", "size", "local_rank", "local_size")}
+    runtime.join(store, **place, backend="gossamer", timeout_s=settings["timeout_s"])
     try:
         shared = hosts_that_share(comm.from_group(None))
         pairs = []
         if settings["network"]:
             for a, b in rounds(representatives(every)):
-                if placement.rank in (a, b):
-                    pair = between(a, b, is_first=placement.rank == a)
-                    pairs += [asdict(pair)] if pair is not None else []
+                if placement.rank in (a, b) and (pair := between(a, b, is_first=placement.rank == a)):
+                    pairs.append(asdict(pair))
         return {"pairs": pairs, "shared": shared}
     finally:
         runtime.shutdown()
@@ -151,27 +148,18 @@ def _pings(peer: int, *, is_first: bool) -> tuple[float, float, float]:
 
 def _bandwidth(peer: int, *, sends: bool) -> float:
     """Returns the bytes per second of large messages one way, as the sender sees them confirmed; equal on both."""
+    there, back = (dist.send, dist.recv) if sends else (dist.recv, dist.send)
     message, count = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8), torch.ones(1, dtype=torch.float64)
-    first_s = _messages(message, 1, peer, sends=sends)
-    count[0] = min(MOST_MESSAGES, max(1, int(DIRECTION_S / first_s)))
-    _pass(count, peer, sends=sends)
-    rate = torch.tensor([MESSAGE_BYTES * count.item() / _messages(message, int(count), peer, sends=sends)])
-    _pass(rate, peer, sends=sends)
+
+    def seconds_until_confirmed() -> float:
+        start_s = time.perf_counter()
+        for _ in range(int(count)):
+            there(message, peer)
+        back(torch.zeros(1), peer)
+        return time.perf_counter() - start_s
+
+    count[0] = min(MOST_MESSAGES, max(1, int(DIRECTION_S / seconds_until_confirmed())))
+    there(count, peer)
+    rate = torch.tensor([MESSAGE_BYTES * count.item() / seconds_until_confirmed()])
+    there(rate, peer)
     return float(rate)
-
-
-def _messages(message: torch.Tensor, count: int, peer: int, *, sends: bool) -> float:
-    """Returns the seconds until the peer has confirmed all messages."""
-    start_s = time.perf_counter()
-    for _ in range(count):
-        _pass(message, peer, sends=sends)
-    _pass(torch.zeros(1), peer, sends=not sends)
-    return time.perf_counter() - start_s
-
-
-def _pass(tensor: torch.Tensor, peer: int, *, sends: bool) -> None:
-    """Sends a tensor to the peer, or receives one in its place."""
-    if sends:
-        dist.send(tensor, peer)
-    else:
-        dist.recv(tensor, peer)

@@ -2,6 +2,7 @@
 # exception in the folder where the launcher looks. function.py sends and collects; nothing imports this.
 """Worker side of ``horovod.run``: ``python -m gossamer.launch.call FOLDER``."""
 
+import importlib
 import os
 import pickle
 import sys
@@ -16,7 +17,7 @@ def main() -> None:
     folder, rank = Path(sys.argv[1]), os.environ["RANK"]
     sent = pickle.loads((folder / "call").read_bytes())
     sys.path += [entry for entry in sent["path"] if entry not in sys.path]
-    pickler = sent["pickler"]  # by name, because it is found where the path says
+    pickler = importlib.import_module(sent["pickler"])  # found where the path says
     function, args, kwargs = pickle.loads(sent["call"])
     try:
         result = function(*args, **kwargs)
@@ -24,32 +25,24 @@ def main() -> None:
         _leave(folder / f"error{rank}", _portable(error, pickler))
         raise
     try:
-        _leave(folder / f"result{rank}", _dumps(result, pickler))
+        _leave(folder / f"result{rank}", pickler.dumps(result))
     except Exception as error:
         raise ConfigError(
-            f"horovod.run: the result of rank {rank} must be one that {pickler} takes, "
+            f"horovod.run: the result of rank {rank} must be one that {pickler.__name__} takes, "
             f"got a {type(result).__name__}: {error}"
         ) from error
 
 
-def _portable(error: Exception, pickler: str) -> bytes:
+def _portable(error: Exception, pickler: Any) -> bytes:
     """The exception, or its text alone where it cannot be pickled, and its traceback."""
-    text = "".join(traceback.format_exception(type(error), error, _below_main(error)))
+    below_main = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    text = "".join(traceback.format_exception(type(error), error, below_main))
     try:
-        pickled = _dumps(error, pickler)
+        pickled = pickler.dumps(error)
         pickle.loads(pickled)  # an __init__ of its own may not take what pickle gives it
     except Exception:
         return pickle.dumps((None, text))
     return pickle.dumps((pickled, text))
-
-
-def _below_main(error: Exception) -> Any:
-    return error.__traceback__.tb_next if error.__traceback__ is not None else None
-
-
-def _dumps(value: Any, pickler: str) -> bytes:
-    module = __import__(pickler)
-    return bytes(module.dumps(value))
 
 
 def _leave(path: Path, content: bytes) -> None:

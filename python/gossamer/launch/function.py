@@ -101,16 +101,10 @@ def run(
     argv = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
     argv += ["--verbose"] if verbose else []
     variables = dict(env or {}) | ({"PYTHON_EXEC": executable} if executable is not None else {})
-    return _run(
-        [*argv, *(f"-x{name}={value}" for name, value in variables.items())],
-        (func, tuple(args), kwargs or {}),
-    )
-
-
-def _run(argv: Sequence[str], call: tuple[Any, ...]) -> list[Any]:
+    argv += [f"-x{name}={value}" for name, value in variables.items()]
     with here.scratch() as name:
         folder = Path(name)
-        (folder / "call").write_bytes(_pickled(call))
+        (folder / "call").write_bytes(_pickled((func, tuple(args), kwargs or {})))
         parsed = launcher.build_parser("horovod.run").parse_args([*argv, "-m", "gossamer.launch.call", name])
         parsed.payload = name
         with _unchanged():
@@ -129,9 +123,9 @@ def _pickled(call: tuple[Any, ...]) -> bytes:
         content = __import__(pickler).dumps(call)
     except Exception as error:
         hint = (
-            ""
-            if pickler == "cloudpickle"
-            else "; install cloudpickle, which takes functions of scripts and lambdas"
+            "; install cloudpickle, which takes functions of scripts and lambdas"
+            if pickler == "pickle"
+            else ""
         )
         raise ConfigError(
             f"horovod.run: the function and its arguments must be such that {pickler} takes them: {error}{hint}"
@@ -162,14 +156,12 @@ def _error(outcome: Outcome, folder: Path) -> BaseException:
     first = first_failure(outcome.failures)
     try:
         pickled, text = pickle.loads((folder / f"error{first.rank}").read_bytes())
-        error = (
-            pickle.loads(pickled)
-            if pickled is not None
-            else CommError(f"horovod.run: rank {first.rank}: {text}")
-        )
     except FileNotFoundError:
         told = f":\n{first.trace}" if first.trace else ""
         return CommError(f"horovod.run: {describe(outcome.failures)}{told}")
+    error: BaseException = CommError(f"horovod.run: rank {first.rank}: {text}")
+    if pickled is not None:
+        error = pickle.loads(pickled)
     error.__cause__ = RemoteError(first.rank, text)
     return error
 

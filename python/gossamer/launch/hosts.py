@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gossamer.errors import ConfigError
@@ -72,14 +72,17 @@ def chosen(args: argparse.Namespace) -> list[Host] | None:
         return None
     if args.hosts is not None and args.hostfile is not None:
         raise ConfigError(f"-H and --hostfile exclude each other, got {args.hosts!r} and {args.hostfile!r}")
-    for name, usual in OTHER_WAYS.items():
-        if (value := getattr(args, name)) not in (usual, "1"):
-            flag = name.replace("_", "-")
-            raise ConfigError(
-                f"-H and --hostfile do not go with --{flag}, got {value!r}; -np is the number of workers on all hosts"
-            )
+    why = "-np is the number of workers on all hosts"
+    refuse(args, OTHER_WAYS, "-H and --hostfile do not go with --{}, got {!r}; " + why)
     found = parse_hosts(args.hosts) if args.hosts is not None else read_hostfile(args.hostfile)
     return fill(found, args.num_proc)
+
+
+def refuse(args: argparse.Namespace, flags: Mapping[str, object], message: str) -> None:
+    """Raises ConfigError if one of the flags, given with their defaults, is set; "1" is a default of all."""
+    for name, usual in flags.items():
+        if (value := getattr(args, name)) not in (usual, "1"):
+            raise ConfigError(message.format(name.replace("_", "-"), value))
 
 
 def export(args: argparse.Namespace) -> None:

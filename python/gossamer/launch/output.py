@@ -35,9 +35,9 @@ class Output:
         name: str,
         *,
         header: re.Pattern[str],
-        folder: Path | None,
-        width: int,
-        times: bool,
+        folder: Path | None = None,
+        width: int = 1,
+        times: bool = False,
     ) -> None:
         self._stream, self._name, self._header = stream, name, header
         self._folder, self._width, self._times = folder, width, times
@@ -87,33 +87,21 @@ class Output:
 
 
 @contextlib.contextmanager
-def whole_lines(
-    template: str = TEMPLATE,
-    role: str = "",
-    *,
-    folder: Path | None = None,
-    width: int = 1,
-    times: bool = False,
-) -> Iterator[None]:
+def whole_lines(template: str = TEMPLATE, role: str = "", **settings: Any) -> Iterator[None]:
     """Lets nothing but whole lines pass to stdout and stderr.
 
     Args:
         template, role: of the header that torch puts before the lines of a worker.
-        folder: where each rank gets a file of its own; None: nowhere.
-        width: the digits of a rank in a file's name.
-        times: whether the time stands before each line.
+        settings: of Output: a folder where each rank gets files of its own, the width of a rank in their names, and
+            whether the time stands before each line.
     """
     number = "\0"
     header = re.escape(Template(template).safe_substitute(rank=number, local_rank=number, role_name=role))
     pattern = re.compile(r"\A" + header.replace(number, r"(\d+)"))
     with contextlib.ExitStack() as stack:
-        for name, redirect in (
-            ("stdout", contextlib.redirect_stdout),
-            ("stderr", contextlib.redirect_stderr),
-        ):
-            output: Any = Output(
-                getattr(sys, name), name, header=pattern, folder=folder, width=width, times=times
-            )
+        redirects = {"stdout": contextlib.redirect_stdout, "stderr": contextlib.redirect_stderr}
+        for name, redirect in redirects.items():
+            output: Any = Output(getattr(sys, name), name, header=pattern, **settings)
             stack.callback(output.close)
             stack.enter_context(redirect(output))
         yield
@@ -136,10 +124,6 @@ def splitting(args: argparse.Namespace, size: int) -> contextlib.AbstractContext
         os.environ[PREFIX] = TEMPLATE  # a line's rank is read from it
     elif not teed:
         os.environ.setdefault(PREFIX, TEMPLATE)
-    return whole_lines(
-        os.environ.get(PREFIX) or TORCHS_TEMPLATE,
-        args.role,
-        folder=folder,
-        width=len(str(size - 1)),
-        times=args.prefix_output_with_timestamp,
-    )
+    template = os.environ.get(PREFIX) or TORCHS_TEMPLATE
+    width, times = len(str(size - 1)), args.prefix_output_with_timestamp
+    return whole_lines(template, args.role, folder=folder, width=width, times=times)

@@ -18,7 +18,7 @@ from gossamer.launch.elastic.driver import Driver, Limits
 from gossamer.launch.elastic.process import LocalWorker, Program, Worker
 from gossamer.launch.elastic.remote import RemoteWorker
 from gossamer.launch.elastic.slots import Discovery, Slot, Slots
-from gossamer.launch.hosts import Host
+from gossamer.launch.hosts import Host, refuse
 from gossamer.launch.outcome import Outcome
 from gossamer.launch.output import whole_lines
 
@@ -116,16 +116,11 @@ def _starter(
 
 def _plan(args: argparse.Namespace) -> tuple[Slots, Limits]:
     given = args.num_proc if args.nproc_per_node == "1" else args.nproc_per_node
-    for flag, usual in OTHERS.items():
-        if (value := getattr(args, flag)) not in (usual, "1"):
-            name = flag.replace("_", "-")
-            raise ConfigError(f"elastic: --{name} does not go with an elastic run, got {value!r}")
+    refuse(args, OTHERS, "elastic: --{} does not go with an elastic run, got {!r}")
     if given is not None and not str(given).isdigit():
         raise ConfigError(f"elastic: -np must be a number in an elastic run, got {given!r}")
     np = None if given is None else int(given)
-    listed = None
-    if args.hosts is not None or args.hostfile is not None:
-        listed = host_lists.chosen(argparse.Namespace(**vars(args) | {"num_proc": None}))
+    listed = host_lists.chosen(argparse.Namespace(**vars(args) | {"num_proc": None}))
     smallest = args.min_np if args.min_np is not None else np or 1
     hosts: Discovery | dict[str, int]
     if args.host_discovery_script is not None:
@@ -134,20 +129,18 @@ def _plan(args: argparse.Namespace) -> tuple[Slots, Limits]:
                 f"elastic: --host-discovery-script excludes -H and --hostfile, got {args.host_discovery_script!r}"
             )
         hosts = Discovery(args.host_discovery_script, default_slots=args.slots_per_host)
-        slots = sum(hosts().values())
     elif listed is not None:
         hosts = {host.name: host.slots for host in listed}
-        slots = sum(hosts.values())
     else:
-        count = args.max_np or np or smallest
-        hosts, slots = {LOCAL: count}, count
+        hosts = {LOCAL: args.max_np or np or smallest}
+    cooldown = args.blacklist_cooldown_range
+    slots = Slots(hosts, tuple(cooldown) if cooldown else None)
     largest = args.max_np if args.max_np is not None else sys.maxsize  # hosts may come
-    first = np if np is not None else max(smallest, min(largest, slots))
+    first = np if np is not None else max(smallest, min(largest, len(slots.present())))
     if not 1 <= smallest <= first <= largest:
         raise ConfigError(
             f"elastic: needs 1 <= --min-np <= -np <= --max-np, got {smallest}, {first} and {args.max_np}"
         )
-    cooldown = args.blacklist_cooldown_range
     if cooldown is not None and not 0 <= cooldown[0] <= cooldown[1]:
         raise ConfigError(f"elastic: --blacklist-cooldown-range needs 0 <= MIN <= MAX, got {cooldown}")
     timeout_s = TIMEOUT_S if args.elastic_timeout is None else args.elastic_timeout
@@ -155,5 +148,4 @@ def _plan(args: argparse.Namespace) -> tuple[Slots, Limits]:
         raise ConfigError(f"elastic: --elastic-timeout must be above 0 s, got {timeout_s:g}")
     if args.reset_limit is not None and args.reset_limit < 0:
         raise ConfigError(f"elastic: --reset-limit must be at least 0, got {args.reset_limit}")
-    limits = Limits(smallest, largest, first, timeout_s=timeout_s, resets=args.reset_limit)
-    return Slots(hosts, tuple(cooldown) if cooldown else None), limits
+    return slots, Limits(smallest, largest, first, timeout_s=timeout_s, resets=args.reset_limit)
