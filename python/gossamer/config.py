@@ -54,16 +54,14 @@ def current() -> Config:
 
     Raises ConfigError for an unknown GOSSAMER_* variable and for a value that does not parse.
     """
-    parsers = {f"GOSSAMER_{field.name.upper()}": field.name for field in fields(Config)}
+    names = {f"GOSSAMER_{field.name.upper()}": field.name for field in fields(Config)}
     values: dict[str, Any] = {}
-    for variable, text in os.environ.items():
-        if not variable.startswith("GOSSAMER_") or variable in (*BUILD_VARIABLES, *ELASTIC_VARIABLES):
-            continue
-        if variable not in parsers:
-            known = ", ".join([*parsers, *BUILD_VARIABLES])
+    for variable, text in variables("GOSSAMER_").items():
+        if variable in names:
+            values[names[variable]] = _PARSERS[names[variable]](variable, text)
+        elif variable not in (*BUILD_VARIABLES, *ELASTIC_VARIABLES):
+            known = ", ".join([*names, *BUILD_VARIABLES])
             raise ConfigError(f"environment: unknown variable {variable}; the known ones are {known}.")
-        name = parsers[variable]
-        values[name] = _PARSERS[name](variable, text)
     return Config(**values)
 
 
@@ -73,10 +71,17 @@ def launcher_environment() -> Placement | None:
     It looks in this order: torchrun, Horovod's variables, Open MPI's mpirun, MPICH's mpirun (PMI), Slurm's srun.
     Raises ConfigError for a launcher's variables that are incomplete or contradict each other.
     """
-    for find in (_torchrun, _horovod, _open_mpi, _mpich, _srun):
-        if (placement := find(os.environ)) is not None:
-            return _checked(placement)
-    return None
+    found = (find(os.environ) for find in (_torchrun, _horovod, _open_mpi, _mpich, _srun))
+    if (placement := next(filter(None, found), None)) is None:
+        return None
+    place, local = (placement.rank, placement.size), (placement.local_rank, placement.local_size)
+    for what, (rank, size) in (("rank", place), ("local rank", local)):
+        if not 0 <= rank < size:
+            raise ConfigError(
+                f"environment ({placement.source}): {what} must be at least 0 and below its size, "
+                f"got {rank} of {size}."
+            )
+    return placement
 
 
 def _torchrun(env: Mapping[str, str]) -> Placement | None:
@@ -134,10 +139,8 @@ def _placement(
     rank, size = (integer(name, env[name]) for name in names[:2])
     local_rank = integer(names[2], env.get(names[2], str(rank)))
     local_size = integer(names[3], env.get(names[3], str(size)))
-    if address is None:
-        return Placement(source, rank, size, local_rank, local_size)
-    port = integer(address[1], env[address[1]])
-    return Placement(source, rank, size, local_rank, local_size, env[address[0]], port)
+    where = (env[address[0]], integer(address[1], env[address[1]])) if address else (None, None)
+    return Placement(source, rank, size, local_rank, local_size, *where)
 
 
 def _srun(env: Mapping[str, str]) -> Placement | None:
@@ -230,17 +233,6 @@ def _slurm_port(env: Mapping[str, str]) -> int:
     return 15000 + (integer("SLURM_JOB_ID", job) + 997 * integer("SLURM_STEP_ID", step)) % 15000
 
 
-def _checked(placement: Placement) -> Placement:
-    place, local = (placement.rank, placement.size), (placement.local_rank, placement.local_size)
-    for what, (rank, size) in (("rank", place), ("local rank", local)):
-        if not 0 <= rank < size:
-            raise ConfigError(
-                f"environment ({placement.source}): {what} must be at least 0 and below its size, "
-                f"got {rank} of {size}."
-            )
-    return placement
-
-
 def integer(variable: str, text: str) -> int:
     """Returns the integer that a variable's text says. Raises ConfigError for any other text."""
     try:
@@ -262,10 +254,8 @@ def _positive_seconds(variable: str, text: str, *, or_never: bool = False) -> fl
     except ValueError:
         value = math.nan
     if not (0 < value < math.inf or (or_never and value == 0)):
-        never = " (0: never)" if or_never else ""
-        raise ConfigError(
-            f"environment: {variable} must be a number of seconds above 0{never}, got {text!r}."
-        )
+        above = "above 0 (0: never)" if or_never else "above 0"
+        raise ConfigError(f"environment: {variable} must be a number of seconds {above}, got {text!r}.")
     return value
 
 

@@ -121,6 +121,10 @@ def cores() -> dict[str, Any]:
     }
 
 
+def open_files() -> dict[str, int]:
+    return dict(zip(("soft", "hard"), resource.getrlimit(resource.RLIMIT_NOFILE), strict=True))
+
+
 def environment() -> dict[str, str]:
     """Returns the variables that launchers, torch's backends and Gossamer read."""
     every = config.variables("")
@@ -147,9 +151,7 @@ PROBES: dict[str, Callable[[], Any]] = {
     "towards_master": lambda: addresses.towards(config.master_addr()),  # this host's address on the way there
     "shared_memory": shared_memory,
     "cores": cores,
-    "open_files": lambda: dict(
-        zip(("soft", "hard"), resource.getrlimit(resource.RLIMIT_NOFILE), strict=True)
-    ),
+    "open_files": open_files,
     "environment": environment,
     "refused_settings": refused_settings,
     "ssh": lambda: shutil.which("ssh"),

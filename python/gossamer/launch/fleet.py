@@ -50,11 +50,9 @@ def run(args: argparse.Namespace, hosts: Sequence[Host]) -> Outcome:
             if not outcome.failures:
                 break
             if attempt < args.max_restarts:
-                print(
-                    f"gossamer run: {describe(outcome.failures)}; all workers start again "
-                    f"({attempt + 1} of {args.max_restarts} times)",
-                    file=sys.stderr,
-                )
+                times = f"{attempt + 1} of {args.max_restarts} times"
+                what = describe(outcome.failures)
+                print(f"gossamer run: {what}; all workers start again ({times})", file=sys.stderr)
     return outcome
 
 
@@ -75,9 +73,8 @@ class _Fleet:
             try:
                 agent = ssh.Agent(host, index, "agent", variables, args=self.args, events=self.events)
             except FileNotFoundError as error:
-                raise ConfigError(
-                    f"host {host.name}: needs the program {error.filename}; install it"
-                ) from error
+                what = f"host {host.name}: needs the program {error.filename}; install it"
+                raise ConfigError(what) from error
             self.agents.append(agent)
             agent.send({"args": self._settings(index), "interfaces": names, "files": files})
             self._tell(index)

@@ -54,13 +54,7 @@ class Exporter:
         ValueError: The registry has an Exporter already.
     """
 
-    def __init__(
-        self,
-        models: Any,
-        *,
-        registry: Any = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, models: Any, *, registry: Any = None, labels: Mapping[str, str] | None = None) -> None:
         named = models if isinstance(models, Mapping) else {"model": models}
         if strangers := [name for name, model in named.items() if not hasattr(model, "report")]:
             raise ConfigError(

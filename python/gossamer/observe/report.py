@@ -100,12 +100,11 @@ class Reports(list[Report]):
 
     def scalars(self) -> dict[str, float]:
         """Return the scalars of the reports. Of several reports each has its number, as in `gossamer/0/step_ms`."""
-        if len(self) == 1:
-            return self[0].scalars()
-        numbered = ((f"gossamer/{number}/", each.scalars()) for number, each in enumerate(self))
-        return {
-            key.replace("gossamer/", own, 1): value for own, each in numbered for key, value in each.items()
-        }
+        scalars: dict[str, float] = {}
+        for number, report in enumerate(self):
+            own = "gossamer/" if len(self) == 1 else f"gossamer/{number}/"
+            scalars |= {key.replace("gossamer/", own, 1): value for key, value in report.scalars().items()}
+        return scalars
 
     def __str__(self) -> str:
         return "\n".join(str(each) for each in self) or "no model is wrapped"

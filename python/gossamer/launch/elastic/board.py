@@ -61,12 +61,7 @@ class Board:
         """Publishes a new group: the places of its workers in rank order, and the workers that must leave."""
         self.close_group(epoch - 1)
         self._groups[epoch] = store = _serve()
-        group = {
-            "seats": seats,
-            "removed": removed,
-            "sync": sync,
-            "port": store.port,
-        }
+        group = {"seats": seats, "removed": removed, "sync": sync, "port": store.port}
         self._store.set(epoch_key(epoch), json.dumps(group))
         self._state |= {"epoch": epoch, "update": None}
         self._write()

@@ -175,7 +175,8 @@ class Driver:
         left = [number for number in living if number in news and news[number].left == self.epoch]
         new = self._new(news, living, removed)
         dead = len(living) + len(self.finished & set(self.members)) < len(self.members)
-        self._dismiss(removed)
+        for number in set(removed) - set(self.members) - self._told_to_go:
+            self._end(number)  # its slot is gone, and no group would miss it
         if self.epoch and not (left or (dead and not self.finished)):
             # A group that works: it goes on until its next commit.
             self._unformed_since = time.monotonic()
@@ -221,11 +222,8 @@ class Driver:
 
     def _new(self, news: dict[int, News], living: list[int], removed: list[int]) -> list[int]:
         """Returns the workers that a group may take in."""
-        outside = {
-            number: each
-            for number, each in news.items()
-            if number not in self.members and number not in removed
-        }
+        inside = {*self.members, *removed}
+        outside = {number: each for number, each in news.items() if number not in inside}
         if living:
             others = sorted(set(self.workers) - set(living) - set(removed))
             slots = {each: self.workers[each].slot for each in [*living, *others]}
@@ -242,11 +240,6 @@ class Driver:
     def _end(self, number: int) -> None:
         self._told_to_go.add(number)
         self.workers[number].end()
-
-    def _dismiss(self, removed: list[int]) -> None:
-        """Ends those whose slots are gone and that no group would miss."""
-        for number in set(removed) - set(self.members) - self._told_to_go:
-            self._end(number)
 
     def _no_group(self, living: list[int], left: list[int], members: list[int]) -> str:
         here = f"{len(self.workers)} workers are there, fewer than --min-np {self.limits.min_size}"

@@ -56,22 +56,14 @@ class LocalWorker:
     def __init__(self, program: Program, number: int, slot: Slot, *, env: Mapping[str, str]) -> None:
         self.number, self.slot = number, slot
         quieten_torch()
-        own = {
-            **program.env,
-            **env,
-            "TORCHELASTIC_RUN_ID": f"worker{number}",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-        }
+        own = {"TORCHELASTIC_RUN_ID": f"worker{number}", "TORCHELASTIC_RESTART_COUNT": "0"}
+        redirects, tee = Std.from_str(program.redirects), Std.from_str(program.tee)
         self._context: PContext = start_processes(
             name="worker",
             entrypoint=program.command[0],
             args={0: tuple(program.command[1:])},
-            envs={0: own},
-            logs_specs=DefaultLogsSpecs(
-                log_dir=program.log_dir,
-                redirects=Std.from_str(program.redirects),
-                tee=Std.from_str(program.tee),
-            ),
+            envs={0: {**program.env, **env, **own}},
+            logs_specs=DefaultLogsSpecs(log_dir=program.log_dir, redirects=redirects, tee=tee),
             log_line_prefixes={0: f"[{number}] "},
         )
         self.pid = self._context.pids()[0]

@@ -90,23 +90,13 @@ class Discovery:
         return self._found
 
     def _ask(self) -> dict[str, int]:
+        where, limit_s = f"host discovery: {self._command!r}", SCRIPT_TIMEOUT_S
         try:
-            done = subprocess.run(
-                self._command,
-                shell=True,
-                capture_output=True,
-                text=True,
-                timeout=SCRIPT_TIMEOUT_S,
-                check=False,
-            )
+            done = subprocess.run(self._command, shell=True, capture_output=True, text=True, timeout=limit_s)
         except subprocess.TimeoutExpired:
-            raise ConfigError(
-                f"host discovery: {self._command!r} has not ended in {SCRIPT_TIMEOUT_S:g} s"
-            ) from None
+            raise ConfigError(f"{where} has not ended in {limit_s:g} s") from None
         if done.returncode:
-            raise ConfigError(
-                f"host discovery: {self._command!r} ended with code {done.returncode}: {done.stderr.strip()}"
-            )
+            raise ConfigError(f"{where} ended with code {done.returncode}: {done.stderr.strip()}")
         return parse_hosts(done.stdout, default_slots=self._default)
 
     def _keep_asking(self) -> None:
