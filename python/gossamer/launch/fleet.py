@@ -160,7 +160,8 @@ class _Fleet:
     def _await_end(self) -> Outcome:
         """Waits until all hosts have ended, or until shortly after the first failure."""
         outcome, said = Outcome(), set()
-        left, lost, deadline = set(range(len(self.agents))), "", None
+        left, lost = set(range(len(self.agents))), ""
+        deadline: float | None = None
         while left:
             try:
                 wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())

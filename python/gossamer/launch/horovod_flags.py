@@ -81,7 +81,7 @@ SECTIONS = {
     "library_options": "",
     "logging": "log_",
 }
-TOP = dict.fromkeys(("hosts", "hostfile", "identity_file", "output_filename"), str)
+TOP: dict[str, type] = dict.fromkeys(("hosts", "hostfile", "identity_file", "output_filename"), str)
 TOP |= {"num_proc": int, "remote_port": int, "verbose": bool, "as_horovod": bool}
 SPELLED = {"np": "num_proc", "ssh_port": "remote_port", "ssh_identity_file": "identity_file"}
 MPI = "start the script with `mpirun -np N python train.py` instead; gs.init() and hvd.init() know it"
