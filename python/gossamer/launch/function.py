@@ -78,9 +78,8 @@ def run(
     elastic = {"min_num_proc": min_num_proc or min_np, "max_num_proc": max_num_proc or max_np, "slots": slots}
     elastic |= {"reset_limit": reset_limit, "cooldown_range": cooldown_range}
     if given := {name: value for name, value in elastic.items() if value is not None}:
-        raise ConfigError(
-            f"horovod.run: a function is not run elastically, got {given}; `gossamer run` does scripts"
-        )
+        why = "a function is not run elastically"
+        raise ConfigError(f"horovod.run: {why}, got {given}; `gossamer run` does scripts")
     if use_mpi or mpi_args is not None:
         raise ConfigError(
             f"horovod.run: MPI does not start the workers, got use_mpi={use_mpi}, mpi_args={mpi_args!r}; "
