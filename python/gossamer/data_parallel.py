@@ -4,7 +4,6 @@ It translates arguments; the engine does the work. Its state_dict is that of the
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
 from gossamer.comm import Communicator, Flat, Hierarchical, Symmetric
-from gossamer.engine import Autotune, Face, Tuned, autotune_of, optimizers_of, refuse_assigned_parameters
+from gossamer.engine import Autotune, Face, autotune_of, optimizers_of, refuse_assigned_parameters
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,15 +91,6 @@ class DataParallel(nn.Module, Face):
         """Run the wrapped model's forward."""
         self.engine.before_forward()
         return self.engine.after_forward(self.module(*args, **kwargs))
-
-    @property
-    def tuned(self) -> Tuned | None:
-        """The result of autotune, equal on every rank; None before it has ended, and without autotune."""
-        return self.engine.tuned
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Let backward accumulate gradients without sending them. The next backward outside sends the sum."""
-        return self.engine.no_sync()
 
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigError(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms import Join, Joinable
 
+from gossamer.autotune import Tuned
 from gossamer.comm import is_communicator
 from gossamer.engine.algorithm import Algorithm
 from gossamer.engine.connections import Connections, connect
@@ -50,6 +51,15 @@ class Face(Joinable):
         """The engine, which does the work."""
         assert self._engine is not None
         return self._engine
+
+    @property
+    def tuned(self) -> Tuned | None:
+        """The result of autotune, equal on every rank; None before it has ended, and without autotune."""
+        return self.engine.tuned
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Let backward accumulate gradients without sending them. The next backward outside sends the sum."""
+        return self.engine.no_sync()
 
     def consensus(self) -> None:
         """Replace parameters and floating-point buffers by their exact mean over the ranks, in place. Collective.
