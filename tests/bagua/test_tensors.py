@@ -184,7 +184,7 @@ def test_consensus_is_the_mean(algorithm):
 def operation_of(comm, *, mode="all", flatten=True, dtype=torch.float32):
     tensor = functions.ensure_bagua_tensor(torch.zeros(3, dtype=dtype), "x", "model")
     bucket = BaguaBucket([tensor], "b", flatten)
-    bucket.attach(lambda group, hierarchical: comm)
+    bucket.communicator_of = lambda group, hierarchical: comm
     return bucket.append_asynchronous_model_average_op(mode)
 
 

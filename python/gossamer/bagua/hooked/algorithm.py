@@ -39,6 +39,8 @@ class HookAlgorithm(Algorithm):
 
     fields = ()  # the engine's buckets only count gradients; what travels lies in Bagua's buckets
     follows_gradients = True
+    lockstep = False  # the hooks decide when ranks wait for each other
+    independent = True
 
     def __init__(self, ddp: Any, impl: Any, *, control: Communicator, bucket_bytes: int) -> None:
         self._ddp: Any = weakref.proxy(ddp)
@@ -46,7 +48,9 @@ class HookAlgorithm(Algorithm):
         self.flatten: bool = ddp.do_flatten
         self.buckets: list[BaguaBucket] = []
         self._background: Background | None = None
-        self._communicators: dict[tuple[Any, bool], Communicator] = {}
+        # By group, None for the model's own. One by hosts also counts the bytes of the flat one inside it.
+        self._flat: dict[Any, Communicator] = {}
+        self._by_hosts: dict[Any, Communicator] = {}
         self._sequence = BucketSequence([], self._submit)
         self._optimizer_hooks: list[Any] = []
         self._backwards = 0
@@ -54,17 +58,6 @@ class HookAlgorithm(Algorithm):
 
     def __repr__(self) -> str:
         return f"{type(self._impl).__name__} (in Bagua's hooks, flatten={self.flatten})"
-
-    @property
-    def lockstep(self) -> bool:
-        """False: the hooks decide when ranks wait for each other."""
-        return False
-
-    @property
-    def independent(self) -> bool:
-        return True
-
-    # --- moments of the engine ---
 
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
@@ -96,9 +89,6 @@ class HookAlgorithm(Algorithm):
             self._post_backward_hook()
         self._sequence.require_whole("backward")
 
-    def settle(self) -> None:
-        self.wait()
-
     def close(self, *, crashed: bool = False) -> None:
         for hook in self._optimizer_hooks:
             hook.remove()
@@ -110,18 +100,16 @@ class HookAlgorithm(Algorithm):
 
     @property
     def bytes_sent(self) -> int:
-        return sum(comm.bytes_sent for comm in self._own_communicators())
+        return sum(comm.bytes_sent for comm in (self._flat | self._by_hosts).values())
 
     @property
     def bytes_received(self) -> int:
-        return sum(comm.bytes_received for comm in self._own_communicators())
+        return sum(comm.bytes_received for comm in (self._flat | self._by_hosts).values())
 
     def state_dict(self) -> dict[str, Any]:
         raise ConfigError(
             f"algorithm_state_dict: {self!r} keeps its state itself, so it cannot be saved here; save it yourself"
         )
-
-    # --- calls of the model that the engine has no moment for ---
 
     def begin(self) -> None:
         """Makes tensors, buckets, operations and hooks. Older operations have ended. Collective."""
@@ -138,7 +126,7 @@ class HookAlgorithm(Algorithm):
         lines = [f"{bucket!r} of {[*map(bagua_tensor_name, bucket.tensors)]}" for bucket in self.buckets]
         require_equal(self._control, lines, "the list of buckets")
         for bucket in self.buckets:
-            bucket.attach(self._communicator)
+            bucket.communicator_of = self._communicator
             self._impl.init_operations(self._ddp, bucket)
         self._sequence = BucketSequence(self.buckets, self._submit)
         mark = weak_call(weakref.WeakMethod(self._sequence.mark))
@@ -168,10 +156,10 @@ class HookAlgorithm(Algorithm):
         if self._background is not None:
             self._background.wait()
 
-    # --- steps of the optimizers: asynchronous operations must not change weights meanwhile ---
+    settle = wait
 
     def _step_begins(self, _optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        # A closure runs forwards and backwards of its own in the middle of the step.
+        # Asynchronous operations must not change weights in a step. A closure runs forwards and backwards in it.
         self._step_to_leave = next(iter(arguments[1:]), named.get("closure")) is None
         for operation in self._asynchronous():
             operation.hold("step")
@@ -191,8 +179,6 @@ class HookAlgorithm(Algorithm):
         with self._sequence.hook():
             self._post_step_hook(optimizer)
         self._sequence.require_whole("optimizer step")
-
-    # --- buckets ---
 
     def _end_operations(self) -> None:
         self._sequence.end()
@@ -218,24 +204,17 @@ class HookAlgorithm(Algorithm):
         assert self._background is not None
         own = group is None or group is self._ddp.process_group
         key = None if own else group
-        by_hosts = hierarchical or (own and self._always_by_hosts)
-        if (key, False) not in self._communicators:
-            self._communicators[key, False] = self._background.comm if own else self._connect(group)
-        if by_hosts and (key, True) not in self._communicators:
+        if key not in self._flat:
+            self._flat[key] = self._background.comm if own else self._connect(group)
+        if not hierarchical and not (own and self._always_by_hosts):
+            return self._flat[key]
+        if key not in self._by_hosts:
             # A Hierarchical may name the hosts of the model's own group; those of another group are looked up.
             hosts = getattr(self._ddp.process_group, "hosts", None) if own else None
-            self._communicators[key, True] = hierarchy(self._communicators[key, False], hosts)
-        return self._communicators[key, by_hosts]
+            self._by_hosts[key] = hierarchy(self._flat[key], hosts)
+        return self._by_hosts[key]
 
     def _connect(self, group: Any) -> Communicator:
         group = torch_group_of("with_bagua", group)
         assert self._background is not None
         return duplicate(group) if is_communicator(group) else private(group, self._background.comm.device)[0]
-
-    def _own_communicators(self) -> list[Communicator]:
-        # A communicator by hosts also counts the bytes of the flat communicator inside it.
-        return [
-            comm
-            for (key, by_hosts), comm in self._communicators.items()
-            if by_hosts or (key, True) not in self._communicators
-        ]

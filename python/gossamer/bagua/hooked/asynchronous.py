@@ -7,17 +7,15 @@ gossamer.AsyncModelAverage changes weights in the training thread alone, so it n
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from gossamer.bagua.hooked.operations import require_peers
+from gossamer.bagua.hooked.values import BucketValues
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError, GossamerError
-
-if TYPE_CHECKING:
-    from gossamer.bagua.torch_api.bucket import BaguaBucket
 
 _WHAT = "append_asynchronous_model_average_op"
 
@@ -33,9 +31,8 @@ class AsynchronousModelAverage:
         ConfigError: another mode than "all"; a bucket without flat memory, or of a dtype that has no mean.
     """
 
-    def __init__(self, bucket: "BaguaBucket", comm: Communicator, peer_selection_mode: str) -> None:
-        if peer_selection_mode != "all":
-            raise ConfigError(f"{_WHAT}: peer_selection_mode must be 'all', got {peer_selection_mode!r}")
+    def __init__(self, bucket: BucketValues, comm: Communicator, peer_selection_mode: str) -> None:
+        require_peers(_WHAT, peer_selection_mode, "all")
         if not bucket.flatten:
             raise ConfigError(
                 f"{_WHAT}: {bucket!r} must be made with flatten=True, got {bucket.flatten!r}; rounds change "
@@ -52,8 +49,6 @@ class AsynchronousModelAverage:
         self._holders: set[str] = set()
         self._aborting, self._running = False, True
         self._failure: Exception | None = None
-
-    # --- for algorithms ---
 
     def lock_weight(self) -> None:
         """Keeps rounds from changing the weights, until unlock_weight(). A second call has no effect.
@@ -87,8 +82,6 @@ class AsynchronousModelAverage:
     def get_status(self) -> bool:
         """False when all ranks have aborted. It becomes False on all ranks after the same round."""
         return self._running
-
-    # --- for bucket.py and algorithm.py ---
 
     def __call__(self) -> None:
         try:

@@ -4,31 +4,24 @@ A bucket of an algorithm of yours: it is made in tensors_to_buckets, and gets it
 gossamer.bagua.hooked runs it, and has the operations.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gossamer.bagua.hooked import operations
 from gossamer.bagua.hooked.asynchronous import AsynchronousModelAverage
-from gossamer.bagua.torch_api.tensor import (
-    bagua_getter_closure,
-    bagua_module_name,
-    bagua_set_storage,
-    bagua_tensor_name,
-    ensure_bagua_tensor,
-)
+from gossamer.bagua.hooked.values import BucketValues
 from gossamer.comm import Communicator
 from gossamer.errors import ConfigError
 
-#: Gives the communicator of an operation, from a group (None: the model's own) and whether sums go by hosts.
-CommunicatorOf = Callable[[Any, bool], Communicator]
 
-
-class BaguaBucket:
+class BaguaBucket(BucketValues):
     """Bagua tensors of one dtype, device and model, and operations on them.
+
+    The operations run in the order in which they were appended, on the same values. `group` in append_...: a group of
+    Bagua or torch, or a communicator; None: the model's own.
 
     Args:
         tensors: Bagua tensors, see tensor.py.
@@ -42,64 +35,19 @@ class BaguaBucket:
     """
 
     def __init__(self, tensors: Sequence[Tensor], name: str, flatten: bool, alignment: int = 1) -> None:
-        self.tensors, self.name = list(tensors), name
-        self.bagua_module_name = self._check(alignment)
-        first = self.effective()[0]
-        missing = -sum(tensor.numel() for tensor in self.effective()) % alignment
-        self.padding_tensor: Tensor | None = None
-        if missing:
-            zeros = torch.zeros(missing, dtype=first.dtype, device=first.device)
-            self.padding_tensor = ensure_bagua_tensor(
-                zeros, f"bagua_padding_tensor_bucket_{name}", self.bagua_module_name
-            )
-        self.flatten = flatten
-        self._flat: Tensor | None = None
+        super().__init__(tensors, name, flatten, alignment)
         self._operations: list[Callable[[], object]] = []
-        self._communicator_of: CommunicatorOf | None = None
-        if flatten:
-            self._flatten()
-
-    def __repr__(self) -> str:
-        return f"bucket '{self.name}' ({len(self.tensors)} tensors, {self.bytes()} bytes)"
+        #: Set by gossamer.bagua.hooked. From a group, and whether sums go by hosts, to an operation's communicator.
+        self.communicator_of: Callable[[Any, bool], Communicator] | None = None
 
     @property
     def backend_bucket(self) -> "BaguaBucket":
         """The bucket itself, for operations that Bagua's scripts hand it to."""
         return self
 
-    def bytes(self) -> int:
-        """Bytes of all tensors, without padding."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.effective())
-
-    def effective(self, *, padding: bool = False) -> list[Tensor]:
-        """The tensors that travel: one for each of `tensors`, and with `padding` the padding tensor."""
-        every = (
-            [*self.tensors, self.padding_tensor]
-            if padding and self.padding_tensor is not None
-            else self.tensors
-        )
-        return [bagua_getter_closure(tensor) for tensor in every]
-
-    def flattened_tensor(self) -> Tensor:
-        """A copy of all values, with padding: [numel]."""
-        return torch.cat([tensor.detach().reshape(-1) for tensor in self.effective(padding=True)])
-
-    def check_flatten(self) -> bool:
-        """Whether all values lie in a row in memory."""
-        tensors = [tensor for tensor in self.effective(padding=True) if tensor.numel()]
-        address = tensors[0].data_ptr() if tensors else 0
-        for tensor in tensors:
-            if tensor.data_ptr() != address or not tensor.is_contiguous():
-                return False
-            address += tensor.numel() * tensor.element_size()
-        return True
-
-    # --- operations: in the order in which they were appended, on the same values ---
-
     def append_python_op(self, python_function: Callable[[str], object], group: Any = None) -> "BaguaBucket":
         """Appends python_function(name of the bucket). It runs off the training thread. `group` is not used."""
-        self._operations.append(lambda: python_function(self.name))
-        return self
+        return self._append(lambda: python_function(self.name))
 
     def append_centralized_synchronous_op(
         self,
@@ -118,12 +66,10 @@ class BaguaBucket:
         """
         codec = operations.codec_of("append_centralized_synchronous_op", compression)
         comm = self._communicator("append_centralized_synchronous_op", group, hierarchical)
-        self._operations.append(
-            lambda: operations.centralized(
-                self, comm, average=average, deterministic=scattergather, codec=codec
-            )
+        run = partial(
+            operations.centralized, self, comm, average=average, in_order=scattergather, codec=codec
         )
-        return self
+        return self._append(run)
 
     def append_decentralized_synchronous_op(
         self,
@@ -131,16 +77,15 @@ class BaguaBucket:
         hierarchical: bool = True,
         peer_selection_mode: str = "all",
         group: Any = None,
-    ) -> "operations.Decentralized":
+    ) -> operations.Decentralized:
         """Appends the mean of the values over all ranks, or with one peer ("shift_one"), written to peer_weight.
 
         peer_weight is [numel], with padding. The bucket changes only by copy_back_peer_weight(bucket) of the operation
         that is returned. `hierarchical` has no effect: every rank is a peer.
         """
-        what = "append_decentralized_synchronous_op"
-        comm = self._communicator(what, group, False)
+        comm = self._communicator("append_decentralized_synchronous_op", group)
         operation = operations.Decentralized(self, comm, peer_weight, peer_selection_mode)
-        self._operations.append(operation)
+        self._append(operation)
         return operation
 
     def append_low_precision_decentralized_synchronous_op(
@@ -161,10 +106,10 @@ class BaguaBucket:
         codec = operations.codec_of(what, compression)
         if codec is None:
             raise ConfigError(f"{what}: compression must be 'MinMaxUInt8', got None")
-        comm = self._communicator(what, group, False)
+        comm = self._communicator(what, group)
         replicas = (weight, left_peer_weight, right_peer_weight)
-        self._operations.append(operations.LowPrecision(self, comm, codec, replicas))
-        return self
+        operations.require_sizes(what, self, replicas)
+        return self._append(partial(operations.low_precision, self, comm, codec, replicas))
 
     def append_asynchronous_model_average_op(
         self, peer_selection_mode: str, group: Any = None
@@ -173,9 +118,9 @@ class BaguaBucket:
 
         Returns the operation, which locks the weights and can abort. peer_selection_mode: "all".
         """
-        comm = self._communicator("append_asynchronous_model_average_op", group, False)
+        comm = self._communicator("append_asynchronous_model_average_op", group)
         operation = AsynchronousModelAverage(self, comm, peer_selection_mode)
-        self._operations.append(operation)
+        self._append(operation)
         return operation
 
     def clear_ops(self) -> "BaguaBucket":
@@ -183,66 +128,20 @@ class BaguaBucket:
         self._operations = []
         return self
 
-    # --- for gossamer.bagua.hooked ---
-
-    def attach(self, communicator_of: CommunicatorOf) -> None:
-        """Lets operations be appended. Called before init_operations."""
-        self._communicator_of = communicator_of
-
     def run(self) -> None:
-        """Runs all operations, one after the other."""
+        """For gossamer.bagua.hooked: runs all operations, one after the other."""
         for operation in self._operations:
             operation()
 
     def asynchronous(self) -> list[AsynchronousModelAverage]:
-        """The operations that change weights while the model trains."""
+        """For gossamer.bagua.hooked: the operations that change weights while the model trains."""
         return [each for each in self._operations if isinstance(each, AsynchronousModelAverage)]
 
-    def flat_memory(self) -> Tensor | None:
-        """All values as one tensor [numel], with padding; None if a tensor has left the memory of the bucket."""
-        if self._flat is None or not self.check_flatten():
-            return None
-        first = next((tensor for tensor in self.effective(padding=True) if tensor.numel()), self._flat)
-        return self._flat if first.data_ptr() == self._flat.data_ptr() else None
+    def _append(self, operation: Callable[[], object]) -> "BaguaBucket":
+        self._operations.append(operation)
+        return self
 
-    @contextmanager
-    def values(self) -> Iterator[Tensor]:
-        """Yields all values as one tensor [numel], with padding. Changes to it are changes of the bucket."""
-        if (memory := self.flat_memory()) is not None:
-            yield memory
-            return
-        tensors = self.effective(padding=True)
-        flat = self.flattened_tensor()
-        yield flat
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.detach().copy_(part.view(tensor.shape))
-
-    def _check(self, alignment: int) -> str | None:
-        if not isinstance(alignment, int) or alignment < 1:
-            raise ConfigError(
-                f"BaguaBucket '{self.name}': alignment must be a positive integer, got {alignment!r}"
-            )
-        models = {bagua_module_name(tensor) for tensor in self.tensors}
-        kinds = {(tensor.dtype, tensor.device) for tensor in self.effective()}
-        if len(kinds) != 1 or len(models) != 1:
-            raise ConfigError(
-                f"BaguaBucket '{self.name}': needs tensors of one dtype, device and model, got {len(self.tensors)} "
-                f"of {sorted(map(str, kinds))} and {sorted(map(str, models))}"
-            )
-        names = [bagua_tensor_name(tensor) for tensor in self.tensors]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"BaguaBucket '{self.name}': tensors must have different names, got {names}")
-        return models.pop()
-
-    def _flatten(self) -> None:
-        self._flat = self.flattened_tensor()
-        offset = 0
-        every = [*self.tensors, self.padding_tensor] if self.padding_tensor is not None else self.tensors
-        for tensor in every:
-            bagua_set_storage(tensor, self._flat.untyped_storage(), offset)
-            offset += bagua_getter_closure(tensor).numel()
-
-    def _communicator(self, what: str, group: Any, hierarchical: bool) -> Communicator:
-        if self._communicator_of is None:
+    def _communicator(self, what: str, group: Any, hierarchical: bool = False) -> Communicator:
+        if self.communicator_of is None:
             raise ConfigError(f"{what}: bucket '{self.name}' is no model's yet; append it in init_operations")
-        return self._communicator_of(group, hierarchical)
+        return self.communicator_of(group, hierarchical)

@@ -9,7 +9,6 @@ rank or operation is wrong. It raises CommError if the transfer fails, and after
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,20 +25,19 @@ from gossamer.bagua.torch_api.process_group import (
     is_initialized,
     new_group,
 )
+from gossamer.bagua.torch_api.tensor import elements
 from gossamer.bagua.torch_api.transfer import (
     ReduceOp,
     check_alike,
-    check_counts,
     check_pair,
-    check_ranges,
     check_rank,
     check_tensor,
     collective,
     flat,
     reduction,
+    rows,
     sending,
-    split_into,
-    written,
+    spans,
 )
 
 __all__ = [
@@ -97,24 +95,23 @@ def allreduce_inplace(tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) 
     """Overwrites the tensor with the reduction of all ranks' tensors."""
     check_tensor("allreduce_inplace", tensor)
     operation = reduction("allreduce_inplace", op, tensor.dtype)
-    with written(tensor) as out, sending("allreduce_inplace", comm, tensor):
+    with elements(tensor) as out, sending("allreduce_inplace", comm, tensor):
         dist.all_reduce(out, operation, group=comm.group)
 
 
 @collective
 def allreduce_coalesced_inplace(tensors: Sequence[Tensor], op: int = ReduceOp.SUM, comm: Any = None) -> None:
-    """Does allreduce_inplace for several tensors of one dtype and device, in one operation."""
+    """As :func:`allreduce_inplace`, but for several tensors of one dtype and device, in one operation."""
     check_alike("allreduce_coalesced_inplace", tensors)
-    joined = torch.cat([flat(tensor) for tensor in tensors])
-    allreduce_inplace(joined, op, comm)
-    split_into(joined, tensors)
+    with elements(*tensors) as values:
+        allreduce_inplace(values, op, comm)
 
 
 @collective
 def allgather(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> None:
     """Writes the send_tensors of rank 0, 1, ... to recv_tensor in a row; it has nranks times as many elements."""
     check_pair("allgather", send_tensor, recv_tensor, comm.nranks() * send_tensor.numel())
-    with written(recv_tensor) as out, sending("allgather", comm, send_tensor):
+    with elements(recv_tensor) as out, sending("allgather", comm, send_tensor):
         _all_gather(out, flat(send_tensor), group=comm.group)
 
 
@@ -122,10 +119,8 @@ def allgather(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> Non
 def allgather_inplace(tensor: Tensor, comm: Any = None) -> None:
     """Fills all nranks parts of the tensor. Before, rank r has filled part r."""
     check_tensor("allgather_inplace", tensor, parts=comm.nranks())
-    with written(tensor) as out, sending("allgather_inplace", comm, tensor):
-        _all_gather(
-            out, out.chunk(comm.nranks())[comm.rank()].clone() if out.numel() else out, group=comm.group
-        )
+    with elements(tensor) as out, sending("allgather_inplace", comm, tensor):
+        _all_gather(out, rows(out, comm)[comm.rank()].clone(), group=comm.group)
 
 
 @collective
@@ -136,7 +131,7 @@ def reduce_scatter(
     check_tensor("reduce_scatter", send_tensor, parts=comm.nranks())
     check_pair("reduce_scatter", send_tensor, recv_tensor, send_tensor.numel() // comm.nranks())
     operation = reduction("reduce_scatter", op, send_tensor.dtype)
-    with written(recv_tensor) as out, sending("reduce_scatter", comm, send_tensor):
+    with elements(recv_tensor) as out, sending("reduce_scatter", comm, send_tensor):
         _reduce_scatter(out, flat(send_tensor), op=operation, group=comm.group)
 
 
@@ -144,9 +139,8 @@ def reduce_scatter(
 def reduce_scatter_inplace(tensor: Tensor, op: int = ReduceOp.SUM, comm: Any = None) -> None:
     """Overwrites part r of the tensor with part r of the reduction. The other parts do not change."""
     check_tensor("reduce_scatter_inplace", tensor, parts=comm.nranks())
-    with written(tensor) as out:
-        part = out.numel() // comm.nranks()
-        own = out[comm.rank() * part : (comm.rank() + 1) * part]
+    with elements(tensor) as out:
+        own = rows(out, comm)[comm.rank()]
         result = torch.empty_like(own)
         reduce_scatter(out, result, op, comm)
         own.copy_(result)
@@ -157,13 +151,13 @@ def alltoall(send_tensor: Tensor, recv_tensor: Tensor, comm: Any = None) -> None
     """Sends part j of send_tensor to rank j, and fills part i of recv_tensor from rank i. Both have nranks parts."""
     check_tensor("alltoall", send_tensor, parts=comm.nranks())
     check_pair("alltoall", send_tensor, recv_tensor, send_tensor.numel())
-    with written(recv_tensor) as out, sending("alltoall", comm, send_tensor):
+    with elements(recv_tensor) as out, sending("alltoall", comm, send_tensor):
         dist.all_to_all_single(out, flat(send_tensor), group=comm.group)
 
 
 @collective
 def alltoall_inplace(tensor: Tensor, comm: Any = None) -> None:
-    """Does alltoall() with the result in the tensor itself."""
+    """As :func:`alltoall`, but in place."""
     check_tensor("alltoall_inplace", tensor)
     alltoall(tensor.detach().clone(), tensor, comm)
 
@@ -183,29 +177,24 @@ def alltoall_v(
     A count of 0 sends nothing. Elements of recv_tensor outside its parts do not change. A displacement behind those of
     all ranks, which tells the end, is not used.
     """
-    size = comm.nranks()
     check_pair("alltoall_v", send_tensor, recv_tensor, recv_tensor.numel())
-    check_counts("alltoall_v", "send", send_counts, send_displs, size=size)
-    check_counts("alltoall_v", "recv", recv_counts, recv_displs, size=size)
-    sends, receives = _ranges(send_counts, send_displs), _ranges(recv_counts, recv_displs)
-    for span in sends:  # what is sent may overlap
-        check_ranges("alltoall_v", "send", [span], send_tensor.numel())
-    check_ranges("alltoall_v", "recv", receives, recv_tensor.numel())
     source = flat(send_tensor)
+    sends = spans("alltoall_v", "send", source, send_counts, send_displs, size=comm.nranks())
+    receives = spans("alltoall_v", "recv", recv_tensor, recv_counts, recv_displs, size=comm.nranks())
     packed = torch.cat([source[first:last] for first, last in sends])
-    received = torch.empty(sum(recv_counts), dtype=source.dtype, device=source.device)
+    received = source.new_empty(sum(recv_counts))
     with sending("alltoall_v", comm, send_tensor):
         dist.all_to_all_single(received, packed, list(recv_counts), list(send_counts), group=comm.group)
-    with written(recv_tensor) as out:
-        for (first, last), end in zip(receives, accumulate(recv_counts), strict=True):
-            out[first:last] = received[end - (last - first) : end]
+    with elements(recv_tensor) as out:
+        for (first, last), part in zip(receives, received.split(list(recv_counts)), strict=True):
+            out[first:last] = part
 
 
 @collective
 def alltoall_v_inplace(
     tensor: Tensor, counts: Sequence[int], displs: Sequence[int], comm: Any = None
 ) -> None:
-    """Swaps counts[j] elements, from element displs[j] on, with rank j."""
+    """As :func:`alltoall_v`, but in place: swaps counts[j] elements, from element displs[j] on, with rank j."""
     alltoall_v(tensor, counts, displs, tensor, counts, displs, comm)
 
 
@@ -230,7 +219,7 @@ def recv(tensor: Tensor, src: int, comm: Any = None) -> None:
     """Fills the tensor with what `src` sends, which must have as many elements and the same dtype."""
     check_tensor("recv", tensor)
     check_rank("recv", "src", src, comm)
-    with written(tensor) as out, sending("recv", comm, tensor):
+    with elements(tensor) as out, sending("recv", comm, tensor):
         dist.recv(out, group=comm.group, group_src=src)
 
 
@@ -239,17 +228,16 @@ def broadcast(tensor: Tensor, src: int = 0, comm: Any = None) -> None:
     """Overwrites the tensor with that of rank `src`."""
     check_tensor("broadcast", tensor)
     check_rank("broadcast", "src", src, comm)
-    with written(tensor) as out, sending("broadcast", comm, tensor):
+    with elements(tensor) as out, sending("broadcast", comm, tensor):
         dist.broadcast(out, group=comm.group, group_src=src)
 
 
 @collective
 def broadcast_coalesced(tensors: Sequence[Tensor], src: int = 0, comm: Any = None) -> None:
-    """Overwrites each tensor with that of rank `src`, in one broadcast. One dtype, one device."""
+    """As :func:`broadcast`, but for several tensors of one dtype and device, in one operation."""
     check_alike("broadcast_coalesced", tensors)
-    joined = torch.cat([flat(tensor) for tensor in tensors])
-    broadcast(joined, src, comm)
-    split_into(joined, tensors)
+    with elements(*tensors) as values:
+        broadcast(values, src, comm)
 
 
 @collective
@@ -279,7 +267,7 @@ def reduce(
 
 @collective
 def reduce_inplace(tensor: Tensor, dst: int, op: int = ReduceOp.SUM, comm: Any = None) -> None:
-    """Does reduce() into the tensor itself on rank `dst`. The other ranks' tensors do not change."""
+    """As :func:`reduce`, but in place."""
     reduce(tensor, tensor, dst, op, comm)
 
 
@@ -293,21 +281,17 @@ def gather(send_tensor: Tensor, recv_tensor: Tensor, dst: int, comm: Any = None)
             dist.gather(flat(send_tensor), group=comm.group, group_dst=dst)
         return
     check_pair("gather", send_tensor, recv_tensor, comm.nranks() * send_tensor.numel())
-    with written(recv_tensor) as out, sending("gather", comm, send_tensor):
-        parts = list(out.view(comm.nranks(), -1) if out.numel() else [out] * comm.nranks())
-        dist.gather(flat(send_tensor), parts, group=comm.group, group_dst=dst)
+    with elements(recv_tensor) as out, sending("gather", comm, send_tensor):
+        dist.gather(flat(send_tensor), rows(out, comm), group=comm.group, group_dst=dst)
 
 
 @collective
 def gather_inplace(tensor: Tensor, count: int, dst: int, comm: Any = None) -> None:
-    """Does gather() into the tensor of `dst`: nranks * count elements, of which part `dst` is its own.
-
-    The tensor has `count` elements on the other ranks.
-    """
+    """As :func:`gather`, but in place: nranks * count elements on rank `dst`, part `dst` its own; count on others."""
     check_rank("gather_inplace", "dst", dst, comm)
     rank = comm.rank()
     check_tensor("gather_inplace", tensor, numel=count * (comm.nranks() if rank == dst else 1))
-    own = flat(tensor)[rank * count : (rank + 1) * count].clone() if rank == dst else tensor
+    own = rows(flat(tensor), comm)[rank].clone() if rank == dst else tensor
     gather(own, tensor, dst, comm)
 
 
@@ -323,23 +307,15 @@ def scatter(send_tensor: Tensor, recv_tensor: Tensor, src: int, comm: Any = None
     if comm.rank() == src:
         check_tensor("scatter", send_tensor, numel=comm.nranks() * recv_tensor.numel())
         check_pair("scatter", send_tensor, recv_tensor, recv_tensor.numel())
-        rows = flat(send_tensor)
-        parts = list(rows.view(comm.nranks(), -1) if rows.numel() else [rows] * comm.nranks())
-    with written(recv_tensor) as out, sending("scatter", comm, recv_tensor):
+        parts = rows(flat(send_tensor), comm)
+    with elements(recv_tensor) as out, sending("scatter", comm, recv_tensor):
         dist.scatter(out, parts, group=comm.group, group_src=src)
 
 
 @collective
 def scatter_inplace(tensor: Tensor, count: int, src: int, comm: Any = None) -> None:
-    """Does scatter() from the tensor of `src`: nranks * count elements, which do not change.
-
-    The tensor has `count` elements on the other ranks, and takes their part.
-    """
+    """As :func:`scatter`, but in place: nranks * count elements on rank `src`, which stay; count on others."""
     check_rank("scatter_inplace", "src", src, comm)
     source = comm.rank() == src
     check_tensor("scatter_inplace", tensor, numel=count * (comm.nranks() if source else 1))
     scatter(tensor, tensor.new_empty(count) if source else tensor, src, comm)
-
-
-def _ranges(counts: Sequence[int], displs: Sequence[int]) -> list[tuple[int, int]]:
-    return [(first, first + count) for count, first in zip(counts, displs, strict=False)]

@@ -4,7 +4,9 @@ Functions here; gossamer.bagua.patch() makes methods of torch.Tensor of them. Th
 gradient, for example. Buckets are in bucket.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,15 +17,19 @@ from gossamer.errors import ConfigError
 Getter = Callable[[Tensor], Tensor]
 Setter = Callable[[Tensor, Tensor], None]
 
+_REGISTRATION = "_bagua_registration"  # the attribute of a Bagua tensor that holds its _Registration
+_unnamed = 0
 
+
+@dataclass(eq=False)
 class _Registration:
     """Makes a tensor a Bagua tensor. It lives on the tensor; copies and pickles of the tensor do not have it."""
 
-    def __init__(
-        self, name: str, module_name: str | None, getter: Getter | None, setter: Setter | None
-    ) -> None:
-        self.name, self.module_name, self.getter, self.setter = name, module_name, getter, setter
-        self.mark: Callable[[], None] | None = None  # set while an algorithm has it in a bucket
+    name: str
+    module_name: str | None
+    getter: Getter | None = None
+    setter: Setter | None = None
+    mark: Callable[[], None] | None = None  # set while an algorithm has the tensor in a bucket
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -43,7 +49,7 @@ class BaguaTensor(metaclass=_BaguaTensorType):
 
 def is_bagua_tensor(tensor: Tensor) -> bool:
     """Whether ensure_bagua_tensor() was called on it."""
-    return getattr(tensor, "_bagua_registration", None) is not None
+    return getattr(tensor, _REGISTRATION, None) is not None
 
 
 def ensure_bagua_tensor(
@@ -66,13 +72,12 @@ def ensure_bagua_tensor(
     """
     if setter_closure is not None and getter_closure is None:
         raise ConfigError("ensure_bagua_tensor: a setter_closure needs a getter_closure")
-    known = _registration(tensor) if is_bagua_tensor(tensor) else None
-    if known is None:
+    if not is_bagua_tensor(tensor):
         global _unnamed
         if name is None:
             name, _unnamed = f"bagua_tensor_{_unnamed}", _unnamed + 1
-        _attach(tensor, _Registration(name, module_name, getter_closure, setter_closure))
-        return tensor
+        setattr(tensor, _REGISTRATION, _Registration(name, module_name))
+    known = _registration(tensor)
     if name not in (None, known.name) or module_name not in (None, known.module_name):
         raise ConfigError(
             f"ensure_bagua_tensor: this tensor is '{known.name}' of {known.module_name} already, "
@@ -82,16 +87,9 @@ def ensure_bagua_tensor(
     return tensor
 
 
-def to_bagua_tensor(
-    tensor: Tensor,
-    name: str | None = None,
-    module_name: str | None = None,
-    getter_closure: Getter | None = None,
-    setter_closure: Setter | None = None,
-) -> Tensor:
-    """A new tensor of the same memory, registered as by ensure_bagua_tensor(); `tensor` stays as it is."""
-    view = tensor.detach().view(tensor.dtype)
-    return ensure_bagua_tensor(view, name, module_name, getter_closure, setter_closure)
+def to_bagua_tensor(tensor: Tensor, *registration: Any, **named: Any) -> Tensor:
+    """As :func:`ensure_bagua_tensor`, but registers and returns a new tensor of the same memory."""
+    return ensure_bagua_tensor(tensor.detach().view(tensor.dtype), *registration, **named)
 
 
 def bagua_tensor_name(tensor: Tensor) -> str:
@@ -130,8 +128,7 @@ def bagua_set_storage(tensor: Tensor, storage: torch.UntypedStorage, storage_off
     with torch.no_grad():
         effective = bagua_getter_closure(tensor)
         stride = torch.empty(effective.shape, device="meta").stride()
-        there = torch.empty(0, dtype=effective.dtype, device=effective.device)
-        there.set_(storage, storage_offset, effective.shape, stride)
+        there = effective.new_empty(0).set_(storage, storage_offset, effective.shape, stride)
         if _registration(tensor).setter is None:
             effective.data = there
         else:
@@ -167,19 +164,43 @@ def set_mark(tensor: Tensor, mark: Callable[[], None]) -> None:
 
 def forget(tensor: Tensor) -> None:
     """For gossamer.bagua.hooked: makes it an ordinary tensor again."""
-    _attach(tensor, None)
-
-
-_unnamed = 0
-
-
-def _attach(tensor: Tensor, registration: _Registration | None) -> None:
-    tensor._bagua_registration = registration  # type: ignore[attr-defined]
+    setattr(tensor, _REGISTRATION, None)
 
 
 def _registration(tensor: Tensor) -> _Registration:
-    found = getattr(tensor, "_bagua_registration", None)
+    found: _Registration | None = getattr(tensor, _REGISTRATION, None)
     if found is None:
         raise ConfigError("bagua: this is no Bagua tensor; call ensure_bagua_tensor first")
-    assert isinstance(found, _Registration)
     return found
+
+
+# --- the memory of several tensors, for buckets, collectives and fused optimizers ---
+
+
+def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The memory of contiguous tensors as one [sum of elements], if each begins where the one before ends."""
+    filled = [tensor for tensor in tensors if tensor.numel()]
+    first = filled[0] if filled else tensors[0]
+    start = end = first.data_ptr()
+    for tensor in filled:
+        if tensor.data_ptr() != end or tensor.dtype != first.dtype or not tensor.is_contiguous():
+            return None
+        end += tensor.nbytes
+    storage = first.untyped_storage()
+    if end > storage.data_ptr() + storage.nbytes():
+        return None  # neighbours by chance, not one allocation
+    total = (end - start) // first.element_size()
+    return first.detach().as_strided((total,), (1,), first.storage_offset())
+
+
+@contextmanager
+def elements(*tensors: Tensor) -> Iterator[Tensor]:
+    """Yields all elements in a row, [sum of elements]. What is written to them is in the tensors afterwards."""
+    memory = in_a_row(tensors)
+    if memory is not None:
+        yield memory
+        return
+    copy = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    yield copy
+    for tensor, part in zip(tensors, copy.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.detach().copy_(part.view(tensor.shape))

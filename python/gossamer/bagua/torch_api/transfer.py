@@ -37,38 +37,30 @@ _BITWISE = (ReduceOp.BOR, ReduceOp.BAND, ReduceOp.BXOR)
 _ORDERED = (ReduceOp.MIN, ReduceOp.MAX)
 
 
-def members(what: str, comm: Any) -> BaguaCommunicator | None:
-    """The communicator that a call means, or None if this rank is not in it.
+def collective(call: Call) -> Call:
+    """Makes a collective of a function whose last argument is `comm`, and gives it the communicator that is meant.
+
+    On a rank that is not in the communicator the collective returns None at once.
 
     Raises:
         ConfigError: before init_process_group(), or no communicator. CommError: it was aborted.
     """
-    if comm is CommMember.NON_COMM_MEMBER:
-        return None
-    if comm is None or comm is CommMember.WORLD:
-        comm = default_group().get_global_communicator()
-    if not isinstance(comm, BaguaCommunicator):
-        raise ConfigError(
-            f"{what}: comm must be a communicator, such as group.get_global_communicator(), or None, got {comm!r}."
-        )
-    comm.require_usable(what)
-    return comm
-
-
-def collective(call: Call) -> Call:
-    """Makes a collective of a function whose last argument is `comm`: it gets the communicator that is meant.
-
-    On a rank that is not in the communicator the collective returns None at once.
-    """
-    place = call.__code__.co_argcount - 1
+    place, what = call.__code__.co_argcount - 1, call.__name__
 
     @functools.wraps(call)
     def collective_call(*arguments: Any, **named: Any) -> Any:
         if len(arguments) + ("comm" in named) > place + 1:
             return call(*arguments, **named)  # a TypeError: too many arguments, or comm twice
         comm = named.pop("comm", arguments[place] if len(arguments) > place else None)
-        if (comm := members(call.__name__, comm)) is None:
+        if comm is CommMember.NON_COMM_MEMBER:
             return None
+        if comm is None or comm is CommMember.WORLD:
+            comm = default_group().get_global_communicator()
+        if not isinstance(comm, BaguaCommunicator):
+            raise ConfigError(
+                f"{what}: comm must be a communicator, such as group.get_global_communicator(), or None, got {comm!r}."
+            )
+        comm.require_usable(what)
         return call(*arguments[:place], **named, comm=comm)
 
     return cast(Call, collective_call)
@@ -129,26 +121,32 @@ def check_alike(what: str, tensors: Sequence[Tensor]) -> None:
         )
 
 
-def check_counts(what: str, name: str, counts: Sequence[int], displs: Sequence[int], *, size: int) -> None:
-    """ConfigError unless there is a count and a displacement for each of `size` ranks, none negative.
+def spans(
+    what: str, name: str, tensor: Tensor, counts: Sequence[int], displs: Sequence[int], *, size: int
+) -> list[tuple[int, int]]:
+    """The elements of each of `size` ranks: (first, one past the last).
 
     One displacement more is the end, which Bagua's example gives too.
+
+    Raises:
+        ConfigError: there is no count and displacement for each rank, or a negative one; a part is not inside the
+            tensor; with `name` "recv", parts overlap.
     """
     if len(counts) != size or len(displs) not in (size, size + 1) or min(*counts, *displs, 0) < 0:
         raise ConfigError(
             f"{what}: {name}_counts and {name}_displs must each hold {size} numbers, one for each rank, "
             f"none negative, got {list(counts)} and {list(displs)}."
         )
-
-
-def check_ranges(what: str, name: str, ranges: Sequence[tuple[int, int]], numel: int) -> None:
-    """ConfigError unless the ranges (first element, one past the last) are inside the tensor and do not overlap."""
-    ends = sorted(span for span in ranges if span[1] > span[0])
-    overlap = any(before[1] > after[0] for before, after in pairwise(ends))
-    if overlap or (ends and ends[-1][1] > numel):
+    parts = [(first, first + count) for first, count in zip(displs, counts, strict=False)]
+    filled = sorted(part for part in parts if part[1] > part[0])
+    outside = [part for part in filled if part[1] > tensor.numel()]
+    overlap = name == "recv" and any(before[1] > after[0] for before, after in pairwise(filled))
+    if overlap or outside:
         raise ConfigError(
-            f"{what}: the parts of {name}_tensor must not overlap and must end by its {numel} elements, got {ends}."
+            f"{what}: the parts of {name}_tensor must not overlap and must end by its {tensor.numel()} elements, "
+            f"got {filled if overlap else outside}."
         )
+    return parts
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -156,13 +154,9 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().view(-1)
 
 
-@contextlib.contextmanager
-def written(tensor: Tensor) -> Iterator[Tensor]:
-    """Yields the tensor's elements as [numel]. What is written to them is in the tensor afterwards."""
-    dense = flat(tensor)
-    yield dense
-    if dense.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(dense.view(tensor.shape))
+def rows(values: Tensor, comm: BaguaCommunicator) -> list[Tensor]:
+    """The equal parts of `values` [numel], one for each rank."""
+    return list(values.view(comm.nranks(), values.numel() // comm.nranks()))
 
 
 @contextlib.contextmanager
@@ -173,12 +167,11 @@ def sending(what: str, comm: BaguaCommunicator, tensor: Tensor | None = None) ->
         ConfigError: the backend refuses the call, as NCCL refuses operations on bits.
         CommError: the transfer failed.
     """
-    ahead: Any = contextlib.nullcontext()
-    if comm.stream is not None and tensor is not None and tensor.is_cuda:
-        comm.stream.wait_stream(torch.cuda.current_stream())
-        ahead = torch.cuda.stream(comm.stream)
+    stream = comm.stream if tensor is not None and tensor.is_cuda else None
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream())
     try:
-        with ahead:
+        with torch.cuda.stream(stream):  # None: no other stream
             yield
     except (CommError, ConfigError):
         raise
@@ -186,11 +179,5 @@ def sending(what: str, comm: BaguaCommunicator, tensor: Tensor | None = None) ->
         raise ConfigError(f"{what}: the backend refused it: {error}") from error
     except RuntimeError as error:
         raise CommError(f"{what}: failed on rank {comm.rank()}/{comm.nranks()}: {error}") from error
-    if comm.stream is not None and tensor is not None and tensor.is_cuda:
-        torch.cuda.current_stream().wait_stream(comm.stream)
-
-
-def split_into(joined: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copies the parts of `joined` back to the tensors that it was made of."""
-    for tensor, part in zip(tensors, joined.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.detach().copy_(part.view(tensor.shape))
+    if stream is not None:
+        torch.cuda.current_stream().wait_stream(stream)

@@ -9,6 +9,7 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,24 +45,24 @@ def fuse_optimizer(
 ) -> optim.Optimizer:
     """Gives the optimizer a `fuse_step(closure=None)`, and returns it. step() stays as it was.
 
-    fuse_step() changes parameters and states to the same bits as step() would. Parameters become views of flat
-    memory at once, states when they appear; gradients stay where they are. A parameter of no dimension, not
-    contiguous, complex, or of 16 bits on the CPU (whose kernels round the last elements of a tensor otherwise)
-    is stepped by itself, as by step(). So is a parameter whose neighbours have no gradient or another step count.
+    fuse_step() changes parameters and states to the same bits as step() would. Parameters become views of flat memory
+    at once, states when they appear; gradients stay where they are. A parameter of no dimension, not contiguous,
+    complex, or of 16 bits on the CPU (whose kernels round the last elements of a tensor otherwise) is stepped by
+    itself, as by step(). So is a parameter whose neighbours have no gradient or another step count.
 
-    A wrapped model whose algorithm works on weights keeps them in its buckets' memory. They stay there, and those
-    that lie in a row there are fused. The model may be wrapped before or after.
+    A wrapped model whose algorithm works on weights keeps them in its buckets' memory. They stay there, and those that
+    lie in a row there are fused. The model may be wrapped before or after.
 
     Args:
         do_flatten: False moves nothing, and fuses what lies in a row already.
-        check_flatten: parameters that were moved (model.to, param.data = ...) are moved back to flat memory by the
-            next fuse_step(). False makes them an error instead.
+        check_flatten: the next fuse_step() moves parameters that were moved (model.to, param.data = ...) back to flat
+            memory. False makes them an error instead.
         elementwise: your word that a class unknown here changes each element by its own gradient and state alone.
 
     Raises:
-        ConfigError: fused already; no torch optimizer; one that is not known to be elementwise (LBFGS, Muon,
-            Adafactor, SparseAdam, LAMB, a class of your own); one whose state an algorithm averages (QAdam's,
-            0/1 Adam's); differentiable=True; fused=True on the CPU.
+        ConfigError: fused already; no torch optimizer; one that is not known to be elementwise (LBFGS, Muon, Adafactor,
+            SparseAdam, LAMB, a class of your own); one whose state an algorithm averages (QAdam's, 0/1 Adam's);
+            differentiable=True; fused=True on the CPU.
     """
     if not isinstance(optimizer, optim.Optimizer):
         raise ConfigError(f"fuse_optimizer: needs a torch.optim.Optimizer, got {type(optimizer).__name__}.")
@@ -78,15 +79,12 @@ def fuse_optimizer(
             f"fuse_optimizer: must be elementwise, one of {', '.join(kind.__name__ for kind in ELEMENTWISE)}, "
             f"got {type(optimizer).__name__}; if a class of your own is, pass elementwise=True."
         )
-    if any(group.get("differentiable") for group in optimizer.param_groups):
+    groups = optimizer.param_groups
+    if any(group.get("differentiable") for group in groups):
         raise ConfigError(
             "fuse_optimizer: differentiable=True records each parameter's step; leave it unfused."
         )
-    if any(
-        group.get("fused") and not param.is_cuda
-        for group in optimizer.param_groups
-        for param in group["params"]
-    ):
+    if any(group.get("fused") and not all(param.is_cuda for param in group["params"]) for group in groups):
         raise ConfigError(
             "fuse_optimizer: torch's fused=True kernels on the CPU round the last elements of a tensor otherwise, "
             "so the bits would depend on what is fused; pass fused=False."
@@ -131,27 +129,31 @@ class _Fusion:
         self._look_for_moved()
 
     def step(self) -> None:
-        groups = self.optimizer.param_groups
         # What takes part may change from step to step, and so may the states (load_state_dict).
-        taking_part = [[param for param in group["params"] if param.grad is not None] for group in groups]
+        taking_part: list[list[Any]] = [
+            [param for param in group["params"] if param.grad is not None]
+            for group in self.optimizer.param_groups
+        ]
         self._look_for_moved()
-        key = [[_key(param) for param in params] for params in taking_part]
+        # Tells parameters apart, and a dense gradient from a sparse one.
+        key = [
+            [id(param) if param.grad.layout == torch.strided else -id(param) for param in params]
+            for params in taking_part
+        ]
         state: Any = self.optimizer.state
-        if key != self.key or not all(run.is_current(state) for runs in self.runs for run in runs):
+        if key != self.key or not all(run.is_current(state) for run in chain(*self.runs)):
             self.runs = [find_runs(params, state) for params in taking_part]
             self.key = key
-        for runs in self.runs:
-            for run in runs:
-                run.take_gradients()
+        for run in chain(*self.runs):
+            run.take_gradients()
         try:
             with self._exchanged(taking_part) as states:
                 self.optimizer.step()
         except BaseException:
             self.key = []  # a state may be half new: look again
             raise
-        for runs in self.runs:
-            for run in runs:
-                run.give_state(states[run.flat], state)
+        for run in chain(*self.runs):
+            run.give_state(states[run.flat], state)
 
     @contextmanager
     def _exchanged(self, taking_part: list[list[Tensor]]) -> Iterator[Any]:
@@ -159,7 +161,7 @@ class _Fusion:
         optimizer: Any = self.optimizer
         own_state, own_params = optimizer.state, [group["params"] for group in optimizer.param_groups]
         states: Any = defaultdict(dict)
-        fused = {id(param) for runs in self.runs for run in runs for param in run.params}
+        fused = {id(param) for run in chain(*self.runs) for param in run.params}
         for group, runs, params in zip(optimizer.param_groups, self.runs, taking_part, strict=True):
             alone = [param for param in params if id(param) not in fused]
             group["params"] = [*(run.flat for run in runs), *alone]
@@ -169,7 +171,7 @@ class _Fusion:
         try:
             yield states
         finally:
-            flats = {run.flat for runs in self.runs for run in runs}
+            flats = {run.flat for run in chain(*self.runs)}
             own_state |= {param: value for param, value in states.items() if param not in flats}
             optimizer.state = own_state
             for group, params in zip(optimizer.param_groups, own_params, strict=True):
@@ -182,9 +184,7 @@ class _Fusion:
             return
         if self.do_flatten:
             held = _held_elsewhere(params)
-            moved = any(
-                key not in held and self.pointers.get(key) != value for key, value in pointers.items()
-            )
+            moved = {key for key, value in pointers.items() if self.pointers.get(key) != value} - held
             if self.pointers and moved and not self.check_flatten:
                 raise ConfigError(
                     "fuse_step: parameters were moved or added since fuse_optimizer(); with check_flatten=True they "
@@ -199,14 +199,6 @@ class _Fusion:
 
 def _held_elsewhere(params: Sequence[Tensor]) -> set[int]:
     """Ids of parameters whose memory is a bucket's, because an algorithm works on weights where they lie."""
-    travelling = ((param, bagua_getter_closure(param)) for param in params if is_bagua_tensor(param))
-    in_hooks = {
-        id(param) for param, own in travelling if own is not None and own.data_ptr() == param.data_ptr()
-    }
-    return weights_in_buckets() | in_hooks
-
-
-def _key(param: Tensor) -> int:
-    """Tells parameters apart, and a dense gradient from a sparse one."""
-    assert param.grad is not None  # only parameters with gradients take part
-    return id(param) if param.grad.layout == torch.strided else -id(param)
+    travelling = [(param, bagua_getter_closure(param)) for param in params if is_bagua_tensor(param)]
+    here = {id(param) for param, own in travelling if own is not None and own.data_ptr() == param.data_ptr()}
+    return weights_in_buckets() | here

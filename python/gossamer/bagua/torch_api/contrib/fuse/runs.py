@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gossamer.bagua.torch_api.tensor import in_a_row
 from gossamer.errors import ConfigError
 
 
@@ -34,32 +35,25 @@ class Run:
         self._parts: dict[str, list[Any]] = {}  # what the optimizer's state holds for each parameter
         for key in list(state.get(params[0], ())):
             values = [state[param][key] for param in params]
-            value = values[0]
-            if _is_elementwise(value, params[0]):
-                joined = in_a_row(values)
-                value = _cat(values) if joined is None else joined
-            self._adopt(key, value, state)
+            elementwise = _is_elementwise(values[0], params[0])
+            self._adopt(key, _row_of(values) if elementwise else values[0], state)
         self._versions = {key: shared._version for key, shared in self._shared.items()}
 
     def is_current(self, state: Any) -> bool:
         """Returns whether the optimizer's state holds exactly the parts that this run made, unchanged since then."""
         if any(shared._version != self._versions[key] for key, shared in self._shared.items()):
             return False  # such as step() in between, which may have counted on for some parameters only
-        for index, param in enumerate(self.params):
-            own = state.get(param, ())
-            if len(own) != len(self._parts):
-                return False
-            for key, parts in self._parts.items():
-                if own.get(key, self) is not parts[index]:
-                    return False
-        return True
+        return all(
+            len(own := state.get(param, ())) == len(self._parts)
+            and all(own.get(key, self) is parts[index] for key, parts in self._parts.items())
+            for index, param in enumerate(self.params)
+        )
 
     @torch.no_grad()
     def take_gradients(self) -> None:
         """flat.grad = the parameters' gradients in a row: as they lie in memory if they do, else a copy."""
         gradients: list[Any] = [param.grad for param in self.params]
-        joined = in_a_row(gradients)
-        self.flat.grad = _cat(gradients) if joined is None else joined
+        self.flat.grad = _row_of(gradients)
         self._before = dict(self.state)
 
     def give_state(self, new: dict[str, Any], state: Any) -> None:
@@ -105,25 +99,18 @@ def find_runs(params: Sequence[Tensor], state: Any) -> list[Run]:
     """The longest runs in `params`, which have gradients, by their addresses. Those in none are stepped alone."""
     rows: list[list[Tensor]] = []
     for kind in _by_kind(params):
-        members = sorted(kind, key=Tensor.data_ptr)
         signature: list[Any] | None = None
-        for param in members:
-            gradient = param.grad
-            assert gradient is not None  # the caller's choice
+        for param in sorted(kind, key=Tensor.data_ptr):
+            gradient: Any = param.grad
             last, signature = signature, _signature(param, state.get(param, {}))
-            alike = (gradient.layout, gradient.dtype) == (torch.strided, param.dtype)
-            if alike and rows and signature == last and in_a_row([rows[-1][-1], param]) is not None:
-                rows[-1].append(param)
-            elif alike:
-                rows.append([param])
-            else:
+            if (gradient.layout, gradient.dtype) != (torch.strided, param.dtype):
                 signature = None
-    runs = []
-    for row in rows:
-        weight = in_a_row(row) if len(row) > 1 else None
-        if weight is not None:
-            runs.append(Run(row, weight, state))
-    return runs
+            elif rows and signature == last and in_a_row([rows[-1][-1], param]) is not None:
+                rows[-1].append(param)
+            else:
+                rows.append([param])
+    whole = [(row, in_a_row(row)) for row in rows if len(row) > 1]
+    return [Run(row, weight, state) for row, weight in whole if weight is not None]
 
 
 def flatten(params: Sequence[Tensor]) -> None:
@@ -131,28 +118,16 @@ def flatten(params: Sequence[Tensor]) -> None:
     for members in _by_kind(params):
         if len(members) < 2 or in_a_row(members) is not None:
             continue
-        joined = _cat([param.detach() for param in members])
-        parts = joined.split([param.numel() for param in members])
+        parts = _row_of([param.detach() for param in members]).split([param.numel() for param in members])
         for param, part in zip(members, parts, strict=True):
             param.data = part.view(param.shape)
 
 
-def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The memory of contiguous tensors as one [sum of elements], if each begins where the one before ends."""
-    first = tensors[0]
-    start = end = first.data_ptr()
-    for tensor in tensors:
-        if tensor.data_ptr() != end or tensor.dtype != first.dtype or not tensor.is_contiguous():
-            return None
-        end += tensor.nbytes
-    storage = first.untyped_storage()
-    if end > storage.data_ptr() + storage.nbytes():
-        return None  # neighbours by chance, not one allocation
-    total = (end - start) // first.element_size()
-    return first.detach().as_strided((total,), (1,), first.storage_offset())
-
-
-def _cat(tensors: Sequence[Tensor]) -> Tensor:
+def _row_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors as one [sum of elements]: their memory if they lie in a row, else a copy."""
+    row = in_a_row(tensors)
+    if row is not None:
+        return row
     # Making a view costs more than copying a small tensor does.
     return torch.cat([tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors])
 
@@ -163,32 +138,20 @@ def _by_kind(params: Sequence[Tensor]) -> list[list[Tensor]]:
     for param in params:
         plain = type(param) in (Tensor, nn.Parameter) and param.layout == torch.strided
         # The CPU's kernels round the last elements of a 16-bit tensor otherwise than those before.
-        precise = param.is_cuda or param.dtype in (torch.float32, torch.float64)
-        if (
-            plain
-            and precise
-            and param.is_floating_point()
-            and param.dim()
-            and param.numel()
-            and param.is_contiguous()
-        ):
+        precise = param.is_floating_point() and (param.is_cuda or param.element_size() >= 4)
+        if plain and precise and param.dim() and param.numel() and param.is_contiguous():
             kinds.setdefault((param.dtype, param.device), []).append(param)
     return list(kinds.values())
 
 
 def _signature(param: Tensor, state: dict[str, Any]) -> list[Any]:
     """Equal for parameters that one run can hold."""
-    return [
-        (
-            key,
-            value.dtype
-            if _is_elementwise(value, param)
-            else value.item()
-            if isinstance(value, Tensor)
-            else value,
-        )
-        for key, value in state.items()
-    ]
+    found = []
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            value = value.dtype if _is_elementwise(value, param) else value.item()
+        found.append((key, value))
+    return found
 
 
 def _is_elementwise(value: Any, param: Tensor) -> bool:
