@@ -1,6 +1,6 @@
 """with_bagua(): a model and an algorithm, in place. The engine is data_parallel/bagua_distributed.py."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +11,14 @@ from gossamer.bagua.torch_api.data_parallel.bagua_distributed import BaguaDistri
 from gossamer.engine import Autotune
 
 Model = TypeVar("Model", bound=nn.Module)
+#: What a model has of its bagua_ddp.
+_ATTRIBUTES = (
+    "bagua_module_name",
+    "bagua_algorithm",
+    "bagua_optimizers",
+    "bagua_build_params",
+    "parameters_to_ignore",
+)
 
 
 class _Buckets(Sequence[Any]):
@@ -24,9 +32,6 @@ class _Buckets(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._ddp.bagua_buckets[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._ddp.bagua_buckets)
 
 
 def with_bagua(
@@ -62,25 +67,11 @@ def with_bagua(
     if before is not None:
         before.close()
     name = getattr(model, "bagua_module_name", None)
+    options: dict[str, Any] = {"bucket_bytes": bucket_bytes, "autotune": autotune}
     ddp = BaguaDistributedDataParallel(
-        model,
-        optimizers,
-        algorithm,
-        process_group,
-        name,
-        gradient_as_bucket_view=do_flatten,
-        bucket_bytes=bucket_bytes,
-        autotune=autotune,
+        model, optimizers, algorithm, process_group, name, do_flatten, **options
     )
-    attributes: dict[str, Any] = {
-        "bagua_ddp": ddp,
-        "bagua_module_name": ddp.bagua_module_name,
-        "bagua_algorithm": ddp.bagua_algorithm,
-        "bagua_optimizers": ddp.bagua_optimizers,
-        "bagua_buckets": _Buckets(ddp),
-        "bagua_build_params": ddp.bagua_build_params,
-        "parameters_to_ignore": ddp.parameters_to_ignore,
-    }
-    for attribute, value in attributes.items():
-        setattr(model, attribute, value)
+    attributes = {name: getattr(ddp, name) for name in _ATTRIBUTES}
+    for name, value in {"bagua_ddp": ddp, "bagua_buckets": _Buckets(ddp), **attributes}.items():
+        setattr(model, name, value)
     return model

@@ -18,7 +18,7 @@ for _name, _algorithm in {
     "qadam": q_adam.QAdamAlgorithm,
     "async": async_model_average.AsyncModelAverageAlgorithm,
 }.items():
-    GlobalAlgorithmRegistry.register(_name, _algorithm, str(_algorithm.__doc__).split("\n", 1)[0])
+    GlobalAlgorithmRegistry.register(_name, _algorithm)
 
 __all__ = [
     "Algorithm",

@@ -1,11 +1,10 @@
 """Bagua's asynchronous model averaging, as gossamer.AsyncModelAverage."""
 
-from typing import Any
-
 from torch import nn
 
 from gossamer import algorithms
-from gossamer.bagua.torch_api.algorithms.native import NativeAlgorithm, NativeImpl
+from gossamer.bagua.hooked.operations import require_peers
+from gossamer.bagua.torch_api.algorithms.base import NativeAlgorithm, NativeImpl
 from gossamer.errors import ConfigError
 
 
@@ -16,18 +15,19 @@ class AsyncModelAverageImpl(NativeImpl):
 
     def abort(self, model: nn.Module) -> None:
         """From now on this rank's weights are neither averaged nor changed, and it only answers the others."""
-        self._require(model).native.abort()
+        self._require(model)
+        self.native.abort()
 
     def resume(self, model: nn.Module) -> None:
         """Takes part again."""
-        self._require(model).native.resume()
+        self._require(model)
+        self.native.resume()
 
-    def _require(self, model: nn.Module) -> "AsyncModelAverageImpl":
+    def _require(self, model: nn.Module) -> None:
         if getattr(model, "bagua_algorithm", None) is not self:
             raise ConfigError(
                 "AsyncModelAverageAlgorithm: abort and resume need the model whose algorithm this is"
             )
-        return self
 
 
 class AsyncModelAverageAlgorithm(NativeAlgorithm):
@@ -39,19 +39,15 @@ class AsyncModelAverageAlgorithm(NativeAlgorithm):
         warmup_steps: steps with averaged gradients first.
     """
 
+    impl = AsyncModelAverageImpl
+
     def __init__(
         self, peer_selection_mode: str = "all", sync_interval_ms: float = 500, warmup_steps: int = 0
     ) -> None:
-        if peer_selection_mode != "all":
-            raise ConfigError(
-                f"AsyncModelAverageAlgorithm: peer_selection_mode must be 'all', got {peer_selection_mode!r}"
-            )
+        require_peers("AsyncModelAverageAlgorithm", peer_selection_mode, "all")
         self.peer_selection_mode = peer_selection_mode
         self.sync_interval_ms, self.warmup_steps = sync_interval_ms, warmup_steps
         self.native()
 
     def native(self) -> algorithms.AsyncModelAverage:
         return algorithms.AsyncModelAverage(self.sync_interval_ms, self.warmup_steps)
-
-    def reify(self, process_group: Any) -> AsyncModelAverageImpl:
-        return AsyncModelAverageImpl(process_group, self.native())

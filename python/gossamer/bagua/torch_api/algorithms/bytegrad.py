@@ -1,9 +1,7 @@
 """Bagua's bytegrad, as gossamer.ByteGrad with Bagua's codec."""
 
-from typing import Any
-
 from gossamer import algorithms
-from gossamer.bagua.torch_api.algorithms.native import NativeAlgorithm, NativeImpl
+from gossamer.bagua.torch_api.algorithms.base import NativeAlgorithm
 from gossamer.codec import MinMaxUInt8
 
 
@@ -16,10 +14,8 @@ class ByteGradAlgorithm(NativeAlgorithm):
     """
 
     def __init__(self, hierarchical: bool = True, average: bool = True) -> None:
-        self.hierarchical, self.average = hierarchical, average
+        self.hierarchical = self.by_hosts = hierarchical
+        self.average = average
 
     def native(self) -> algorithms.Algorithm:
         return algorithms.ByteGrad(average=self.average, codec=MinMaxUInt8())
-
-    def reify(self, process_group: Any) -> NativeImpl:
-        return NativeImpl(process_group, self.native(), by_hosts=self.hierarchical)

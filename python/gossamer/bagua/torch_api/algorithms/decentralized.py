@@ -1,9 +1,9 @@
 """Bagua's two decentralized algorithms, as gossamer.Decentralized and gossamer.LowPrecisionDecentralized."""
 
 from gossamer import algorithms
-from gossamer.bagua.torch_api.algorithms.native import NativeAlgorithm
+from gossamer.bagua.hooked.operations import require_peers
+from gossamer.bagua.torch_api.algorithms.base import NativeAlgorithm
 from gossamer.codec import MinMaxUInt8
-from gossamer.errors import ConfigError
 
 
 class DecentralizedAlgorithm(NativeAlgorithm):
@@ -18,10 +18,7 @@ class DecentralizedAlgorithm(NativeAlgorithm):
     def __init__(
         self, hierarchical: bool = True, peer_selection_mode: str = "all", communication_interval: int = 1
     ) -> None:
-        if peer_selection_mode not in ("all", "shift_one"):
-            raise ConfigError(
-                f"DecentralizedAlgorithm: peer_selection_mode must be 'all' or 'shift_one', got {peer_selection_mode!r}"
-            )
+        require_peers("DecentralizedAlgorithm", peer_selection_mode, "all", "shift_one")
         self.hierarchical, self.peer_selection_mode = hierarchical, peer_selection_mode
         self.communication_interval = communication_interval
         self.native()  # refuses a wrong interval here

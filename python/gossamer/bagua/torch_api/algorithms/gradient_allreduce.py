@@ -1,9 +1,7 @@
 """Bagua's gradient_allreduce, as gossamer.GradientAllReduce."""
 
-from typing import Any
-
 from gossamer import algorithms
-from gossamer.bagua.torch_api.algorithms.native import NativeAlgorithm, NativeImpl
+from gossamer.bagua.torch_api.algorithms.base import NativeAlgorithm
 
 
 class GradientAllReduceAlgorithm(NativeAlgorithm):
@@ -15,13 +13,11 @@ class GradientAllReduceAlgorithm(NativeAlgorithm):
     """
 
     def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
-        self.hierarchical, self.average = hierarchical, average
+        self.hierarchical = self.by_hosts = hierarchical
+        self.average = average
 
     def native(self) -> algorithms.Algorithm:
         return algorithms.GradientAllReduce(average=self.average)
-
-    def reify(self, process_group: Any) -> NativeImpl:
-        return NativeImpl(process_group, self.native(), by_hosts=self.hierarchical)
 
 
 GradientAllReduce = GradientAllReduceAlgorithm  # the name in the example of Bagua's with_bagua()

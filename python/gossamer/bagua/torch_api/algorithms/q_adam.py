@@ -1,13 +1,12 @@
 """Bagua's qadam, as gossamer.QAdam with Bagua's codec."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from gossamer import algorithms
 from gossamer.algorithms import QAdamOptimizer
-from gossamer.bagua.torch_api.algorithms.native import NativeAlgorithm, NativeImpl
+from gossamer.bagua.torch_api.algorithms.base import NativeAlgorithm, NativeImpl
 from gossamer.codec import MinMaxUInt8
 from gossamer.errors import ConfigError
 
@@ -17,19 +16,8 @@ __all__ = ["QAdamAlgorithm", "QAdamImpl", "QAdamOptimizer"]
 class QAdamImpl(NativeImpl):
     """QAdam at work in one model."""
 
-    def __init__(
-        self,
-        process_group: Any,
-        native: algorithms.Algorithm,
-        optimizer: QAdamOptimizer,
-        *,
-        by_hosts: bool = False,
-    ) -> None:
-        super().__init__(process_group, native, by_hosts=by_hosts)
-        self.optimizer = optimizer
-
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        if len(optimizers) != 1 or optimizers[0] is not self.optimizer:
+        if len(optimizers) != 1 or optimizers[0] is not self.declared.optimizer:
             raise ConfigError(
                 f"QAdamAlgorithm: with_bagua must be given the algorithm's own optimizer and no other, got "
                 f"{[type(optimizer).__name__ for optimizer in optimizers]}"
@@ -45,15 +33,15 @@ class QAdamAlgorithm(NativeAlgorithm):
         hierarchical: the momentum is exact inside hosts, and 8 bits on the way across.
     """
 
+    impl = QAdamImpl
+
     def __init__(self, q_adam_optimizer: QAdamOptimizer, hierarchical: bool = True) -> None:
         if not isinstance(q_adam_optimizer, QAdamOptimizer):
             raise ConfigError(
                 f"QAdamAlgorithm: q_adam_optimizer must be a QAdamOptimizer, got {q_adam_optimizer!r}"
             )
-        self.optimizer, self.hierarchical = q_adam_optimizer, hierarchical
+        self.optimizer = q_adam_optimizer
+        self.hierarchical = self.by_hosts = hierarchical
 
     def native(self) -> algorithms.Algorithm:
         return algorithms.QAdam(MinMaxUInt8())
-
-    def reify(self, process_group: Any) -> QAdamImpl:
-        return QAdamImpl(process_group, self.native(), self.optimizer, by_hosts=self.hierarchical)

@@ -1,7 +1,9 @@
 """What a model gets by with_bagua(): its algorithm, and the engine that carries it out."""
 
 import weakref
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -10,13 +12,14 @@ from torch import nn
 from gossamer import _C
 from gossamer.bagua.hooked.algorithm import HookAlgorithm
 from gossamer.bagua.torch_api import env
-from gossamer.bagua.torch_api.algorithms.base import Algorithm
-from gossamer.bagua.torch_api.algorithms.native import NativeImpl
+from gossamer.bagua.torch_api.algorithms.base import Algorithm, NativeImpl
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
 from gossamer.bagua.torch_api.process_group import default_group, is_initialized, torch_group_of
 from gossamer.comm import Flat, Hierarchical, given_group
-from gossamer.engine import Autotune, Engine, Face, Tuned, autotune_of, connect
+from gossamer.engine import Autotune, Engine, Face, autotune_of, connect, weak_call
 from gossamer.errors import ConfigError
+
+_numbers: dict[str, "count[int]"] = defaultdict(count)  # of models without a name, by class
 
 
 class BaguaDistributedDataParallel(Face):
@@ -24,17 +27,10 @@ class BaguaDistributedDataParallel(Face):
 
     Args:
         module: the model, on its device.
-        optimizers: its optimizers; rank 0's state is copied to the other ranks.
-        algorithm: an Algorithm.
-        process_group: a group of Bagua or torch, a communicator, Hierarchical(one of these), or None for all workers.
+        optimizers, algorithm, process_group, bucket_bytes, autotune: as in with_bagua(), which has the errors too.
         bagua_module_name: equal on all ranks; by default its class and a number.
         gradient_as_bucket_view: do_flatten of with_bagua().
         find_unused_parameters: no effect; they need no setting.
-        bucket_bytes: of a bucket; None: BAGUA_DEFAULT_BUCKET_SIZE, or 10 MiB.
-        autotune: as in with_bagua().
-
-    Raises:
-        ConfigError: on every rank, if model, optimizers or algorithm differ between ranks, or cannot be trained so.
     """
 
     def __init__(
@@ -56,17 +52,26 @@ class BaguaDistributedDataParallel(Face):
         if process_group is None and is_initialized():
             process_group = default_group()  # whose communicators an algorithm may ask for
         self.process_group, self.do_flatten = process_group, gradient_as_bucket_view
-        self.bagua_module_name = bagua_module_name if bagua_module_name is not None else _next_name(module)
+        kind = type(module).__name__
+        self.bagua_module_name = bagua_module_name or f"{kind}_{next(_numbers[kind])}"
         self.parameters_to_ignore = _ignored(module)
         self.bagua_algorithm = algorithm.reify(process_group)
         self.bagua_train_step_counter = 0
         tuning = autotune_of(env.get_autotune() if autotune is None else autotune)
-        if tuning is not None and not getattr(self.bagua_algorithm, "tunable", False):
+        if tuning is not None and not getattr(algorithm, "tunable", False):
+            untunable = getattr(self.bagua_algorithm, "native", self.bagua_algorithm)
             raise ConfigError(
-                f"autotune: needs one of the algorithms of gossamer.bagua, got {type(self.bagua_algorithm).__name__}; "
+                f"autotune: needs one of the algorithms of gossamer.bagua, got {type(untunable).__name__}; "
                 f"unset BAGUA_AUTOTUNE, or give autotune=False"
             )
-        self._connect(module, process_group)
+        group = torch_group_of("with_bagua", given_group(process_group))
+        by_hosts = isinstance(process_group, Hierarchical)
+        if by_hosts or getattr(algorithm, "by_hosts", False):
+            group = Hierarchical(group, process_group.hosts if by_hosts else None)
+        else:
+            group = Flat(group)  # sums go in one level, as Bagua's
+        self._links = connect(module, group)
+        self._given_group = self._links.given
         size = bucket_bytes if bucket_bytes is not None else env.get_default_bucket_size()
         self._hooked: HookAlgorithm | None = None
         if isinstance(self.bagua_algorithm, NativeImpl):
@@ -94,7 +99,15 @@ class BaguaDistributedDataParallel(Face):
         except BaseException:  # nobody else can close it, and it would refuse a second try
             self.engine.close()
             raise
-        self._hook_into(module)
+        before, after = (
+            weak_call(weakref.WeakMethod(moment)) for moment in (self._before_forward, self._after_forward)
+        )
+        require = self.engine.require_same_parameters
+        self._module_hooks: list[Any] = [
+            module.register_forward_pre_hook(before),
+            module.register_forward_hook(after),
+            module.register_load_state_dict_post_hook(lambda each, _: require(each)),
+        ]
 
     @property
     def module(self) -> nn.Module:
@@ -130,11 +143,6 @@ class BaguaDistributedDataParallel(Face):
         named = self.module.named_parameters()
         return [(name, param) for name, param in named if param.requires_grad and name not in ignored]
 
-    @property
-    def tuned(self) -> Tuned | None:
-        """The result of autotune. None before it has ended, and without it."""
-        return self.engine.tuned
-
     def wait_pending_comm_ops(self) -> None:
         """Waits until all buckets that have begun are done, for an algorithm in hooks. Raises their error."""
         if self._hooked is not None:
@@ -149,8 +157,7 @@ class BaguaDistributedDataParallel(Face):
         """Copies rank 0's hyper-parameters and optimizer state to the other ranks. Collective."""
         named = dict(self.module.named_parameters())
         ignored = [id(named[name]) for name in self.parameters_to_ignore if name in named]
-        comm, control = self._links.comm, self._links.control
-        broadcast_optimizers(self.bagua_optimizers, comm=comm, control=control, ignored=ignored)
+        broadcast_optimizers(self.bagua_optimizers, self._links, ignored)
 
     @property
     def require_backward_grad_sync(self) -> bool:
@@ -174,37 +181,6 @@ class BaguaDistributedDataParallel(Face):
             "this process; save its state_dict(), or copy it before with_bagua"
         )
 
-    def _connect(self, module: nn.Module, group: Any) -> None:
-        """Makes the model's connections: in one level, as Bagua, or by hosts if the group or the algorithm says so."""
-        inner = torch_group_of("with_bagua", given_group(group))
-        if isinstance(group, Hierarchical):
-            self._links = connect(module, Hierarchical(inner, group.hosts))
-        elif getattr(self.bagua_algorithm, "by_hosts", False):
-            self._links = connect(module, Hierarchical(inner))
-        else:
-            self._links = connect(module, Flat(inner))
-        self._given_group = self._links.given
-
-    def _hook_into(self, module: nn.Module) -> None:
-        this = weakref.ref(self)
-
-        def before(module: nn.Module, inputs: Any) -> None:
-            alive = this()
-            if alive is not None:
-                alive._before_forward(module, inputs)
-
-        def after(module: nn.Module, inputs: Any, output: Any) -> None:
-            alive = this()
-            if alive is not None:
-                alive.engine.after_forward(output)
-
-        require = self.engine.require_same_parameters
-        self._module_hooks: list[Any] = [
-            module.register_forward_pre_hook(before),
-            module.register_forward_hook(after),
-            module.register_load_state_dict_post_hook(lambda each, _: require(each)),
-        ]
-
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         counts = module.training and torch.is_grad_enabled() and not _C.inside_backward()
         self.bagua_train_step_counter += int(counts)
@@ -212,22 +188,14 @@ class BaguaDistributedDataParallel(Face):
         if self._hooked is not None:
             self._hooked.enter_forward(inputs, training=counts)
 
-
-_names: dict[str, int] = {}
-
-
-def _next_name(module: nn.Module) -> str:
-    kind = type(module).__name__
-    _names[kind] = number = _names.get(kind, -1) + 1
-    return f"{kind}_{number}"
+    def _after_forward(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self.engine.after_forward(output)
 
 
 def _ignored(module: nn.Module) -> list[str]:
-    names: list[str] = []
-    for attribute in ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore"):
-        # Bagua and torch spell a parameter of the model itself ".name".
-        names += [name.removeprefix(".") for name in getattr(module, attribute, [])]
-    return sorted(set(names))
+    attributes = "_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore"
+    names = (name for attribute in attributes for name in getattr(module, attribute, []))
+    return sorted({name.removeprefix(".") for name in names})  # Bagua and torch call the model's own ".name"
 
 
 def _checked(module: Any, optimizers: Any, algorithm: Any) -> list[torch.optim.Optimizer]:

@@ -23,7 +23,9 @@ def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -
     Raises:
         ConfigError: another op; this rank is not in the group.
     """
-    name = _name(op)
+    sum_or_max = (name for name in ("SUM", "MAX") if op == getattr(dist.ReduceOp, name))
+    # Bagua's operations are numbers, which torch's, of other numbers, say they equal.
+    name = op.name if isinstance(op, ReduceOp) else next(sum_or_max, None)
     if name not in ("SUM", "MAX"):
         raise ConfigError(f"all_reduce: op must be SUM or MAX, got {op!r}")
     result: Tensor = _AllReduce.apply(tensor, name, torch_group_of("all_reduce", group))
@@ -47,9 +49,3 @@ class _AllReduce(torch.autograd.Function):
             tensor, reduced = ctx.saved_tensors
             total = total * (tensor == reduced)
         return total, None, None
-
-
-def _name(op: Any) -> str | None:
-    if isinstance(op, ReduceOp):  # Bagua's are numbers, which torch's, of other numbers, say they equal
-        return op.name
-    return next((name for name in ("SUM", "MAX") if op == getattr(dist.ReduceOp, name)), None)

@@ -1,16 +1,16 @@
 """Bagua's DistributedDataParallel: a wrapper with the arguments of torch's, around with_bagua()."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
-from gossamer.bagua.torch_api.algorithms.base import Algorithm
+from gossamer import algorithms
+from gossamer.bagua.torch_api.algorithms.base import Algorithm, NativeAlgorithm
 from gossamer.bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from gossamer.bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
-from gossamer.bagua.torch_api.data_parallel.comm_hook import CommHookAlgorithm
 from gossamer.bagua.torch_api.distributed import with_bagua
 from gossamer.engine import Engine, Face
 from gossamer.errors import ConfigError
@@ -26,12 +26,11 @@ class DistributedDataParallel(nn.Module, Face):
         device_ids, output_device: None, or the model's own device; "cuda" is the current one.
         dim: 0.
         broadcast_buffers: buffers are copied from rank 0 now, and never again, as in Bagua; with either value.
-        process_group: as in with_bagua().
         bucket_cap_mb: MiB of a bucket; 25 leaves it at BAGUA_DEFAULT_BUCKET_SIZE.
         find_unused_parameters: no effect; they need no setting.
         check_reduction: False.
         gradient_as_bucket_view: do_flatten of with_bagua().
-        optimizers, algorithm: as in with_bagua(); GradientAllReduceAlgorithm() by default.
+        process_group, optimizers, algorithm: as in with_bagua(); GradientAllReduceAlgorithm() by default.
 
     Raises:
         ConfigError: arguments that torch has and this has not; otherwise as with_bagua().
@@ -88,51 +87,39 @@ class DistributedDataParallel(nn.Module, Face):
         """Ends the algorithm; the model goes on alone. Idempotent."""
         self.inner.close()
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Lets backward accumulate gradients without sending them. The next backward outside sends the sum."""
-        with self.engine.no_sync():
-            yield
-
-    @property
-    def require_backward_grad_sync(self) -> bool:
-        """Whether backward communicates."""
-        return self.inner.require_backward_grad_sync
-
-    @require_backward_grad_sync.setter
-    def require_backward_grad_sync(self, sync: bool) -> None:
-        self.inner.require_backward_grad_sync = sync
-
-    @property
-    def parameters_to_ignore(self) -> list[str]:
-        """Names that are each rank's own."""
-        return self.inner.parameters_to_ignore
-
-    @property
-    def bagua_algorithm(self) -> Any:
-        """The algorithm at work."""
-        return self.inner.bagua_algorithm
-
-    @property
-    def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers."""
-        return self.inner.bagua_optimizers
-
-    @property
-    def bagua_buckets(self) -> list[Any]:
-        """The buckets as they are now."""
-        return self.inner.bagua_buckets
+    require_backward_grad_sync = BaguaDistributedDataParallel.require_backward_grad_sync
+    """Whether backward communicates."""
+    parameters_to_ignore = property(attrgetter("inner.parameters_to_ignore"))
+    """Names that are each rank's own."""
+    bagua_algorithm = property(attrgetter("inner.bagua_algorithm"))
+    """The algorithm at work."""
+    bagua_optimizers = property(attrgetter("inner.bagua_optimizers"))
+    """The optimizers."""
+    bagua_buckets = property(attrgetter("inner.bagua_buckets"))
+    """The buckets as they are now."""
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """torch's communication hooks, in the place of the algorithm: hook(state, bucket) -> Future. Collective.
 
         The hook runs on the engine's worker thread, with connections of its own choice; it averages itself.
         """
-        self._use(CommHookAlgorithm(state, hook))
+        self._use(_CommHookAlgorithm(state, hook))
 
     def _use(self, algorithm: Algorithm) -> None:
         with_bagua(self.module, self._optimizers, algorithm, **self._options)
         self._given_group = self.inner._given_group
+
+
+class _CommHookAlgorithm(NativeAlgorithm):
+    """A communication hook of torch's DistributedDataParallel as an algorithm of Bagua's."""
+
+    tunable = False  # hooks such as PowerSGD's keep state by a bucket's index
+
+    def __init__(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        self._state, self._hook = state, hook
+
+    def native(self) -> algorithms.Algorithm:
+        return algorithms.CommHook(self._state, self._hook)
 
 
 def _check(module: Any, device_ids: Any, output_device: Any, *, dim: int, check_reduction: bool) -> None:
