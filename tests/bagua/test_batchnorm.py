@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import gossamer as gs
 import gossamer.bagua.torch_api as bagua
+from gossamer.bagua.torch_api.contrib import sync_batchnorm
 from gossamer.bagua.torch_api.contrib.sync_batchnorm import SyncBatchNorm
 from tests.bagua.groups import groups, refused
 
@@ -100,12 +101,12 @@ def compare(group, kind, shape, options, dtype, tolerance, case) -> None:
 
 def test_two_collectives_a_step() -> None:
     calls = []
-    originals = {
-        name: getattr(dist, name) for name in ("all_gather", "all_reduce", "broadcast", "all_gather_object")
-    }
+    spied = [(sync_batchnorm, name) for name in ("all_gather", "all_reduce")]
+    spied += [(dist, name) for name in ("all_gather", "all_reduce", "broadcast", "all_gather_object")]
+    originals = [(place, name, getattr(place, name)) for place, name in spied]
     try:
-        for name, original in originals.items():
-            setattr(dist, name, lambda *a, _o=original, _n=name, **k: (calls.append(_n), _o(*a, **k))[1])
+        for place, name, original in originals:
+            setattr(place, name, lambda *a, _o=original, _n=name, **k: (calls.append(_n), _o(*a, **k))[1])
         own = SyncBatchNorm(FEATURES)
         own(torch.randn(4, FEATURES, requires_grad=True)).sum().backward()
         assert calls == ["all_gather", "all_reduce"], calls
@@ -115,8 +116,8 @@ def test_two_collectives_a_step() -> None:
         own(torch.randn(4, FEATURES))
         assert len(calls) == 3
     finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
+        for place, name, original in originals:
+            setattr(place, name, original)
 
 
 def test_low_precision_and_channels_last_keep_their_format() -> None:

@@ -41,8 +41,14 @@ class CacheLoader:
             raise ConfigError(
                 f"CacheLoader: writer_buffer_size must be at least 1, got {writer_buffer_size}."
             )
+        kinds: dict[Any, Callable[..., Store]] = {"redis": RedisStore, "memory": MemoryStore}
+        if isinstance(backend, Store):
+            if kwargs:
+                raise ConfigError(f"CacheLoader: a store takes no further arguments, got {sorted(kwargs)}.")
+        elif backend not in kinds:
+            raise ConfigError(f"CacheLoader: backend must be 'redis', 'memory' or a Store, got {backend!r}.")
         self.backend, self.dataset_name, self.writer_buffer_size = backend, dataset_name, writer_buffer_size
-        self.store = _store(backend, kwargs)
+        self.store = backend if isinstance(backend, Store) else kinds[backend](**kwargs)
         self.store_errors = 0
         self._unwritten: dict[str, bytes] = {}
 
@@ -53,10 +59,9 @@ class CacheLoader:
         if known is None:
             known = self._tried("get", lambda: self.store.get(name))
         if known is not None:
-            try:
-                return pickle.loads(known)
-            except Exception as error:  # whatever unpickling raises: the value is of no use
-                self._failed("reading what get gave", error)
+            read = self._tried("reading what get gave", lambda: [pickle.loads(known)])
+            if read is not None:
+                return read[0]
         value = load_fn(key)
         self._unwritten[name] = pickle.dumps(value)
         if len(self._unwritten) >= self.writer_buffer_size:
@@ -76,29 +81,15 @@ class CacheLoader:
     def _tried(self, what: str, operation: Callable[[], Any]) -> Any:
         try:
             return operation()
-        except Exception as error:  # each kind of store has errors of its own
-            self._failed(what, error)
+        except Exception as error:  # each kind of store has errors of its own; unpickling may raise anything
+            self.store_errors += 1
+            if self.store_errors == 1:
+                logging.getLogger("gossamer").warning(
+                    "CacheLoader: %s failed on %r and values are computed instead; further failures are only counted, "
+                    "in store_errors: %s: %s",
+                    what,
+                    self.store,
+                    type(error).__name__,
+                    error,
+                )
             return None
-
-    def _failed(self, what: str, error: Exception) -> None:
-        self.store_errors += 1
-        if self.store_errors == 1:
-            logging.getLogger("gossamer").warning(
-                "CacheLoader: %s failed on %r and values are computed instead; further failures are only counted, "
-                "in store_errors: %s: %s",
-                what,
-                self.store,
-                type(error).__name__,
-                error,
-            )
-
-
-def _store(backend: "str | Store", options: dict[str, Any]) -> Store:
-    if isinstance(backend, Store):
-        if options:
-            raise ConfigError(f"CacheLoader: a store takes no further arguments, got {sorted(options)}.")
-        return backend
-    kinds: dict[str, Callable[..., Store]] = {"redis": RedisStore, "memory": MemoryStore}
-    if backend not in kinds:
-        raise ConfigError(f"CacheLoader: backend must be 'redis', 'memory' or a Store, got {backend!r}.")
-    return kinds[backend](**options)

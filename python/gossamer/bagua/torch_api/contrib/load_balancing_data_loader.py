@@ -4,6 +4,7 @@ The samples are sorted by complexity, and cut into chunks with one sample for ea
 """
 
 from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -78,26 +79,18 @@ class LoadBalancingDistributedSampler(Sampler[int]):
     def indices_of(self, rank: int) -> list[int]:
         """The `num_samples` samples of a rank in this epoch, in order. Every rank can compute those of all ranks."""
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        indices = self._divisible(generator)
-        if self.shuffle:
-            noise = torch.randint(self.random_number, (len(indices),), generator=generator).tolist()
-            order = sorted(
-                zip(indices, noise, strict=True), key=lambda one: self.complexities[one[0]] + one[1]
-            )
-            indices = [index for index, _ in order]
-        else:
-            indices.sort(key=self.complexities.__getitem__)
-        chunks = list(range(self.num_samples))
-        if self.shuffle:
-            chunks = torch.randperm(self.num_samples, generator=generator).tolist()
-        return [indices[chunk * self.num_replicas + rank] for chunk in chunks]
-
-    def _divisible(self, generator: torch.Generator) -> list[int]:
-        """Returns `total_size` indices: some are left out, or some come twice. Sorting then gives only full chunks."""
         count = len(self.complexities)
         order = torch.randperm(count, generator=generator).tolist() if self.shuffle else list(range(count))
+        # Some samples are left out, or some come twice, before sorting, so that it gives only full chunks.
         whole, rest = divmod(self.total_size, count)
-        return order * whole + order[:rest]
+        indices, chunks = order * whole + order[:rest], list(range(self.num_samples))
+        noise = [0] * len(indices)
+        if self.shuffle:
+            noise = torch.randint(self.random_number, (len(indices),), generator=generator).tolist()
+            chunks = torch.randperm(self.num_samples, generator=generator).tolist()
+        noisy = zip(indices, noise, strict=True)
+        by_complexity = sorted(noisy, key=lambda one: self.complexities[one[0]] + one[1])
+        return [by_complexity[chunk * self.num_replicas + rank][0] for chunk in chunks]
 
 
 class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
@@ -145,6 +138,4 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
                 f"LoadBalancingDistributedBatchSampler: batch_fn must give every rank a batch, got {counts} by rank."
             )
         self.total_batch = min(counts) if self.drop_last else max(counts)
-        own = list(every[self.sampler.rank])
-        whole = -(-self.total_batch // len(own))
-        self.padded_batches = (own * whole)[: self.total_batch]
+        self.padded_batches = list(islice(cycle(every[self.sampler.rank]), self.total_batch))

@@ -7,12 +7,12 @@ the arithmetic.
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from gossamer.bagua.torch_api.process_group import BaguaProcessGroup
 from gossamer.batchnorm import Exchange, JoinedBatchNorm
+from gossamer.collectives import all_gather, all_reduce
 from gossamer.errors import ConfigError
 from gossamer.torch_private import AnyBatchNorm  # the class by which torch itself knows every BatchNorm
 
@@ -50,8 +50,17 @@ class SyncBatchNorm(JoinedBatchNorm):
 
     def exchange(self) -> Exchange:
         """An all-gather and an all-reduce of the group."""
-        group = _torch_group(self.process_group)
-        return partial(_gather, group=group), partial(_add_up, group=group)
+        group = self.process_group
+        if isinstance(group, BaguaProcessGroup):
+            group = group.torch_group
+        if group is None and dist.is_initialized():
+            group = dist.group.WORLD
+        if not isinstance(group, dist.ProcessGroup):
+            raise ConfigError(
+                f"SyncBatchNorm: training needs a group that this rank is in, got {group!r}; "
+                f"call init_process_group(), or eval() the module."
+            )
+        return lambda own: all_gather(own.view(1, -1), group=group), partial(all_reduce, group=group)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
@@ -81,31 +90,6 @@ class SyncBatchNorm(JoinedBatchNorm):
         settings = module.num_features, module.eps, module.momentum, False, module.track_running_stats
         own = cls(*settings, process_group=process_group)
         own.affine, own.training = module.affine, module.training
-        own.weight, own.bias = module.weight, module.bias
-        own.running_mean, own.running_var = module.running_mean, module.running_var
-        own.num_batches_tracked = module.num_batches_tracked
+        for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+            setattr(own, name, getattr(module, name))
         return own
-
-
-def _gather(own: Tensor, group: Any) -> Tensor:
-    every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(every, own, group=group)
-    return torch.stack(every)
-
-
-def _add_up(sums: Tensor, group: Any) -> Tensor:
-    dist.all_reduce(sums, group=group)
-    return sums
-
-
-def _torch_group(group: Any) -> Any:
-    if isinstance(group, BaguaProcessGroup):
-        group = group.torch_group
-    if group is None and dist.is_initialized():
-        group = dist.group.WORLD
-    if not isinstance(group, dist.ProcessGroup):
-        raise ConfigError(
-            f"SyncBatchNorm: training needs a group that this rank is in, got {group!r}; "
-            f"call init_process_group(), or eval() the module."
-        )
-    return group

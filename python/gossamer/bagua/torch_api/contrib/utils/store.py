@@ -2,7 +2,8 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from gossamer.errors import ConfigError
 
@@ -92,20 +93,18 @@ class ClusterStore(Store):
         return self.stores[self.place(key)].get(key)
 
     def mset(self, dictionary: Mapping[str, bytes]) -> None:
-        parts: dict[int, dict[str, bytes]] = {}
-        for key, value in dictionary.items():
-            parts.setdefault(self.place(key), {})[key] = value
-        for place, part in parts.items():
-            self.stores[place].mset(part)
+        for store, keys in self._by_store(dictionary):
+            store.mset({key: dictionary[key] for key in keys})
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
-        parts: dict[int, list[str]] = {}
-        for key in keys:
-            parts.setdefault(self.place(key), []).append(key)
         values: dict[str, bytes | None] = {}
-        for place, part in parts.items():
-            values |= zip(part, self.stores[place].mget(part), strict=True)
+        for store, part in self._by_store(keys):
+            values |= zip(part, store.mget(part), strict=True)
         return [values[key] for key in keys]
+
+    def _by_store(self, keys: Iterable[str]) -> Iterator[tuple[Store, list[str]]]:
+        for place, part in groupby(sorted(keys, key=self.place), self.place):
+            yield self.stores[place], list(part)
 
     def num_keys(self) -> int:
         return sum(store.num_keys() for store in self.stores)
