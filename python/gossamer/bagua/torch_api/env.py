@@ -9,9 +9,13 @@ import socket
 from gossamer import config, runtime
 from gossamer.config import Placement
 
+get_default_bucket_size = config.bagua_bucket_bytes
+get_autotune = config.bagua_autotune
+get_master_addr = config.master_addr
+
 
 def get_world_size() -> int:
-    """Number of workers. ConfigError if the launcher's variables contradict each other; so for those below."""
+    """Number of workers. ConfigError if the launcher's variables contradict each other; so for the others."""
     return runtime.size() if runtime.is_initialized() else _placement().size
 
 
@@ -33,21 +37,6 @@ def get_local_size() -> int:
 def get_node_rank() -> int:
     """This host's number among the hosts, as the launcher counted them; 0 if none did."""
     return runtime.node_rank() if runtime.is_initialized() else config.node_rank()
-
-
-def get_default_bucket_size() -> int:
-    """Bytes of a bucket: BAGUA_DEFAULT_BUCKET_SIZE, or 10 MiB."""
-    return config.bagua_bucket_bytes()
-
-
-def get_autotune() -> bool:
-    """Whether models are tuned while they train: BAGUA_AUTOTUNE above 0."""
-    return config.bagua_autotune()
-
-
-def get_master_addr() -> str:
-    """MASTER_ADDR, or 127.0.0.1."""
-    return config.master_addr()
 
 
 def find_free_network_port() -> int:

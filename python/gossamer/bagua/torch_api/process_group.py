@@ -28,9 +28,7 @@ class BaguaCommunicator:
     """One group of ranks. Its ranks count from 0."""
 
     def __init__(self, group: dist.ProcessGroup, stream: "torch.cuda.Stream | None" = None) -> None:
-        self.group = group
-        self.stream = stream
-        self._aborted = False
+        self.group, self.stream, self._aborted = group, stream, False
 
     def rank(self) -> int:
         """This rank's number in this communicator."""
@@ -73,28 +71,15 @@ class BaguaCommunicator:
 class BaguaProcessGroup:
     """Some of the workers. A rank that is not in it holds such an object too; its communicators are marks."""
 
-    def __init__(
-        self,
-        ranks: list[int],
-        stream: "torch.cuda.Stream | None",
-        *,
-        every: Any,
-        intra_node: Any,
-        inter_node: Any,
-        hosts: int = 1,
-    ) -> None:
-        """Holds existing groups.
+    def __init__(self, ranks: list[int], stream: Any, every: Any, by_hosts: "tuple[Any, Any] | int") -> None:
+        """Holds existing groups, which are torch groups, or None for a group without this rank.
 
         Args:
             ranks: global ranks, in the group's order.
-            every, intra_node, inter_node: torch groups, or None for a group without this rank. inter_node _ALONE: a
-                group of this rank, which is made at its first use.
-            hosts: the number of hosts. If it is above 1 and intra_node is None, there are no groups by hosts.
+            by_hosts: the group of this host, and that of each host's first rank; _ALONE for a group of this rank, which
+                is made at its first use. A number of hosts: there are no such groups.
         """
-        self.ranks = ranks
-        self.stream = stream
-        self.torch_group = every
-        self.intra_node, self.inter_node, self._hosts = intra_node, inter_node, hosts
+        self.ranks, self.stream, self.torch_group, self.by_hosts = ranks, stream, every, by_hosts
         self._communicators: dict[Any, BaguaCommunicator] = {}
 
     def get_global_communicator(self) -> Any:
@@ -106,27 +91,28 @@ class BaguaProcessGroup:
 
         This and the next raise ConfigError if from_torch_group() made the group and its ranks are on several hosts.
         """
-        self._require_one_host()
-        return self._communicator(self.intra_node)
+        return self._communicator(self._pair()[0])
 
     def get_inter_node_communicator(self) -> Any:
         """The communicator of each host's first rank of the group; CommMember.NON_COMM_MEMBER on other ranks."""
-        self._require_one_host()
-        if self.inter_node is _ALONE:  # made late, because torch numbers some groups of a process
-            self.inter_node = dist.new_group([runtime.rank()], use_local_synchronization=True)
-        return self._communicator(self.inter_node)
+        intra_node, inter_node = self._pair()
+        if inter_node is _ALONE:  # made late, because torch numbers some groups of a process
+            inter_node = dist.new_group([runtime.rank()], use_local_synchronization=True)
+            self.by_hosts = intra_node, inter_node
+        return self._communicator(inter_node)
 
     def _communicator(self, group: Any) -> Any:
         if _foreign(group):
             return CommMember.NON_COMM_MEMBER
         return self._communicators.setdefault(group, BaguaCommunicator(group, self.stream))
 
-    def _require_one_host(self) -> None:
-        if self._hosts > 1 and self.intra_node is None:
+    def _pair(self) -> tuple[Any, Any]:
+        if isinstance(self.by_hosts, int):
             raise ConfigError(
-                f"from_torch_group: ranks {self.ranks} are on {self._hosts} hosts, and connections for the ranks of "
+                f"from_torch_group: ranks {self.ranks} are on {self.by_hosts} hosts, and connections for the ranks of "
                 f"one need every worker; make the group by new_group({self.ranks})."
             )
+        return self.by_hosts
 
 
 _ALONE = object()
@@ -154,14 +140,14 @@ def init_process_group(
             f"{runtime.size()}; ask is_initialized(), or call gossamer.shutdown() first."
         )
     numbers = {"rank": rank, "world_size": world_size, "local_world_size": local_world_size}
-    if store is None and any(number != -1 for number in numbers.values()):
-        raise ConfigError(f"init_process_group: rank and sizes are for a store, got {numbers} without one.")
-    if store is not None and min(numbers.values()) < 0:
-        raise ConfigError(
-            f"init_process_group: a store needs rank, world_size and local_world_size, got {numbers}."
-        )
     if store is not None:
+        if min(numbers.values()) < 0:
+            raise ConfigError(
+                f"init_process_group: a store needs rank, world_size and local_world_size, got {numbers}."
+            )
         runtime.join(store, rank=rank, size=world_size, local_size=local_world_size)
+    elif any(number != -1 for number in numbers.values()):
+        raise ConfigError(f"init_process_group: rank and sizes are for a store, got {numbers} without one.")
     elif not runtime.is_initialized():
         runtime.init()
     _nodes = [""] * runtime.size()
@@ -217,17 +203,14 @@ def from_torch_group(group: Any, stream: "torch.cuda.Stream | None" = None) -> B
     world = default_group()
     _check_stream("from_torch_group", stream)
     if _foreign(group):
-        return BaguaProcessGroup([], stream, every=None, intra_node=None, inter_node=None)
+        return BaguaProcessGroup([], stream, None, (None, None))
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigError(f"from_torch_group: group must be a torch.distributed group, got {group!r}.")
     if group is world.torch_group:
-        inner = {"intra_node": world.intra_node, "inter_node": world.inter_node}
-        return BaguaProcessGroup(world.ranks, stream, every=group, **inner)
+        return BaguaProcessGroup(world.ranks, stream, group, world.by_hosts)
     ranks = dist.get_process_group_ranks(group)
     hosts = len(_by_host(ranks))
-    if hosts > 1:
-        return BaguaProcessGroup(ranks, stream, every=group, intra_node=None, inter_node=None, hosts=hosts)
-    return _on_one_host(group, ranks, stream)
+    return BaguaProcessGroup(ranks, stream, group, _on_one_host(group, ranks) if hosts == 1 else hosts)
 
 
 def torch_group_of(what: str, group: Any) -> Any:
@@ -243,20 +226,20 @@ def torch_group_of(what: str, group: Any) -> Any:
     return group.torch_group
 
 
-def _over(every: Any, ranks: list[int], stream: "torch.cuda.Stream | None") -> BaguaProcessGroup:
+def _over(every: Any, ranks: list[int], stream: Any) -> BaguaProcessGroup:
     """A group with groups of each host and across hosts. All workers make all of them in one order, as torch needs."""
     hosts = _by_host(ranks)
     if len(hosts) == 1:
-        return _on_one_host(every, ranks, stream)
+        return BaguaProcessGroup(ranks, stream, every, _on_one_host(every, ranks))
     groups = [_torch_group(members) for members in hosts]
     intra_node = next((group for group in groups if not _foreign(group)), None)
-    inter_node = _torch_group([members[0] for members in hosts])
-    return BaguaProcessGroup(ranks, stream, every=every, intra_node=intra_node, inter_node=inter_node)
+    return BaguaProcessGroup(
+        ranks, stream, every, (intra_node, _torch_group([members[0] for members in hosts]))
+    )
 
 
-def _on_one_host(every: Any, ranks: list[int], stream: "torch.cuda.Stream | None") -> BaguaProcessGroup:
-    first = _ALONE if runtime.rank() == ranks[0] else None
-    return BaguaProcessGroup(ranks, stream, every=every, intra_node=every, inter_node=first)
+def _on_one_host(every: Any, ranks: list[int]) -> tuple[Any, Any]:
+    return every, _ALONE if runtime.rank() == ranks[0] else None
 
 
 def _torch_group(ranks: list[int]) -> Any:

@@ -35,13 +35,10 @@ def save_checkpoint(
     """
     problem = None
     if env.get_rank() == 0:
-        state: dict[str, Any] = {"iteration": iteration, "model": model.state_dict()}
-        if optimizer is not None:
-            state["optimizer"] = optimizer.state_dict()
-        if lr_scheduler is not None:
-            state["lr_scheduler"] = lr_scheduler.state_dict()
+        given = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        states = {name: each.state_dict() for name, each in given.items() if each is not None}
         try:
-            _write(Path(checkpoints_path), iteration, state)
+            _write(Path(checkpoints_path), iteration, {"iteration": iteration, **states})
         except Exception as error:  # whatever it is, the others must not wait for this rank
             problem = error
     told = None if problem is None else str(problem)
@@ -84,17 +81,23 @@ def load_checkpoint(
     file = _file(folder, int(text))
     if not file.exists():
         raise ConfigError(f"load_checkpoint: {latest} names iteration {text}, but there is no {file}.")
-    state = _read(file, weights_only)
-    wanted = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
-    missing = [name for name, target in wanted.items() if target is not None and name not in state]
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=weights_only)
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"load_checkpoint: {file} holds objects that are no tensors or plain values; "
+            f"if you trust it, pass weights_only=False. ({error})"
+        ) from error
+    given = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
+    wanted: dict[str, Any] = {name: target for name, target in given.items() if target is not None}
+    missing = [name for name in wanted if name not in state]
     if missing:
         raise ConfigError(
             f"load_checkpoint: {file} holds {sorted(state)}, but no {' and no '.join(missing)}."
         )
     model.load_state_dict(state["model"], strict=strict)
     for name, target in wanted.items():
-        if target is not None:
-            target.load_state_dict(state[name])
+        target.load_state_dict(state[name])
     return int(state["iteration"])
 
 
@@ -109,14 +112,3 @@ def _write(folder: Path, iteration: int, state: dict[str, Any]) -> None:
     partial.replace(file)
     (partial := folder / f"{LATEST}.partial").write_text(str(iteration))
     partial.replace(folder / LATEST)
-
-
-def _read(file: Path, weights_only: bool) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=weights_only)
-    except pickle.UnpicklingError as error:
-        raise ConfigError(
-            f"load_checkpoint: {file} holds objects that are no tensors or plain values; "
-            f"if you trust it, pass weights_only=False. ({error})"
-        ) from error
-    return state
