@@ -33,7 +33,6 @@ class HookAlgorithm(Algorithm):
     Args:
         ddp: the BaguaDistributedDataParallel that the hooks are given. It is held weakly.
         impl: an AlgorithmImpl.
-        control: the model's ranks, for CPU tensors.
         bucket_bytes: size of the buckets that tensors_to_buckets() is offered.
     """
 
@@ -42,9 +41,9 @@ class HookAlgorithm(Algorithm):
     lockstep = False  # the hooks decide when ranks wait for each other
     independent = True
 
-    def __init__(self, ddp: Any, impl: Any, *, control: Communicator, bucket_bytes: int) -> None:
+    def __init__(self, ddp: Any, impl: Any, *, bucket_bytes: int) -> None:
         self._ddp: Any = weakref.proxy(ddp)
-        self._impl, self._control, self._bucket_bytes = impl, control, bucket_bytes
+        self._impl, self._bucket_bytes = impl, bucket_bytes
         self.flatten: bool = ddp.do_flatten
         self.buckets: list[BaguaBucket] = []
         self._background: Background | None = None
@@ -124,7 +123,7 @@ class HookAlgorithm(Algorithm):
         suggestion = [[tensors[index] for index in indices] for indices in plan]
         self.buckets = list(self._impl.tensors_to_buckets(suggestion, self.flatten))
         lines = [f"{bucket!r} of {[*map(bagua_tensor_name, bucket.tensors)]}" for bucket in self.buckets]
-        require_equal(self._control, lines, "the list of buckets")
+        require_equal(self._ddp.links.control, lines, "the list of buckets")
         for bucket in self.buckets:
             bucket.communicator_of = self._communicator
             self._impl.init_operations(self._ddp, bucket)

@@ -100,11 +100,10 @@ class NativeImpl:
     def __init__(self, process_group: Any, declared: Any) -> None:
         self.process_group, self.declared, self.native = process_group, declared, declared.native()
 
-    def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Called at wrap, with the optimizers that with_bagua() was given."""
+    def require_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """ConfigError unless the algorithm can work with the optimizers that with_bagua() was given."""
         if self.native.needs_optimizer and not optimizers:
             raise ConfigError(f"with_bagua: {self.native!r} counts optimizer steps; give the optimizers")
-        self.native.use_optimizers(optimizers)
 
 
 class NativeAlgorithm(Algorithm):

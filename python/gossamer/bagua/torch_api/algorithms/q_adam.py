@@ -16,13 +16,12 @@ __all__ = ["QAdamAlgorithm", "QAdamImpl", "QAdamOptimizer"]
 class QAdamImpl(NativeImpl):
     """QAdam at work in one model."""
 
-    def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def require_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         if len(optimizers) != 1 or optimizers[0] is not self.declared.optimizer:
             raise ConfigError(
                 f"QAdamAlgorithm: with_bagua must be given the algorithm's own optimizer and no other, got "
                 f"{[type(optimizer).__name__ for optimizer in optimizers]}"
             )
-        super().use_optimizers(optimizers)
 
 
 class QAdamAlgorithm(NativeAlgorithm):

@@ -16,7 +16,7 @@ from gossamer.bagua.torch_api.algorithms.base import Algorithm, NativeImpl
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
 from gossamer.bagua.torch_api.process_group import default_group, is_initialized, torch_group_of
 from gossamer.comm import Flat, Hierarchical, given_group
-from gossamer.engine import Autotune, Engine, Face, autotune_of, connect, weak_call
+from gossamer.engine import Autotune, Face, autotune_of, weak_call
 from gossamer.errors import ConfigError
 
 _numbers: dict[str, "count[int]"] = defaultdict(count)  # of models without a name, by class
@@ -70,34 +70,21 @@ class BaguaDistributedDataParallel(Face):
             group = Hierarchical(group, process_group.hosts if by_hosts else None)
         else:
             group = Flat(group)  # sums go in one level, as Bagua's
-        self._links = connect(module, group)
-        self._given_group = self._links.given
         size = bucket_bytes if bucket_bytes is not None else env.get_default_bucket_size()
         self._hooked: HookAlgorithm | None = None
         if isinstance(self.bagua_algorithm, NativeImpl):
-            self.bagua_algorithm.use_optimizers(self.bagua_optimizers)
+            self.bagua_algorithm.require_optimizers(self.bagua_optimizers)
             native = self.bagua_algorithm.native
         else:
-            native = self._hooked = HookAlgorithm(
-                self, self.bagua_algorithm, control=self._links.control, bucket_bytes=size
-            )
-        self._engine = Engine(
-            module,
-            native,
-            comm=self._links.comm,
-            control=self._links.control,
-            bucket_bytes=size,
-            first_bucket_bytes=size,
-            ignore=self.parameters_to_ignore,
-            autotune=tuning,
-        )
+            native = self._hooked = HookAlgorithm(self, self.bagua_algorithm, bucket_bytes=size)
+        settings = {"bucket_bytes": size, "first_bucket_bytes": size, "ignore": self.parameters_to_ignore}
         try:
-            self.engine.watch(self.bagua_optimizers)
+            self.links = self._wrap(native, group, self.bagua_optimizers, autotune=tuning, **settings)
             self.broadcast_optimizers()
             if self._hooked is not None:
                 self._hooked.begin()
         except BaseException:  # nobody else can close it, and it would refuse a second try
-            self.engine.close()
+            super().close()
             raise
         before, after = (
             weak_call(weakref.WeakMethod(moment)) for moment in (self._before_forward, self._after_forward)
@@ -157,7 +144,7 @@ class BaguaDistributedDataParallel(Face):
         """Copies rank 0's hyper-parameters and optimizer state to the other ranks. Collective."""
         named = dict(self.module.named_parameters())
         ignored = [id(named[name]) for name in self.parameters_to_ignore if name in named]
-        broadcast_optimizers(self.bagua_optimizers, self._links, ignored)
+        broadcast_optimizers(self.bagua_optimizers, self.links, ignored)
 
     @property
     def require_backward_grad_sync(self) -> bool:
