@@ -13,7 +13,7 @@ from collections.abc import Callable
 from gossamer import _C
 from gossamer.comm import Communicator, duplicate
 from gossamer.engine.watching import watch_of
-from gossamer.engine.worker import error_context
+from gossamer.engine.worker import with_context
 
 _log = logging.getLogger("gossamer")
 _open: "weakref.WeakSet[Background]" = weakref.WeakSet()
@@ -35,7 +35,7 @@ class Background:
 
     def submit(self, task: Callable[[], object], what: str) -> None:
         """Queue a task. On an accelerator it runs behind what the current stream holds. wait() raises its error."""
-        comm, guarded = self.comm, error_context(f"{what} raised", self.comm)(task)
+        comm, guarded = self.comm, with_context(task, f"{what} raised", self.comm)
 
         def run() -> None:  # it does not hold this object
             try:

@@ -16,7 +16,7 @@ from gossamer.engine.parts import Parts
 from gossamer.engine.plan import Sizes, plan_buckets
 from gossamer.engine.state import restore_fields, save_fields
 from gossamer.engine.watching import watch_of
-from gossamer.engine.worker import error_context
+from gossamer.engine.worker import with_context
 from gossamer.observe.stall import Limits, Watch
 
 _log = logging.getLogger("gossamer")
@@ -160,7 +160,6 @@ def _bucket_ready_of(algorithm: Algorithm, comm: Communicator) -> Callable[[_C.B
     # It holds no engine: the worker thread must not drop the last reference to the engine that owns it.
     def call(bucket: _C.Bucket) -> None:
         what = f"step {bucket.step} {bucket!r}: {algorithm!r}.bucket_ready raised"
-        with error_context(what, comm):
-            algorithm.bucket_ready(bucket)
+        with_context(lambda: algorithm.bucket_ready(bucket), what, comm)()
 
     return call

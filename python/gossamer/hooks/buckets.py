@@ -16,7 +16,7 @@ from gossamer.algorithms import ALGORITHMS, Algorithm, GradientAllReduce, PowerS
 from gossamer.codec import Adaptive, Codec
 from gossamer.comm import Communicator
 from gossamer.engine.state import restore_fields, save_fields
-from gossamer.engine.worker import error_context
+from gossamer.engine.worker import with_context
 from gossamer.errors import ConfigError
 from gossamer.facts import Method, Settings
 
@@ -85,7 +85,8 @@ class Buckets:
             anew: DDP has a new plan. Earlier buckets are dropped, and their errors are kept.
         """
         parts: list[tuple[_C.Bucket, _C.BucketWork]] = []
-        with error_context(f"bucket {index} of DDP: arranging it raised", self._comm):
+
+        def arrange() -> None:
             if anew:
                 self._put_away()
             for group, key in enumerate(self._groups):
@@ -95,6 +96,8 @@ class Buckets:
                     if key not in self._works:
                         self._works[key] = self._algorithm.native_work(bucket) or self._python_work()
                     parts.append((bucket, self._works[key]))
+
+        with_context(arrange, f"bucket {index} of DDP: arranging it raised", self._comm)()
         return parts
 
     def _make(self, index: int, numbers: list[int], dtype: torch.dtype) -> _C.Bucket:
@@ -122,8 +125,7 @@ class Buckets:
             self._progress.optimizer_steps = bucket.step
             of_ddp = bucket.index // len(self._groups)
             what = f"step {bucket.step} bucket {of_ddp} of DDP: {self._algorithm!r} raised"
-            with error_context(what, self._comm):
-                self._algorithm.bucket_ready(bucket)
+            with_context(lambda: self._algorithm.bucket_ready(bucket), what, self._comm)()
 
         return _C.PythonWork(call)
 
