@@ -20,9 +20,6 @@ NATIVE := $(shell find csrc $(wildcard tests/cpp) -name '*.cpp' -o -name '*.cu' 
 CSRC := $(filter csrc/%,$(NATIVE))
 stamp_name = $(subst =,-,$(subst /,-,$(1)))
 
-# ninja prints whole command lines; keep "[done/all] file" and everything else (warnings, errors).
-SHORTEN := sed -uE 's@^(\[[0-9]+/[0-9]+\]) .* -c ([^ ]*/)?(csrc/[^ ]+) .*@\1 \3@'
-
 # $(call make_venv,PYTHON,FOLDER)
 define make_venv
 	@$(1) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -82,7 +79,7 @@ $(TORCH_STAMP): $(STAMPS)/venv
 
 $(STAMPS)/extension: $(TORCH_STAMP) setup.py $(CSRC)
 	@echo "building the extension (minutes the first time; afterwards only what changed)"
-	@$(BIN)/python setup.py --quiet build_ext --inplace 2>&1 | $(SHORTEN)
+	@$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
 # Editable, so a change to Python needs no step. Its own run of setup.py finds everything built.
@@ -139,7 +136,7 @@ cuda-build: $(CUDA_STAMP)
 	@echo "building the CUDA extension for sm_80 and sm_90"
 	@cd $(CUDA_TREE) && \
 	  GOSSAMER_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0;9.0" NVCC_APPEND_FLAGS=-Xptxas=-v \
-	  $(CUDA_VENV)/bin/python setup.py --quiet build_ext --inplace 2>&1 | $(SHORTEN) | tee build.log | \
+	  $(CUDA_VENV)/bin/python setup.py --quiet build_ext --inplace 2>&1 | tee build.log | \
 	  { grep -vE 'ptxas info|bytes (stack frame|gmem)|^ *$$' || true; }
 	@if grep -nE '(^|[ :/])warning( #| ?:)' $(CUDA_TREE)/build.log; then \
 	  rm -rf $(CUDA_TREE); echo "make: cuda-build: the warnings above must go" >&2; exit 1; fi

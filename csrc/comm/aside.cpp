@@ -13,7 +13,7 @@
 #include <utility>
 
 namespace gossamer {
-namespace {
+namespace aside {  // not anonymous, because AsideStore::Desk has members of these types
 
 // The state of one process. Never freed: detached threads use it to the end.
 struct Everyone {
@@ -40,7 +40,7 @@ struct Answer {
   std::string failure;
 };
 
-}  // namespace
+}  // namespace aside
 
 struct AsideStore::Desk {
   explicit Desk(c10::intrusive_ptr<c10d::Store> origin) : store(std::move(origin)) {}
@@ -72,11 +72,11 @@ struct AsideStore::Desk {
     }
   }
 
-  Everyone& all = everyone();
+  aside::Everyone& all = aside::everyone();
   c10::intrusive_ptr<c10d::Store> store;  // used by the thread alone
   bool own = false;
   bool closed = false;
-  std::deque<std::pair<Request, std::shared_ptr<Answer>>> requests;
+  std::deque<std::pair<Request, std::shared_ptr<aside::Answer>>> requests;
 };
 
 AsideStore::AsideStore(c10::intrusive_ptr<c10d::Store> store)
@@ -95,10 +95,10 @@ AsideStore::~AsideStore() {
 }
 
 void AsideStore::ask(Request request) {
-  Everyone& all = desk_->all;
+  aside::Everyone& all = desk_->all;
   if (all.owner != getpid())
     throw std::runtime_error("this connection belongs to the process that was forked");
-  const auto answer = std::make_shared<Answer>();
+  const auto answer = std::make_shared<aside::Answer>();
   std::unique_lock<std::mutex> lock(all.mutex);
   if (!all.leaving) desk_->requests.emplace_back(std::move(request), answer);
   all.changed.notify_all();
@@ -139,7 +139,7 @@ std::vector<std::string> AsideStore::get(const std::vector<std::string>& keys) {
 }
 
 void AsideStore::leave() {
-  Everyone& all = everyone();
+  aside::Everyone& all = aside::everyone();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.leaving = true;
   all.changed.notify_all();

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "errors.h"
+#include "../errors.h"  // "errors.h" would be this file
 
 namespace gossamer {
 

@@ -18,6 +18,9 @@ namespace gossamer::shm {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
+constexpr auto kSpin = std::chrono::microseconds(50);   // how long a waiting thread looks before it sleeps
+constexpr auto kLook = std::chrono::milliseconds(100);  // how often a sleeper looks after its peers
+
 static_assert(sizeof(std::atomic<uint32_t>) == 4 && std::atomic<uint32_t>::is_always_lock_free,
               "a futex word is a plain 32-bit integer");
 

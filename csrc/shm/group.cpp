@@ -18,11 +18,9 @@
 namespace gossamer::shm {
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kSpinsBetweenYields = 200;
 // With more ranks than cores, a waiting rank gives its core to the next one a few times before it sleeps.
 constexpr int kYieldsBeforeSleep = 4;
-constexpr auto kLook = std::chrono::milliseconds(100);  // how often a sleeper looks after its peers
 
 double seconds(Clock::duration duration) {
   return static_cast<double>(std::chrono::round<std::chrono::milliseconds>(duration).count()) / 1000;

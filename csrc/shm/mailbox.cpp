@@ -12,10 +12,8 @@
 namespace gossamer::shm {
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kSpinsBetweenClocks = 16;
-// How often a sleeper checks its peers and looks for a lost wake, with and without pending operations.
-constexpr auto kLook = std::chrono::milliseconds(100);
+// A sleeper looks for a lost wake too, after kLook. This is how often it does both without pending operations.
 constexpr auto kIdleLook = std::chrono::seconds(1);
 // How long the destructor waits for room for the answers that peers still need to finish their sends.
 constexpr auto kLinger = std::chrono::seconds(1);
