@@ -22,10 +22,7 @@ from gossamer.membership import Outlook
 
 @dataclass(frozen=True)
 class _Membership:
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
+    place: Placement
     node_rank: int
     adopted: bool  # the caller made torch's default group, so shutdown() leaves it
 
@@ -91,10 +88,8 @@ def join(
             f"gossamer.join: needs 0 <= rank < size and 1 <= local_size <= size, "
             f"got rank={rank}, size={size}, local_size={local_size}."
         )
-    if local_rank is None:
-        local_rank = rank % local_size
-    if node_rank is None:
-        node_rank = rank // local_size
+    local_rank = rank % local_size if local_rank is None else local_rank
+    node_rank = rank // local_size if node_rank is None else node_rank
     if dist.is_initialized():
         raise ConfigError(
             "gossamer.join: torch.distributed is initialised already; call gossamer.init(), which adopts its group."
@@ -135,22 +130,22 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """This worker's number, 0 to ``size() - 1``. ConfigError before ``init()``."""
-    return _joined("rank").rank
+    return _joined("rank").place.rank
 
 
 def size() -> int:
     """Number of workers. ConfigError before ``init()``."""
-    return _joined("size").size
+    return _joined("size").place.size
 
 
 def local_rank() -> int:
     """This worker's number among those on its host. ConfigError before ``init()``."""
-    return _joined("local_rank").local_rank
+    return _joined("local_rank").place.local_rank
 
 
 def local_size() -> int:
     """Number of workers on this host. ConfigError before ``init()``."""
-    return _joined("local_size").local_size
+    return _joined("local_size").place.local_size
 
 
 def node_rank() -> int:
@@ -204,11 +199,29 @@ def _enter(
     store: dist.Store | None = None,
     node: int | None = None,
 ) -> None:
-    global _membership
-    _join(placement, _choose(backend, placement), timeout_s, store)
-    local = placement.local_rank, placement.local_size
-    node = config.node_rank() if node is None else node
-    _membership = _Membership(placement.rank, placement.size, *local, node_rank=node, adopted=False)
+    global _membership, _joins
+    chosen = _choose(backend, placement)
+    _joins += 1
+    try:
+        with waiting.told(placement, timeout_s):
+            if store is None:
+                # A store outlives the group, and still holds the addresses of the group before.
+                store = dist.PrefixStore(f"gossamer/join{_joins}", _store_of(placement, timeout_s))
+            dist.init_process_group(
+                chosen,
+                rank=placement.rank,
+                world_size=placement.size,
+                timeout=timedelta(seconds=timeout_s),
+                store=store,
+            )
+    except (RuntimeError, TimeoutError) as error:
+        if not dist.is_initialized():
+            # torch numbers groups. This one must count too, because on ranks that did not fail it has counted.
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dist.destroy_process_group()
+        why = f"with backend {chosen!r} in {timeout_s:g} s: {error}"
+        raise _not_joined("init", placement, why) from error
+    _membership = _Membership(placement, config.node_rank() if node is None else node, adopted=False)
 
 
 def _choose(backend: str | None, placement: Placement) -> str:
@@ -216,44 +229,16 @@ def _choose(backend: str | None, placement: Placement) -> str:
     global _has_gpu
     chosen = backend or ("cpu:gossamer,cuda:nccl" if torch.cuda.is_available() else "gossamer")
     if "nccl" in chosen and not (placement.source == "elastic" and _has_gpu):
-        _take_gpu(placement)
+        count = torch.cuda.device_count()
+        if placement.local_rank >= count:
+            raise ConfigError(
+                f"gossamer.init: rank {placement.rank}/{placement.size} is local worker {placement.local_rank} "
+                f"of {placement.local_size}, but {count} GPU(s) are visible; NCCL needs one GPU per worker. "
+                "Start fewer workers, or use gossamer.init(backend='gloo')."
+            )
+        torch.cuda.set_device(placement.local_rank)
         _has_gpu = True
     return chosen
-
-
-def _take_gpu(placement: Placement) -> None:
-    count = torch.cuda.device_count()
-    if placement.local_rank >= count:
-        raise ConfigError(
-            f"gossamer.init: rank {placement.rank}/{placement.size} is local worker {placement.local_rank} "
-            f"of {placement.local_size}, but {count} GPU(s) are visible; NCCL needs one GPU per worker. "
-            "Start fewer workers, or use gossamer.init(backend='gloo')."
-        )
-    torch.cuda.set_device(placement.local_rank)
-
-
-def _join(placement: Placement, backend: str, timeout_s: float, store: dist.Store | None) -> None:
-    options: dict[str, Any] = {
-        "backend": backend,
-        "rank": placement.rank,
-        "world_size": placement.size,
-        "timeout": timedelta(seconds=timeout_s),
-    }
-    global _joins
-    _joins += 1
-    try:
-        with waiting.told(placement, timeout_s):
-            if store is None:
-                # A store outlives the group, and still holds the addresses of the group before.
-                store = dist.PrefixStore(f"gossamer/join{_joins}", _store_of(placement, timeout_s))
-            dist.init_process_group(**options, store=store)
-    except (RuntimeError, TimeoutError) as error:
-        if not dist.is_initialized():
-            # torch numbers groups. This one must count too, because on ranks that did not fail it has counted.
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-            dist.destroy_process_group()
-        why = f"with backend {backend!r} in {timeout_s:g} s: {error}"
-        raise _not_joined("init", placement, why) from error
 
 
 def _not_joined(what: str, placement: Placement, why: str) -> CommError:
@@ -270,24 +255,19 @@ def _store_of(placement: Placement, timeout_s: float) -> dist.Store:
     if placement.master_addr is None:
         return dist.HashStore()
     if placement not in _stores:
-        timeout = timedelta(seconds=timeout_s)
-        if placement.source == "torchrun":  # whose agent may hold the store already
-            _stores[placement], _, _ = next(rendezvous("env://", timeout=timeout))
-        else:
-            where = f"tcp://{placement.master_addr}:{placement.master_port}"
-            _stores[placement], _, _ = next(
-                rendezvous(where, placement.rank, placement.size, timeout=timeout)
-            )
+        where = f"tcp://{placement.master_addr}:{placement.master_port}"
+        # torchrun's agent may hold the store already.
+        at: Any = ("env://",) if placement.source == "torchrun" else (where, placement.rank, placement.size)
+        _stores[placement], _, _ = next(rendezvous(*at, timeout=timedelta(seconds=timeout_s)))
     return _stores[placement]
 
 
 def _adopt() -> _Membership:
     own, count = dist.get_rank(), dist.get_world_size()
     placement = config.launcher_environment()
-    if placement is not None and (placement.rank, placement.size) == (own, count):
-        local = placement.local_rank, placement.local_size
-        return _Membership(own, count, *local, node_rank=config.node_rank(), adopted=True)
-    hosts: list[Any] = [None] * count
-    dist.all_gather_object(hosts, socket.gethostname())
-    here = [peer for peer, host in enumerate(hosts) if host == hosts[own]]
-    return _Membership(own, count, here.index(own), len(here), node_rank=config.node_rank(), adopted=True)
+    if placement is None or (placement.rank, placement.size) != (own, count):
+        hosts: list[Any] = [None] * count
+        dist.all_gather_object(hosts, socket.gethostname())
+        here = [peer for peer, host in enumerate(hosts) if host == hosts[own]]
+        placement = Placement("torch", own, count, here.index(own), len(here))
+    return _Membership(placement, config.node_rank(), adopted=True)
