@@ -32,12 +32,10 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Returns the tensor."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Returns the tensor."""
         return tensor
 
 
@@ -46,12 +44,10 @@ class _NarrowCompressor(Compressor):
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Returns a floating-point tensor rounded to the narrow dtype, and its own dtype; others as they are."""
         return (tensor.to(cls.dtype), tensor.dtype) if tensor.dtype.is_floating_point else (tensor, None)
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Returns the tensor in the dtype that it had."""
         return tensor if ctx is None else tensor.to(ctx)
 
 
@@ -110,22 +106,17 @@ class Compression:
     gossamer = GossamerCompressor
 
 
-def codec_of(compression: Any) -> Codec | Adaptive | None:
-    """Returns the engine's codec for this compression. Raises ConfigError for a script's own compression."""
-    if isinstance(compression, GossamerCompressor):
-        return compression.codec
-    if has_codec(compression):
-        return {NoneCompressor: None, FP16Compressor: FP16(), BF16Compressor: BF16()}[compression]
-    raise ConfigError(f"hvd: the compression must be one of hvd.Compression for a codec, got {compression!r}")
+_CODECS: dict[Any, Codec | None] = {NoneCompressor: None, FP16Compressor: FP16(), BF16Compressor: BF16()}
 
 
 def has_codec(compression: Any) -> bool:
-    """Returns whether codec_of() has an answer."""
-    return isinstance(compression, GossamerCompressor) or compression in (
-        NoneCompressor,
-        FP16Compressor,
-        BF16Compressor,
-    )
+    """Returns whether codec_of() has an answer: not for a script's own compression."""
+    return isinstance(compression, GossamerCompressor) or any(compression is each for each in _CODECS)
+
+
+def codec_of(compression: Any) -> Codec | Adaptive | None:
+    """Returns the engine's codec for this compression."""
+    return compression.codec if isinstance(compression, GossamerCompressor) else _CODECS[compression]
 
 
 def describe(compression: Any) -> str:

@@ -10,5 +10,4 @@ from gossamer.horovod.torch.operations.collectives import *  # noqa: F403
 from gossamer.horovod.torch.operations.gradients import *  # noqa: F403
 from gossamer.horovod.torch.operations.handles import *  # noqa: F403
 from gossamer.horovod.torch.operations.joining import *  # noqa: F403
-from gossamer.horovod.torch.operations.sparse import sparse_allreduce_async as sparse_allreduce_async
 from gossamer.horovod.torch.operations.submission import *  # noqa: F403

@@ -1,5 +1,5 @@
 """The collectives of the Horovod face, from a script's call to the native core.
 
 A call meets these files in order: ``collectives`` (waits; gradients by ``gradients``), ``asynchronous`` (translates and
-checks by ``arguments``), ``submission`` (names the operation and calls the native core), ``handles`` (waits for it).
+checks), ``submission`` (names the operation and calls the native core), ``handles`` (waits for it).
 """

@@ -14,8 +14,8 @@ from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
 from gossamer.horovod.torch.compression import Compression
 from gossamer.horovod.torch.operations import asynchronous, gradients
 from gossamer.horovod.torch.operations.handles import Handle, synchronize
-from gossamer.horovod.torch.operations.signatures import takes_arguments_of
-from gossamer.horovod.torch.operations.submission import Average
+from gossamer.horovod.torch.operations.signatures import takes_arguments_of, takes_group_and_arguments_of
+from gossamer.horovod.torch.operations.submission import Average, Group, grouped
 
 __all__ = ["allreduce", "allreduce_", "grouped_allreduce", "grouped_allreduce_"]
 __all__ += ["grouped_reducescatter", "reducescatter"]
@@ -49,40 +49,25 @@ def allreduce(
         ValueError: an argument of this rank is wrong; the operation fails on the other ranks.
     """
     arguments = (average, name, op, prescale_factor, postscale_factor, process_set)
-    return _reduce(tensor, compression, gradients.HorovodAllreduce, asynchronous.allreduce_async, arguments)
+    functions = gradients.HorovodAllreduce, gradients.HorovodGroupedAllreduce
+    return _reduce(tensor, compression, asynchronous.allreduce_async, functions, arguments)
 
 
 @takes_arguments_of(asynchronous.allreduce_async)
 def allreduce_(*arguments: Any, **named: Any) -> Tensor:
-    """Does ``allreduce()`` in place, for any strides, without compression or gradient. Returns the tensor.
-
-    Takes the arguments of ``allreduce_async()``.
-    """
+    """Does ``allreduce()`` in place, for any strides, without compression or gradient. Returns the tensor."""
     return synchronize(asynchronous.allreduce_async_(*arguments, **named))
 
 
-def grouped_allreduce(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[Tensor]:
+@takes_group_and_arguments_of(allreduce)
+def grouped_allreduce(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> list[Tensor]:
     """Does ``allreduce()`` of several tensors, which complete or fail together. Returns a list of new tensors."""
-    arguments = (average, name, op, prescale_factor, postscale_factor, process_set)
-    forms = gradients.HorovodGroupedAllreduce, asynchronous.grouped_allreduce_async
-    return _reduce_group(tensors, compression, *forms, arguments)
+    return list(allreduce(grouped(tensors), *arguments, **named))
 
 
 @takes_arguments_of(asynchronous.grouped_allreduce_async)
 def grouped_allreduce_(*arguments: Any, **named: Any) -> list[Tensor]:
-    """Does ``grouped_allreduce()`` in place, without compression or gradient. Returns the tensors.
-
-    Takes the arguments of ``grouped_allreduce_async()``.
-    """
+    """Does ``grouped_allreduce()`` in place, without compression or gradient. Returns the tensors."""
     return synchronize(asynchronous.grouped_allreduce_async_(*arguments, **named))
 
 
@@ -154,24 +139,14 @@ def reducescatter(
     Dimension 0 is divided among the ranks. Where that leaves a remainder, each of the first ranks gets one row more.
     """
     arguments = (name, op, process_set, prescale_factor, postscale_factor)
-    return _reduce(
-        tensor, compression, gradients.HorovodReducescatter, asynchronous.reducescatter_async, arguments
-    )
+    functions = gradients.HorovodReducescatter, gradients.HorovodGroupedReducescatter
+    return _reduce(tensor, compression, asynchronous.reducescatter_async, functions, arguments)
 
 
-def grouped_reducescatter(
-    tensors: Sequence[Tensor],
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[Tensor]:
+@takes_group_and_arguments_of(reducescatter)
+def grouped_reducescatter(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> list[Tensor]:
     """Does ``reducescatter()`` of several tensors, which complete or fail together. Returns a list."""
-    arguments = (name, op, process_set, prescale_factor, postscale_factor)
-    forms = gradients.HorovodGroupedReducescatter, asynchronous.grouped_reducescatter_async
-    return _reduce_group(tensors, compression, *forms, arguments)
+    return list(reducescatter(grouped(tensors), *arguments, **named))
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:
@@ -179,28 +154,25 @@ def _needs_gradient(*tensors: Tensor) -> bool:
 
 
 def _reduce(
-    tensor: Tensor,
+    tensor: Any,
     compression: Any,
-    function: type[torch.autograd.Function],
     submit: Callable[..., Handle],
+    functions: tuple[Any, Any],
     arguments: tuple[Any, ...],
-) -> Tensor:
+) -> Any:
+    """Reduces a tensor or a Group. ``functions``: the autograd functions of both, for tensors that need a gradient."""
+    if isinstance(tensor, Group):
+        compressed = [compression.compress(each) for each in tensor]
+        parts = Group(part for part, _ in compressed)
+        with_gradient = _needs_gradient(*parts)
+        reduced = (
+            functions[1].apply(*arguments, *parts)
+            if with_gradient
+            else synchronize(submit(parts, *arguments))
+        )
+        pairs = zip(reduced, compressed, strict=True)
+        return [compression.decompress(each, context) for each, (_, context) in pairs]
     sent, context = compression.compress(tensor)
     if _needs_gradient(sent):
-        return compression.decompress(function.apply(sent, *arguments), context)
+        return compression.decompress(functions[0].apply(sent, *arguments), context)
     return compression.decompress(synchronize(submit(sent, *arguments)), context)
-
-
-def _reduce_group(
-    tensors: Sequence[Tensor],
-    compression: Any,
-    function: type[torch.autograd.Function],
-    submit: Callable[..., Handle],
-    arguments: tuple[Any, ...],
-) -> list[Tensor]:
-    compressed = [compression.compress(tensor) for tensor in tensors]
-    sent = [tensor for tensor, _ in compressed]
-    with_gradient = _needs_gradient(*sent)
-    reduced = function.apply(*arguments, *sent) if with_gradient else synchronize(submit(sent, *arguments))
-    pairs = zip(reduced, compressed, strict=True)
-    return [compression.decompress(tensor, context) for tensor, (_, context) in pairs]

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from gossamer.horovod.common import basics
 from gossamer.horovod.common.process_sets import ProcessSet
 from gossamer.horovod.torch.operations import asynchronous
-from gossamer.horovod.torch.operations.arguments import reduce_op
+from gossamer.horovod.torch.operations.asynchronous import reduce_op
 from gossamer.horovod.torch.operations.handles import synchronize
 from gossamer.horovod.torch.operations.submission import Average, Sum
 
@@ -71,12 +71,12 @@ class HorovodAlltoall(Function):
     def forward(
         ctx: Any, tensor: Tensor, splits: Any, name: Any, process_set: ProcessSet
     ) -> tuple[Tensor, Tensor]:
-        handle = asynchronous.alltoall_async(tensor, splits, name, process_set)
-        output, received_splits = synchronize(handle)
+        output, ctx.received_splits = synchronize(
+            asynchronous.alltoall_async(tensor, splits, name, process_set)
+        )
         ctx.name, ctx.process_set, ctx.rows = _of_gradient(name), process_set, tensor.shape[0]
-        ctx.received_splits = received_splits
-        ctx.mark_non_differentiable(received_splits)
-        return output, received_splits
+        ctx.mark_non_differentiable(ctx.received_splits)
+        return output, ctx.received_splits
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -97,8 +97,7 @@ class HorovodAllgather(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        gradient = _own_rows(gradients, [ctx.rows], ctx.name, ctx.process_set)[0]
-        return gradient, None, None
+        return *_own_rows(gradients, [ctx.rows], ctx.name, ctx.process_set), None, None
 
 
 class HorovodGroupedAllgather(Function):

@@ -14,8 +14,6 @@ from gossamer.horovod.common.exceptions import HorovodInternalError
 
 __all__ = ["poll", "synchronize"]
 
-INT32_MAX = 2**31 - 1
-
 
 class Pending:
     """An operation in flight. ``target``: the tensor that it changes in place, or None for a new tensor."""
@@ -45,21 +43,17 @@ class PendingSplits(Pending):
 
     def wait(self) -> tuple[torch.Tensor, torch.Tensor]:
         output, rows = super().wait(), self.operation.received_splits
-        dtype = torch.int32 if max(rows) <= INT32_MAX else torch.int64
+        dtype = torch.int32 if max(rows) <= torch.iinfo(torch.int32).max else torch.int64
         return output, torch.tensor(rows, dtype=dtype, device=output.device)
 
 
-class PendingGroup(Pending):
+class PendingGroup:
     """Operations that complete or fail together. Their result is a list."""
 
     __slots__ = ("members",)
 
-    def __init__(self, operations: Sequence[Any], targets: Sequence[torch.Tensor] | None) -> None:
-        super().__init__(operations[0], None)
-        self.members = [
-            Pending(operation, None if targets is None else targets[index])
-            for index, operation in enumerate(operations)
-        ]
+    def __init__(self, members: list[Pending]) -> None:
+        self.members = members
 
     def done(self) -> bool:
         return all(member.done() for member in self.members)
@@ -69,7 +63,7 @@ class PendingGroup(Pending):
 
 
 _numbers = count(1)
-_live: dict[int, Pending] = {}
+_live: dict[int, Pending | PendingGroup] = {}
 
 
 class Handle(int):
@@ -81,7 +75,7 @@ class Handle(int):
         _live.pop(self, None)
 
 
-def handle_of(pending: Pending) -> Handle:
+def handle_of(pending: Pending | PendingGroup) -> Handle:
     """Returns a new handle."""
     number = next(_numbers)
     _live[number] = pending

@@ -36,11 +36,9 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """
     native = process_set.native()
     refusal = _complaint(device)
-    on_gpu = not refusal and 0 <= device < torch.cuda.device_count()
-    with (
-        torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
-        contextlib.ExitStack() as stack,
-    ):
+    with contextlib.ExitStack() as stack:
+        if not refusal and 0 <= device < torch.cuda.device_count():
+            stack.enter_context(torch.cuda.device(device))
         for meanwhile in _during_join:
             stack.enter_context(meanwhile(process_set))
         try:

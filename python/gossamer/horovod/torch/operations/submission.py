@@ -16,7 +16,7 @@ import torch
 from gossamer.errors import CommError
 from gossamer.horovod.common.exceptions import HorovodInternalError, internal_errors
 from gossamer.horovod.common.process_sets import ProcessSet
-from gossamer.horovod.torch.operations.handles import Handle, Pending, PendingGroup, handle_of
+from gossamer.horovod.torch.operations.handles import Handle, Pending, PendingGroup, PendingSplits, handle_of
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
@@ -57,67 +57,73 @@ def call_site() -> str:
     return ""
 
 
-def one(
+class Group(list[Any]):
+    """Tensors that are submitted together, and complete or fail together. Stands where one tensor stands."""
+
+
+def grouped(tensors: Sequence[Any]) -> Any:
+    """Returns a Group of the tensors."""
+    return Group(tensors)
+
+
+def submit(
     kind: str,
     tensor: Any,
     name: str | None,
     process_set: ProcessSet,
-    *,
-    in_place: bool = False,
-    pending: type[Pending] = Pending,
     op: int = Sum,
-    root: int = 0,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    *,
+    in_place: bool = False,
+    root: int = 0,
     splits: list[int] | None = None,
 ) -> Handle:
-    """Submits one operation. Raises ValueError for a wrong argument; the operation then fails on every rank."""
+    """Submits an operation on a tensor or a Group.
+
+    Raises ValueError for a wrong argument; the operation then fails on every rank.
+    """
     native = process_set.collectives or process_set.native()
-    if not isinstance(tensor, torch.Tensor):
-        refuse(process_set, kind, [name], f"the argument must be a tensor, got {type(tensor).__name__}")
+    if isinstance(tensor, torch.Tensor):
+        tensors, names, whole = [tensor], [f"{kind}.{name}" if name else ""], None
+    else:
+        tensors, names, whole = _group(kind, tensor, name, process_set)
     try:
-        names = [f"{kind}.{name}" if name else ""]
         # Positional arguments, because this call is most of what a small operation costs.
-        (operation,) = native.submit(
-            kind, [tensor], names, in_place, op, root, prescale, postscale, splits, None, call_site()
+        operations = native.submit(
+            kind, tensors, names, in_place, op, root, prescale, postscale, splits, whole, call_site()
         )
     except CommError as error:
         raise HorovodInternalError(str(error)) from error
-    return handle_of(pending(operation, tensor if in_place else None))
+    if whole is None:
+        target = tensor if in_place else None
+        pending = PendingSplits if kind == "alltoall" else Pending
+        return handle_of(pending(operations[0], target))
+    targets = tensors if in_place else [None] * len(tensors)
+    return handle_of(PendingGroup([Pending(*each) for each in zip(operations, targets, strict=True)]))
 
 
-def group(
-    kind: str,
-    tensors: Sequence[Any],
-    name: str | None,
-    process_set: ProcessSet,
-    *,
-    in_place: bool = False,
-    **options: Any,
-) -> Handle:
-    """Submits operations that complete or fail together. Raises as one()."""
-    native = process_set.native()
-    tensors = list(tensors)
+def _group(
+    kind: str, tensors: Any, name: str | None, process_set: ProcessSet
+) -> tuple[list[Any], list[Any], Any]:
+    """Returns the tensors of a group, their names and the group's. Raises ValueError for anything but tensors."""
+    names = names_of(kind, tensors, name)
+    if not isinstance(tensors, Group):
+        refuse(process_set, kind, names, f"the argument must be a tensor, got {type(tensors).__name__}")
     if not tensors:
         raise ValueError(f"hvd.grouped_{kind}: needs at least one tensor, got an empty list")
-    names = group_names(kind, name, len(tensors))
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
-            reason = f"the arguments must be tensors, got {type(tensor).__name__}"
-            refuse(process_set, kind, names, reason)
-    whole, site = f"grouped_{kind}.{name}" if name else "", call_site()
-    try:
-        operations = native.submit(kind, tensors, names, in_place, group=whole, call_site=site, **options)
-    except CommError as error:
-        raise HorovodInternalError(str(error)) from error
-    return handle_of(PendingGroup(operations, tensors if in_place else None))
+            refuse(process_set, kind, names, f"the arguments must be tensors, got {type(tensor).__name__}")
+    return list(tensors), names, f"grouped_{kind}.{name}" if name else ""
 
 
-def group_names(kind: str, name: str | None, count: int) -> list[str]:
-    """Returns the names of a group's members, "grouped_allreduce.<name>_1of3"; empty where the group has no name."""
-    if not name:
-        return [""] * count
-    return [f"grouped_{kind}.{name}_{index}of{count}" for index in range(1, count + 1)]
+def names_of(kind: str, tensor: Any, name: str | None) -> list[str | None]:
+    """Returns the name of an operation. For a Group: its members' names, "grouped_allreduce.<name>_1of3", or empty."""
+    if not isinstance(tensor, Group):
+        return [name]
+    count = len(tensor)
+    return [f"grouped_{kind}.{name}_{index}of{count}" if name else "" for index in range(1, count + 1)]
 
 
 def refuse(
@@ -130,7 +136,7 @@ def refuse(
     """Raises `error`, and fails the operation on the other ranks, which would wait for this rank otherwise.
 
     Args:
-        names: the name that the user gave to a single operation, or the group_names() of a group.
+        names: the operation's names, as names_of() gives them.
     """
     native, site = process_set.native(), call_site()
     for name in names:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gossamer.horovod.torch.operations import asynchronous
 from gossamer.horovod.torch.operations.handles import synchronize, wait_for_all
-from gossamer.horovod.torch.operations.sparse import sparse_allreduce_async
+from gossamer.horovod.torch.operations.asynchronous import sparse_allreduce_async
 from gossamer.horovod.torch.reduction.request import Request
 
 
