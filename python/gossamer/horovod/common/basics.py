@@ -15,7 +15,7 @@ from gossamer import late_entry, membership, runtime
 from gossamer.errors import CommError
 from gossamer.horovod.common.process_sets import ProcessSet
 from gossamer.horovod.common.session import Session, expect, start
-from gossamer.observe.stall import Limits
+from gossamer.horovod.common.timeline import Timeline
 
 __all__ = ["init", "is_homogeneous", "is_initialized", "shutdown"]
 __all__ += ["cross_rank", "cross_size", "local_rank", "local_size", "rank", "size"]
@@ -74,12 +74,10 @@ def _enter(*arguments: Any) -> bool:
         before = _session.place.numbers()
         shutdown()
         _session = _opened(lambda: start(*arguments))
-        now = _session.place.numbers()
-        if now != before:
-            _log.info(
-                "hvd.init gave (rank, size, local, cross) %s; the group has changed since: %s", before, now
-            )
-        return now != before
+        if (now := _session.place.numbers()) == before:
+            return False
+        _log.info("hvd.init gave (rank, size, local, cross) %s; the group has changed since: %s", before, now)
+        return True
 
 
 def _opened(begin: Callable[[], Session]) -> Session:
@@ -123,56 +121,46 @@ def is_initialized() -> bool:
     return _session is not None and _session.process == os.getpid()
 
 
-def _now(what: str) -> Session:
-    if _session is None or _session.process != os.getpid():
+def session_of(what: str) -> Session:
+    """Returns the session that is open. Raises ValueError, which names `what`, before ``init()``."""
+    if _session is None or not is_initialized():
         raise ValueError(f"hvd.{what}: Horovod has not been initialized; call hvd.init() first")
     return _session
 
 
 def rank() -> int:
     """Returns this process's number among all. Raises ValueError before ``init()``, as do the functions below."""
-    return _now("rank").place.rank
+    return session_of("rank").place.rank
 
 
 def size() -> int:
     """Returns the number of processes."""
-    return _now("size").place.size
+    return session_of("size").place.size
 
 
 def local_rank() -> int:
     """Returns this process's number among those on its host."""
-    return _now("local_rank").place.local_rank
+    return session_of("local_rank").place.local_rank
 
 
 def local_size() -> int:
     """Returns the number of processes on this host."""
-    return _now("local_size").place.local_size
+    return session_of("local_size").place.local_size
 
 
 def cross_rank() -> int:
     """Returns this host's number among the hosts that have this local rank."""
-    return _now("cross_rank").place.cross_rank
+    return session_of("cross_rank").place.cross_rank
 
 
 def cross_size() -> int:
     """Returns the number of hosts that have this local rank."""
-    return _now("cross_size").place.cross_size
+    return session_of("cross_size").place.cross_size
 
 
 def is_homogeneous() -> bool:
     """Returns whether every host has the same number of processes."""
-    return _now("is_homogeneous").place.homogeneous
-
-
-def session_key() -> str:
-    """Returns a text for this session, equal on all ranks and never used before, that begins keys of connections."""
-    return _now("session_key").key
-
-
-def stall_limits() -> Limits:
-    """Returns after how many seconds a wait of this session is reported, and ended."""
-    knobs = _now("stall_limits").knobs
-    return Limits(knobs.stall_warning_s, knobs.stall_shutdown_s)
+    return session_of("is_homogeneous").place.homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -181,20 +169,18 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     Raises:
         ValueError: before ``init()``; or HOROVOD_TIMELINE was not set at ``init()``, to a file or to DYNAMIC.
     """
-    session = _timeline_session("start_timeline")
-    if session.timeline is not None:
-        session.timeline.start(file_path, mark_cycles=mark_cycles)
+    if (timeline := _timeline("start_timeline")) is not None:
+        timeline.start(file_path, mark_cycles=mark_cycles)
 
 
 def stop_timeline() -> None:
     """Finishes the file. Raises ValueError as ``start_timeline()``."""
-    session = _timeline_session("stop_timeline")
-    if session.timeline is not None:
-        session.timeline.stop()
+    if (timeline := _timeline("stop_timeline")) is not None:
+        timeline.stop()
 
 
-def _timeline_session(what: str) -> Session:
-    session = _now(what)
+def _timeline(what: str) -> Timeline | None:
+    session = session_of(what)
     if session.knobs.timeline is None:
         raise ValueError(f"hvd.{what}: HOROVOD_TIMELINE must be set at hvd.init(), to a file or to DYNAMIC")
-    return session
+    return session.timeline

@@ -1,6 +1,6 @@
 """``DistributedOptimizer``: an optimizer of the script's own class whose step() uses the gradients of all ranks.
 
-arguments.py checks, sharing.py makes the object, and gradients.py and adasum.py have its methods.
+arguments.py checks, and steps.py has the methods of the two kinds of such optimizers.
 """
 
 from collections.abc import Iterable
@@ -12,10 +12,8 @@ from torch import Tensor
 from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
 from gossamer.horovod.torch.compression import Compression
 from gossamer.horovod.torch.operations.submission import Adasum, Average
-from gossamer.horovod.torch.optimizer.adasum import AdasumStep
 from gossamer.horovod.torch.optimizer.arguments import check_settings, groups_argument, names_of
-from gossamer.horovod.torch.optimizer.gradients import GradientStep
-from gossamer.horovod.torch.optimizer.sharing import adopt
+from gossamer.horovod.torch.optimizer.steps import AdasumStep, GradientStep
 
 _DistributedOptimizer = GradientStep  # Horovod's name, which scripts test isinstance() with
 
@@ -54,30 +52,43 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     Raises:
         ValueError: before hvd.init(); for names or settings that cannot work.
     """
-    check_settings(
-        compression=compression,
-        passes=backward_passes_per_step,
-        op=op,
-        predivide=gradient_predivide_factor,
-        process_set=process_set,
-    )
-    groups = groups_argument(groups, num_groups)
-    names = names_of(optimizer, named_parameters)
-    size = process_set.size()
-    kind: Any = AdasumStep if op == Adasum and size is not None and size > 1 else GradientStep
-    made = adopt(optimizer, kind, module=__name__)
-    made._parameter_names = names
-    made.backward_passes_per_step = backward_passes_per_step
-    made.op, made.gradient_predivide_factor = op, gradient_predivide_factor
-    made.sparse_as_dense, made.process_set = sparse_as_dense, process_set
-    made._groups_argument = groups
-    made._settings = {
+    settings: dict[str, Any] = {
         "compression": compression,
         "op": op,
         "predivide": gradient_predivide_factor,
-        "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,
     }
+    check_settings(passes=backward_passes_per_step, **settings)
+    groups = groups_argument(groups, num_groups)
+    names = names_of(optimizer, named_parameters)
+    size = process_set.size()
+    made = _adopt(optimizer, AdasumStep if op == Adasum and size is not None and size > 1 else GradientStep)
+    made._parameter_names, made._groups_argument = names, groups
+    made.backward_passes_per_step = backward_passes_per_step
+    made.op, made.gradient_predivide_factor = op, gradient_predivide_factor
+    made.sparse_as_dense, made.process_set = sparse_as_dense, process_set
+    made._settings = {**settings, "sparse_as_dense": sparse_as_dense}
     made._synchronized, made._should_synchronize = False, True
     made._begin_reduction()
     return made
+
+
+def _adopt(optimizer: torch.optim.Optimizer, kind: type) -> Any:
+    """Returns an object that shares everything with the optimizer. `kind` is its class's first base."""
+    own = type(optimizer)
+    # Horovod's helpers know its optimizers by __module__.
+    names = {"__module__": __name__, "__doc__": own.__doc__, "__reduce_ex__": _refuse_copy}
+    made: Any = type(own.__name__, (kind, own), names)
+    adopted = made.__new__(made)  # without __init__, which would reset the state
+    adopted.__dict__.update(optimizer.__dict__)
+    # A scheduler has wrapped the optimizer's own step(), which would bypass this class.
+    adopted.__dict__.pop("step", None)
+    return adopted
+
+
+def _refuse_copy(optimizer: Any, protocol: Any) -> Any:
+    # Optimizer.__getstate__ keeps nothing of this class, so a copy would reduce nothing.
+    raise TypeError(
+        f"hvd.DistributedOptimizer: {type(optimizer).__name__} cannot be copied or pickled, because its reductions "
+        f"belong to this process; copy its state_dict(), or the optimizer that it was made of"
+    )

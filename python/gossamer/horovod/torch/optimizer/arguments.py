@@ -1,6 +1,7 @@
 """Checks of the arguments of ``DistributedOptimizer``, which bring them into one form."""
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -69,8 +70,7 @@ def names_of(
                 f"{WHERE}: named_parameters must be (name, parameter) tuples, as model.named_parameters() gives them, "
                 f"got {type(entry).__name__}"
             )
-    seen: set[str] = set()
-    twice = sorted({name for name, _ in given if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    twice = sorted(name for name, count in Counter(name for name, _ in given).items() if count > 1)
     if twice:
         raise ValueError(f"{WHERE}: names in named_parameters must be unique, got twice: {', '.join(twice)}")
     names = {param: name for name, param in sorted(given, key=lambda entry: entry[0])}
@@ -102,6 +102,6 @@ def groups_argument(groups: Any, num_groups: int) -> Any:
     for member in members:
         if not isinstance(member, Tensor):
             raise ValueError(f"{where} must hold parameters, got {type(member).__name__}")
-    if len({id(member) for member in members}) != len(members):
+    if len(set(map(id, members))) != len(members):
         raise ValueError(f"{where} must hold a parameter once, got one of them several times")
     return groups

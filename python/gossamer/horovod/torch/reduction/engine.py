@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gossamer import _C, config
 from gossamer.algorithms import Algorithm, GradientAllReduce
-from gossamer.codec import Adaptive, Codec
 from gossamer.comm import Flat, Hierarchical, connect_by_hosts, private_among, sums_by_hosts
 from gossamer.engine import Engine, Rounds
 from gossamer.errors import CommError, ConfigError
@@ -21,6 +20,7 @@ from gossamer.horovod.common.exceptions import internal_errors
 from gossamer.horovod.torch.compression import codec_of, has_codec
 from gossamer.horovod.torch.operations.submission import Average, Sum
 from gossamer.horovod.torch.reduction.request import Request
+from gossamer.observe.stall import Limits
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -30,7 +30,8 @@ def refusal_of(request: Request) -> str:
 
     Ranks with equal requests get the same answer.
     """
-    params = [request.params[index] for index in sorted(request.trained)]
+    trained = sorted(request.trained)
+    params = [request.params[index] for index in trained]
     if request.op not in (Average, Sum):
         return "op is neither Average nor Sum"
     if request.sparse_as_dense:
@@ -45,8 +46,7 @@ def refusal_of(request: Request) -> str:
         return "the parameters are on several devices"
     if params[0].device.type not in ("cpu", "cuda"):
         return f"the parameters are on {params[0].device.type}"
-    for index in sorted(request.trained):
-        param = request.params[index]
+    for index, param in zip(trained, params, strict=True):
         if param.dtype not in _DTYPES or hasattr(param, "device_mesh") or nn.parameter.is_lazy(param):
             return f"parameter {request.names[index]!r} is of a kind ({param.dtype}) that buckets do not hold"
     return ""
@@ -56,33 +56,32 @@ class EngineReduction(Rounds):
     """Reduces the gradients of a request. Collective over the ranks of its process set.
 
     Args:
-        key: equal on these ranks, and never used before in this group.
+        number: the optimizer's number, the same on all ranks.
         passes: how many backwards bring gradients before a step.
         order: indices of parameters in the order in which their gradients came on this rank.
-        bucket_bytes: the size of a bucket; None is gossamer.config's.
     """
 
-    def __init__(
-        self, request: Request, *, key: str, passes: int, order: Sequence[int], bucket_bytes: int | None
-    ) -> None:
-        ranks, settings = request.process_set.ranks, config.current()
-        assert ranks is not None
-        size = settings.bucket_bytes if bucket_bytes is None else max(1, bucket_bytes)
+    def __init__(self, request: Request, number: int, *, passes: int, order: Sequence[int]) -> None:
+        native, settings = request.process_set.native(), config.current()
+        wanted = config.variables("HOROVOD_").get("HOROVOD_FUSION_THRESHOLD")
+        size = max(1, int(wanted)) if wanted else settings.bucket_bytes
+        session = basics.session_of("DistributedOptimizer")
+        key = f"{session.key}/{request.process_set.process_set_id}/optimizer{number}"
         self._holder = _Holder(request)  # the engine holds its module weakly
-        algorithm: Algorithm = _Reduction(request, len(ranks))
+        algorithm: Algorithm = _Reduction(request, native.size)
         with internal_errors(CommError, ConfigError):
-            comm, control = private_among(None, ranks, request.params[min(request.trained)].device, key=key)
-            levels = Hierarchical() if sums_by_hosts(request.process_set.native()) else Flat()
-            comm = connect_by_hosts(levels, comm, control)
+            device = request.params[min(request.trained)].device
+            comm, control = private_among(None, native.ranks, device, key=key)
+            levels = Hierarchical() if sums_by_hosts(native) else Flat()
             self._engine = Engine(
                 self._holder,
                 algorithm,
-                comm=comm,
+                comm=connect_by_hosts(levels, comm, control),
                 control=control,
                 bucket_bytes=size,
                 first_bucket_bytes=min(size, settings.first_bucket_bytes),
                 broadcast=False,
-                stall=basics.stall_limits(),
+                stall=Limits(session.knobs.stall_warning_s, session.knobs.stall_shutdown_s),
             )
             super().__init__(self._engine)
             self.begin(passes, order)
@@ -135,8 +134,7 @@ class _Reduction(GradientAllReduce):
     """
 
     def __init__(self, request: Request, size: int) -> None:
-        codec: Codec | Adaptive | None = codec_of(request.compression)
-        super().__init__(average=request.op == Average, codec=codec)
+        super().__init__(average=request.op == Average, codec=codec_of(request.compression))
         self.prescale = 1.0 / request.predivide
         self.postscale = request.predivide / (size if self.average else 1)
         self.groups = request.groups

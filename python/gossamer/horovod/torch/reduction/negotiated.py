@@ -1,6 +1,6 @@
 """``NegotiatedReduction``: gradients reduced by named operations, one for each parameter or group."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gossamer.horovod.torch.operations import asynchronous
 from gossamer.horovod.torch.operations.handles import synchronize, wait_for_all
-from gossamer.horovod.torch.operations.asynchronous import sparse_allreduce_async
 from gossamer.horovod.torch.reduction.request import Request
 
 
@@ -31,9 +30,8 @@ class NegotiatedReduction:
         alone = [(index,) for index in range(len(request.params)) if index not in members]
         self._units = [unit for unit in [*grouped, *alone] if unit]
         self._unit_of = {index: unit for unit in self._units for index in unit}
-        pre = 1.0 / request.predivide
         self._options: dict[str, Any] = {"op": request.op, "process_set": request.process_set}
-        self._factors: dict[str, Any] = {"prescale_factor": pre, "postscale_factor": request.predivide}
+        self._factors = {"prescale_factor": 1.0 / request.predivide, "postscale_factor": request.predivide}
         self._begin()
 
     def completed(self, index: int) -> None:
@@ -72,18 +70,15 @@ class NegotiatedReduction:
             self._submitted[unit] = self._submit_sparse(unit[0])
             return
         gradients = [_Gradient(self._request.params[index], self._request.compression) for index in unit]
-        tensors = [gradient.sent for gradient in gradients]
+        sent: Any = [gradient.sent for gradient in gradients]
+        alone = len(unit) == 1
+        submit: Any = asynchronous.allreduce_async_ if alone else asynchronous.grouped_allreduce_async_
         name = self._names[unit[0]]
-        if len(unit) == 1:
-            handle = asynchronous.allreduce_async_(tensors[0], name=name, **self._options, **self._factors)
-        else:
-            handle = asynchronous.grouped_allreduce_async_(
-                tensors, name=name, **self._options, **self._factors
-            )
+        handle = submit(sent[0] if alone else sent, name=name, **self._options, **self._factors)
 
         def wait() -> None:
             reduced = synchronize(handle)
-            for gradient, tensor in zip(gradients, [reduced] if len(unit) == 1 else reduced, strict=True):
+            for gradient, tensor in zip(gradients, [reduced] if alone else reduced, strict=True):
                 gradient.take(tensor)
 
         self._submitted[unit] = wait
@@ -98,7 +93,7 @@ class NegotiatedReduction:
             gradient = torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
         elif not gradient.is_sparse:
             gradient = gradient.to_sparse(dims)
-        finish = sparse_allreduce_async(gradient, self._names[index], **self._options)
+        finish = asynchronous.sparse_allreduce_async(gradient, self._names[index], **self._options)
 
         def wait() -> None:
             param.grad = finish()
@@ -132,9 +127,3 @@ class _Gradient:
             gradient.copy_(result)
         if self._made and not self._param.requires_grad and not gradient.any():
             self._param.grad = None  # frozen meanwhile, and no rank has trained it
-
-
-def sparse_dims(params: tuple[Tensor, ...]) -> Iterator[int]:
-    """Yields the number of sparse dimensions of each parameter's gradient; 0 if it is dense or missing."""
-    for param in params:
-        yield param.grad.sparse_dim() if param.grad is not None and param.grad.is_sparse else 0

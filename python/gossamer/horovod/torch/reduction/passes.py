@@ -1,55 +1,53 @@
 """``Passes``: counts the gradients of parameters by hooks, and knows which parameters have all of this step.
 
-It serves what is negotiated; Gossamer's engine counts natively.
+What is negotiated needs it; Gossamer's engine counts natively.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from gossamer.horovod.torch.reduction.request import Request
+
 
 class Passes:
-    """A parameter is complete with its gradient number `passes` since the last reset().
+    """The gradients of an optimizer, counted. A parameter is complete with its gradient number `passes` of a step.
 
     Args:
-        names, params: of the same order; an index means a position in both.
         passes: how many backwards bring gradients before a step.
-        on_complete: a method that is called, in the backward, with the index of a complete parameter. Its object is
-            held weakly.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        params: Sequence[Tensor],
-        passes: int,
-        on_complete: Callable[[int], None] | None = None,
-    ) -> None:
-        self._names, self._params = names, params
-        self._on_complete = None if on_complete is None else weakref.WeakMethod(on_complete)
-        self._hooks: dict[int, Any] = {}
+    buckets: Sequence[Any] = ()  # of the engine
+
+    def __init__(self, request: Request, passes: int) -> None:
+        self.request = request
         self.passes = passes
+        self._hooks: dict[int, Any] = {}
         self.reset()
+        if self.active:
+            self.install()
+
+    @property
+    def active(self) -> bool:
+        """Whether this rank takes part."""
+        return bool(self.request.process_set.included())
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a parameter has all its gradients."""
+        return bool(self.complete)
 
     def install(self) -> None:
         """Begins to count for the parameters that need gradients now. Idempotent."""
-        if len(self._hooks) == len(self._params):
+        if len(self._hooks) == len(self.request.params):
             return
-        this = weakref.ref(self)
-
-        def hook_of(index: int) -> Callable[[Tensor], None]:
-            def hook(param: Tensor) -> None:
-                alive = this()
-                if alive is not None:
-                    alive._arrived(index, param)
-
-            return hook
-
-        for index, param in enumerate(self._params):
+        for index, param in enumerate(self.request.params):
             if param.requires_grad and index not in self._hooks:
-                self._hooks[index] = param.register_post_accumulate_grad_hook(hook_of(index))
+                hook = partial(_arrived, weakref.ref(self), index)
+                self._hooks[index] = param.register_post_accumulate_grad_hook(hook)
 
     def remove(self) -> None:
         """Ends counting, and forgets the counts. Idempotent."""
@@ -60,20 +58,32 @@ class Passes:
 
     def reset(self) -> None:
         """Begins a new step."""
-        self._left = [self.passes] * len(self._params)
+        self._left = [self.passes] * len(self.request.params)
         self.complete: list[int] = []  # in the order in which they became so
 
     def set_passes(self, passes: int) -> None:
         """Lets every parameter wait for so many gradients from now on."""
         self.passes = passes
-        self._left = [passes] * len(self._params)
+        self._left = [passes] * len(self.request.params)
+
+    def abandon(self) -> None:
+        """Forgets the gradients of an unfinished step."""
+        self.reset()
+
+    def retire(self) -> None:
+        """Ends this object, which another one replaces."""
+        self.remove()
 
     def __del__(self) -> None:
         for hook in self._hooks.values():
             hook.remove()
 
-    def _arrived(self, index: int, param: Tensor) -> None:
-        what = f"hvd.DistributedOptimizer: parameter {self._names[index]!r}"
+    def completed(self, index: int) -> None:
+        """Learns, in a backward, that this parameter has all gradients of the step. For subclasses."""
+
+    def count(self, index: int, param: Tensor) -> None:
+        """Counts a gradient. Raises AssertionError for one too many, or one that cannot be reduced."""
+        what = f"hvd.DistributedOptimizer: parameter {self.request.names[index]!r}"
         if self._left[index] <= 0:
             raise AssertionError(
                 f"{what} got its gradient more often than backward_passes_per_step ({self.passes}) allows before "
@@ -86,5 +96,9 @@ class Passes:
         self._left[index] -= 1
         if self._left[index] == 0:
             self.complete.append(index)
-            if self._on_complete is not None and (on_complete := self._on_complete()) is not None:
-                on_complete(index)
+            self.completed(index)
+
+
+def _arrived(counter: "weakref.ref[Passes]", index: int, param: Tensor) -> None:
+    if (alive := counter()) is not None:
+        alive.count(index, param)

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 from gossamer import _C, config
 from gossamer.errors import ConfigError
@@ -21,11 +20,10 @@ from gossamer.horovod.common.exceptions import HorovodInternalError
 from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
 from gossamer.horovod.torch.compression import GossamerCompressor
 from gossamer.horovod.torch.operations.joining import during_join
-from gossamer.horovod.torch.reduction.choice import Choice
 from gossamer.horovod.torch.reduction.engine import EngineReduction, refusal_of
-from gossamer.horovod.torch.reduction.negotiated import NegotiatedReduction, sparse_dims
+from gossamer.horovod.torch.reduction.negotiated import NegotiatedReduction
 from gossamer.horovod.torch.reduction.passes import Passes
-from gossamer.horovod.torch.reduction.request import Request
+from gossamer.horovod.torch.reduction.request import Request, agree
 
 _log = logging.getLogger("gossamer")
 _live: "weakref.WeakSet[Reduction]" = weakref.WeakSet()
@@ -34,12 +32,11 @@ _live: "weakref.WeakSet[Reduction]" = weakref.WeakSet()
 _numbers: dict[int | None, Iterator[int]] = defaultdict(itertools.count)
 
 
-class Reduction:
+class Reduction(Passes):
     """Reduces the gradients of a request once a step. Does nothing if no other rank takes part."""
 
     def __init__(self, request: Request, passes: int) -> None:
-        self.request = request
-        self._passes = Passes(request.names, request.params, passes, self._completed)
+        super().__init__(request, passes)
         self._number: int | None = None
         self._way: EngineReduction | NegotiatedReduction | None = None
         self.why = "the first synchronize() chooses"
@@ -50,8 +47,6 @@ class Reduction:
             if not ids.isdisjoint(map(id, other.request.params)):
                 other.retire()
                 other._replaced = True
-        if self.active:
-            self._passes.install()
         _live.add(self)
 
     @property
@@ -66,29 +61,29 @@ class Reduction:
         return size > 1 or config.variables("HOROVOD_").get("HOROVOD_ELASTIC", "0") not in ("", "0")
 
     @property
-    def way(self) -> str:
-        """The way that was chosen: "engine", "negotiated" or, before the choice, "undecided"."""
-        if self._way is None:
-            return "undecided"
-        return "engine" if isinstance(self._way, EngineReduction) else "negotiated"
+    def _engine(self) -> EngineReduction | None:
+        return self._way if isinstance(self._way, EngineReduction) else None
 
     @property
-    def buckets(self) -> list[_C.Bucket]:
+    def way(self) -> str:
+        """The way that was chosen: "engine", "negotiated" or, before the choice, "undecided"."""
+        return "undecided" if self._way is None else "engine" if self._engine else "negotiated"
+
+    @property
+    def buckets(self) -> list[_C.Bucket]:  # type: ignore[override]
         """The engine's buckets; empty without the engine."""
-        return self._way.buckets if isinstance(self._way, EngineReduction) else []
+        return self._engine.buckets if self._engine else []
 
     @property
     def under_way(self) -> bool:
         """Whether gradients of this step may be travelling."""
-        if isinstance(self._way, EngineReduction):
-            return self._way.under_way
-        return bool(self._passes.complete)
+        return self._engine.under_way if self._engine else super().under_way
 
     def set_passes(self, passes: int) -> None:
         """Lets every parameter wait for so many gradients from now on."""
-        self._passes.set_passes(passes)
-        if isinstance(self._way, EngineReduction):
-            self._way.set_passes(passes)
+        super().set_passes(passes)
+        if self._engine:
+            self._engine.set_passes(passes)
 
     def synchronize(self) -> None:
         """Waits until every parameter has the reduced gradient.
@@ -105,21 +100,19 @@ class Reduction:
                 "hvd.DistributedOptimizer: an optimizer that was made later has some of these parameters, and reduces "
                 "them; use that one alone"
             )
-        if not isinstance(self._way, EngineReduction):
-            self._passes.install()
+        if not self._engine:
+            self.install()
         try:
-            way = self._way if self._way is not None else self._choose()
-            way.synchronize()
+            (self._way or self._choose()).synchronize()
         finally:
-            self._passes.reset()
+            self.reset()
 
     def abandon(self) -> None:
         """Completes a step that has begun, so that no rank waits for this one. The optimizer gets another state."""
-        self._passes.reset()
-        if self._way is None:
-            return
+        self.reset()
         try:
-            self._way.abandon()
+            if self._way is not None:
+                self._way.abandon()
         except HorovodInternalError as error:
             _log.debug("gossamer: the gradients under way were lost: %s", error)
 
@@ -131,63 +124,50 @@ class Reduction:
         """
         if self._way is not None:
             self._way.close(crashed=crashed)
-            self._passes.install()
+            self.install()
         self._way, self._number = None, None
-        self._passes.reset()
+        self.reset()
 
     def retire(self) -> None:
         """Ends this Reduction, which another one replaces."""
         self.close()
-        self._passes.remove()
+        self.remove()
 
     def shadow(self) -> None:
         """Takes part in the other ranks' steps, while this rank is in join(), until all have joined."""
-        if isinstance(self._way, EngineReduction):
-            self._way.shadow()
+        if self._engine:
+            self._engine.shadow()
 
-    def _completed(self, index: int) -> None:
+    def completed(self, index: int) -> None:
+        """Lets the gradient travel in the backward, where the way does that."""
         if isinstance(self._way, NegotiatedReduction):
             self._way.completed(index)
 
     def _choose(self) -> EngineReduction | NegotiatedReduction:
+        request = self.request
         if self._number is None:
-            self._number = next(_numbers[self.request.process_set.process_set_id])
-        refusal = refusal_of(self.request)
-        dims = list(sparse_dims(self.request.params))
-        choice = Choice(self.request, self._number)
-        all_here, sparse_somewhere = choice.compare(refusal, sparse=any(dims))
-        sparse = choice.agree_on_sparse(dims) if sparse_somewhere else {}
-        if sparse and not refusal:
-            refusal = "a gradient is sparse"
+            self._number = next(_numbers[request.process_set.process_set_id])
+        refusal = refusal_of(request)
+        all_here, sparse = agree(request, self._number, refusal)
+        if sparse:
+            refusal = refusal or "a gradient is sparse"
         if not all_here:
             # A rank in join() can answer allreduces, but choose nothing. So this step is negotiated, and the next one
             # chooses.
             refusal = refusal or "a rank has joined before the first step"
-        if refusal and isinstance(self.request.compression, GossamerCompressor):
-            raise ConfigError(
-                f"hvd.DistributedOptimizer: {self.request.compression!r} cannot be used: {refusal}"
-            )
+        if refusal and isinstance(request.compression, GossamerCompressor):
+            raise ConfigError(f"hvd.DistributedOptimizer: {request.compression!r} cannot be used: {refusal}")
+        way: EngineReduction | NegotiatedReduction
         if refusal:
-            way: Any = NegotiatedReduction(self.request, self._number, sparse=sparse, early=all_here)
+            way = NegotiatedReduction(request, self._number, sparse=sparse, early=all_here)
         else:
-            way = self._engine()
+            way = EngineReduction(request, self._number, passes=self.passes, order=list(self.complete))
+            self.remove()  # the engine counts natively
         if all_here:
             self._way, self.why = way, refusal or "all gradients are dense and summed alike"
             _log.info(
                 "rank %d: DistributedOptimizer %d is %s: %s", basics.rank(), self._number, self.way, self.why
             )
-        return way
-
-    def _engine(self) -> EngineReduction:
-        wanted = config.variables("HOROVOD_").get("HOROVOD_FUSION_THRESHOLD")
-        way = EngineReduction(
-            self.request,
-            key=f"{basics.session_key()}/{self.request.process_set.process_set_id}/optimizer{self._number}",
-            passes=self._passes.passes,
-            order=list(self._passes.complete),
-            bucket_bytes=int(wanted) if wanted else None,
-        )
-        self._passes.remove()  # the engine counts natively
         return way
 
 
@@ -202,12 +182,8 @@ def _close_all() -> None:
 
 def _on_engine(process_set: ProcessSet) -> list[Reduction]:
     """Returns the Reductions on the engine that a join of this set concerns."""
-    return [
-        each
-        for each in _live
-        if each.way == "engine"
-        and (process_set is global_process_set or each.request.process_set is process_set)
-    ]
+    every = process_set is global_process_set
+    return [each for each in _live if each._engine and (every or each.request.process_set is process_set)]
 
 
 @during_join
