@@ -1,8 +1,7 @@
-"""``broadcast_parameters`` and ``broadcast_optimizer_state`` copy one rank's state to all ranks, by named operations.
+"""Models, optimizers and Python objects between ranks, by named operations. Objects travel as pickles."""
 
-Horovod's module has ``broadcast_object`` and ``allgather_object`` too; they are in objects.py.
-"""
-
+import io
+import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +12,14 @@ from torch import Tensor
 
 from gossamer.horovod.common import basics
 from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
-from gossamer.horovod.torch.objects import allgather_object, broadcast_object
-from gossamer.horovod.torch.operations.asynchronous import broadcast_async_
+from gossamer.horovod.torch.operations.asynchronous import allgather_async, broadcast_async_
 from gossamer.horovod.torch.operations.handles import synchronize, wait_for_all
 from gossamer.torch_private import tree_map
+
+try:
+    import cloudpickle as _pickler  # takes lambdas and classes of scripts too
+except ImportError:
+    _pickler = pickle
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -89,37 +92,35 @@ def broadcast_optimizer_state(
             "cannot be copied; make a new optimizer on every rank"
         )
     process_set.native()  # a newcomer to an elastic run enters the group here, perhaps with another rank
-    params = [param for group in optimizer.param_groups for param in group["params"]]
     tensors: dict[int, Tensor] = {}
-    skeleton = None
-    if basics.rank() == root_rank:
-        skeleton = tree_map(partial(_detached, tensors=tensors), _contents(optimizer, params))
+    skeleton, is_root = None, basics.rank() == root_rank
+    if is_root:
+        skeleton = tree_map(partial(_detached, tensors=tensors), torch.optim.Optimizer.state_dict(optimizer))
     skeleton = broadcast_object(
         skeleton, root_rank, name="broadcast_optimizer_state", process_set=process_set
     )
     own = [len(group["params"]) for group in optimizer.param_groups]
     every = allgather_object(own, name="broadcast_optimizer_state.groups", process_set=process_set)
-    if any(each != skeleton["sizes"] for each in every):
+    sizes = [len(group["params"]) for group in skeleton["param_groups"]]
+    if any(each != sizes for each in every):
         raise ValueError(
-            f"hvd.broadcast_optimizer_state: optimizers must have groups of equal sizes, got {skeleton['sizes']} on "
+            f"hvd.broadcast_optimizer_state: optimizers must have groups of equal sizes, got {sizes} on "
             f"the root and {every} on the ranks {process_set.ranks}"
         )
     is_new = not optimizer.state
-    if basics.rank() != root_rank:
-        _fill(optimizer, params, skeleton, tensors)
+    if not is_root:
+        _fill(optimizer, skeleton, tensors)
     named = [(f"broadcast_optimizer_state.{number}", tensor) for number, tensor in sorted(tensors.items())]
     broadcast_parameters(named, root_rank, process_set)
     if is_new:
-        _zero_gradients(optimizer, params, model)
+        _zero_gradients(optimizer, model)
 
 
-def _zero_gradients(
-    optimizer: torch.optim.Optimizer, params: list[Tensor], model: torch.nn.Module | None
-) -> None:
+def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
     embeddings = [] if model is None else [each for each in model.modules() if getattr(each, "sparse", False)]
     sparse = {id(param) for each in embeddings for param in each.parameters()}
     all_sparse = isinstance(optimizer, torch.optim.SparseAdam)
-    for param in params:
+    for param in [param for group in optimizer.param_groups for param in group["params"]]:
         if not param.requires_grad:
             continue
         if param.grad is not None:
@@ -130,23 +131,6 @@ def _zero_gradients(
             param.grad = torch.zeros_like(param)
 
 
-def _contents(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, Any]:
-    numbers = {id(param): number for number, param in enumerate(params)}
-    options = [
-        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
-    ]
-    state = [
-        (
-            numbers.get(id(key)),
-            None if id(key) in numbers else key,
-            dict(value) if id(key) in numbers else value,
-        )
-        for key, value in optimizer.state.items()
-    ]
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    return {"sizes": sizes, "options": options, "state": state}
-
-
 def _detached(leaf: Any, *, tensors: dict[int, Tensor]) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
@@ -155,23 +139,23 @@ def _detached(leaf: Any, *, tensors: dict[int, Tensor]) -> Any:
     return place
 
 
-def _fill(
-    optimizer: torch.optim.Optimizer,
-    params: list[Tensor],
-    skeleton: dict[str, Any],
-    tensors: dict[int, Tensor],
-) -> None:
+def _fill(optimizer: torch.optim.Optimizer, skeleton: dict[str, Any], tensors: dict[int, Tensor]) -> None:
     """Gives the optimizer the skeleton's contents. `tensors` gets the memory that the broadcasts are to fill."""
     before = dict(optimizer.state)
     optimizer.state.clear()
-    for number, other_key, value in skeleton["state"]:
-        param = None if number is None else params[number]
-        key = other_key if param is None else param
-        optimizer.state[key] = _attached(value, before.get(key), param, tensors)
-    for group, options in zip(optimizer.param_groups, skeleton["options"], strict=True):
+    param_of = {
+        number: param
+        for packed, group in zip(skeleton["param_groups"], optimizer.param_groups, strict=True)
+        for number, param in zip(packed["params"], group["params"], strict=True)
+    }
+    for key, value in skeleton["state"].items():
+        param = param_of.get(key)
+        own_key = key if param is None else param
+        optimizer.state[own_key] = _attached(value, before.get(own_key), param, tensors)
+    for group, packed in zip(optimizer.param_groups, skeleton["param_groups"], strict=True):
         first = group["params"][0] if group["params"] else None
-        new = _attached(options, dict(group), first, tensors)
-        for key in [key for key in group if key != "params" and key not in new]:
+        new = _attached(packed, dict(group), first, tensors) | {"params": group["params"]}
+        for key in group.keys() - new.keys():
             del group[key]
         group.update(new)
 
@@ -196,3 +180,63 @@ def _memory(place: _Place, old: Any, param: Tensor | None) -> Tensor:
     if param is not None and param.shape == place.shape:  # keeps its memory format
         return torch.empty_like(param, dtype=place.dtype, device=device, requires_grad=False)
     return torch.empty(place.shape, dtype=place.dtype, device=device)
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Returns the object of one rank on all ranks of the set: the object itself there, a copy elsewhere. Collective.
+
+    Objects travel as pickles; where cloudpickle is installed, lambdas and classes of a script can be sent too.
+
+    Raises:
+        ValueError: on every rank, if the object cannot be pickled.
+    """
+    process_set.native()  # a newcomer to an elastic run enters the group here, perhaps with another rank
+    name = type(obj).__name__ if name is None else name
+    own = basics.rank() == root_rank
+    length, content = _pickled(obj) if own else (torch.empty(1, dtype=torch.int64), torch.empty(0))
+    synchronize(broadcast_async_(length, root_rank, name=f"{name}.sz", process_set=process_set))
+    if not own:
+        content = torch.empty(abs(int(length)), dtype=torch.uint8)
+    synchronize(broadcast_async_(content, root_rank, name=f"{name}.t", process_set=process_set))
+    if int(length) < 0:
+        raise ValueError(f"hvd.broadcast_object: rank {root_rank}: {content.numpy().tobytes().decode()}")
+    return obj if own else _unpickled(content)
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Returns copies of the objects of all ranks of the set, in rank order. Collective.
+
+    Raises:
+        ValueError: on every rank, if an object cannot be pickled.
+    """
+    name = type(obj).__name__ if name is None else name
+    size, content = _pickled(obj)
+    sizes = allgather_async(size, f"{name}.sz", process_set)
+    contents = allgather_async(content, f"{name}.t", process_set)
+    lengths = synchronize(sizes).tolist()
+    parts = synchronize(contents).split([abs(length) for length in lengths])
+    ranks = process_set.ranks
+    assert ranks is not None
+    for rank, length, part in zip(ranks, lengths, parts, strict=True):
+        if length < 0:
+            raise ValueError(f"hvd.allgather_object: rank {rank}: {part.numpy().tobytes().decode()}")
+    return [_unpickled(part) for part in parts]
+
+
+def _pickled(obj: Any) -> tuple[Tensor, Tensor]:
+    """Returns a number of bytes, and the bytes. If the object cannot be pickled: minus a number, and the reason."""
+    file, sign = io.BytesIO(), 1
+    try:
+        _pickler.dump(obj, file)
+    except Exception as error:  # a class of the script may raise anything
+        file, sign = io.BytesIO(f"a {type(obj).__qualname__} cannot be pickled: {error}".encode()), -1
+    data = bytearray(file.getvalue())
+    return torch.tensor([sign * len(data)]), torch.frombuffer(data, dtype=torch.uint8)
+
+
+def _unpickled(content: Tensor) -> Any:
+    return pickle.loads(content.numpy().tobytes())
