@@ -80,10 +80,6 @@ def _level(variable: str, text: str) -> str:
     return levels[text.lower()]
 
 
-def _text(variable: str, text: str) -> str:
-    return text
-
-
 # The field of Knobs that a variable sets, and the function that reads its text.
 EFFECTIVE: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "HOROVOD_FUSION_THRESHOLD": ("fusion_bytes", _count),
@@ -92,7 +88,7 @@ EFFECTIVE: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "HOROVOD_STALL_CHECK_TIME_SECONDS": ("stall_warning_s", _seconds),
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": ("stall_shutdown_s", _seconds),
     "HOROVOD_STALL_CHECK_DISABLE": ("stall_disabled", _flag),
-    "HOROVOD_TIMELINE": ("timeline", _text),
+    "HOROVOD_TIMELINE": ("timeline", lambda _, text: text),
     "HOROVOD_TIMELINE_MARK_CYCLES": ("mark_cycles", _flag),
     "HOROVOD_DYNAMIC_PROCESS_SETS": ("dynamic_process_sets", _flag),
     "HOROVOD_CPU_OPERATIONS": ("backend", _backend),
@@ -104,18 +100,9 @@ EFFECTIVE: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 }
 
 # Read by gossamer.config, which finds a worker's place, or by the launcher.
-ELSEWHERE = (
-    "HOROVOD_RANK",
-    "HOROVOD_SIZE",
-    "HOROVOD_LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT",
-    "HOROVOD_HOSTNAME",
-    "HOROVOD_ELASTIC",
-    "HOROVOD_ELASTIC_TIMEOUT",
-    "HOROVOD_START_TIMEOUT",
-)
+_PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT")
+_LAUNCH = ("HOSTNAME", "ELASTIC", "ELASTIC_TIMEOUT", "START_TIMEOUT")
+ELSEWHERE = tuple(f"HOROVOD_{name}" for name in (*_PLACE, *_LAUNCH))
 
 _TUNED = "the negotiation has no settings that need tuning; gs.Autotune tunes gs.DataParallel"
 _ONE_LEVEL = (
@@ -169,15 +156,12 @@ def read(variables: Mapping[str, str] | None = None) -> Knobs:
     cross = values.pop("cross_rank", None), values.pop("cross_size", None)
     if None not in cross:
         values["cross"] = cross
-    disabled = values.pop("stall_disabled", False)
-    if disabled:
+    if values.pop("stall_disabled", False):
         return Knobs(**values | {"stall_warning_s": 0.0, "stall_shutdown_s": 0.0})
     settings = config.current()
-    given = {"stall_warning_s", "stall_shutdown_s"} & set(values)
-    values.setdefault("stall_warning_s", settings.stall_warning_s)
-    values.setdefault("stall_shutdown_s", settings.stall_shutdown_s)
-    knobs = Knobs(**values)
-    if given and 0 < knobs.stall_shutdown_s < knobs.stall_warning_s:
+    stall = {"stall_warning_s": settings.stall_warning_s, "stall_shutdown_s": settings.stall_shutdown_s}
+    knobs = Knobs(**stall | values)
+    if stall.keys() & values.keys() and 0 < knobs.stall_shutdown_s < knobs.stall_warning_s:
         raise ConfigError(
             "environment: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS must be at least HOROVOD_STALL_CHECK_TIME_SECONDS, "
             f"got {knobs.stall_shutdown_s:g} and {knobs.stall_warning_s:g}."

@@ -44,7 +44,7 @@ class Place:
 def join(comm: Any, knobs: Knobs, *, backend: str | None, tell: Callable[[Any], Any]) -> Place:
     """Joins the workers, or takes the group that exists. Every rank's ``tell(mpi_world)`` becomes ``Place.told``."""
     owns = not runtime.is_initialized()
-    mpi_world = None
+    mpi_world = comm if owns and hasattr(comm, "Get_size") else None
     if not owns:
         if comm is not None and (hasattr(comm, "Get_size") or list(comm) != list(range(runtime.size()))):
             raise ConfigError(
@@ -52,9 +52,10 @@ def join(comm: Any, knobs: Knobs, *, backend: str | None, tell: Callable[[Any], 
             )
     elif comm is None:
         runtime.init(backend, timeout_s=None if dist.is_initialized() else knobs.timeout_s)
-    elif hasattr(comm, "Get_size"):
-        mpi_world = comm
-        _join_mpi(comm, knobs, backend)
+    elif mpi_world is not None:
+        seconds = config.current().timeout_s if knobs.timeout_s is None else knobs.timeout_s
+        hosts = comm.allgather(_host())
+        _join_hosts(hosts, comm.rank, mpi.store_of(comm, seconds), knobs=knobs, backend=backend)
     else:
         _join_ranks(list(comm), knobs, backend)
     try:
@@ -96,12 +97,6 @@ def _join_ranks(ranks: Sequence[int], knobs: Knobs, backend: str | None) -> None
     _join_hosts(hosts, rank, own, knobs=knobs, backend=backend)
 
 
-def _join_mpi(comm: Any, knobs: Knobs, backend: str | None) -> None:
-    seconds = config.current().timeout_s if knobs.timeout_s is None else knobs.timeout_s
-    store = mpi.store_of(comm, seconds)
-    _join_hosts(comm.allgather(_host()), comm.rank, store, knobs=knobs, backend=backend)
-
-
 def _join_hosts(
     hosts: Sequence[Any], rank: int, store: dist.Store, *, knobs: Knobs, backend: str | None
 ) -> None:
@@ -124,12 +119,12 @@ def _host() -> tuple[int, str]:
 
 def _place(knobs: Knobs, *, owns: bool, mpi_world: Any, tell: Any) -> Place:
     rank, size = runtime.rank(), runtime.size()
-    everyone: list[Any] = [(runtime.local_rank(), runtime.local_size(), tell)]
+    mine = (runtime.local_rank(), runtime.local_size()), tell
+    everyone: list[Any] = [mine] * size
     if size > 1:
-        mine, everyone = everyone[0], [None] * size
         dist.all_gather_object(everyone, mine)
-    numbers = _within_and_across(rank, [each[:2] for each in everyone])
-    place = Place(rank, size, *numbers, owns, mpi_world, told=tuple(each[2] for each in everyone))
+    locals_, told = zip(*everyone, strict=True)
+    place = Place(rank, size, *_within_and_across(rank, locals_), owns, mpi_world, told=told)
     outside = config.variables("HOROVOD_")
     launched_as = outside.get("HOROVOD_RANK"), outside.get("HOROVOD_SIZE")
     if knobs.cross is None or launched_as != (str(rank), str(size)):

@@ -41,9 +41,7 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Returns the number of ranks; None while the set is not registered."""
-        if self.process_set_id is None or self.ranks is None:
-            return None
-        return len(self.ranks)
+        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
 
     def rank(self) -> int | None:
         """Returns this process's number within the set; None while it is not registered.
@@ -52,15 +50,14 @@ class ProcessSet:
         """
         if self.process_set_id is None or self.ranks is None:
             return None
-        if not self.included():
-            raise ValueError(f"hvd.ProcessSet.rank: rank {_table().rank} must be a member, got {self}")
-        return self.ranks.index(_table().rank)
+        own = _table().rank
+        if own not in self.ranks:
+            raise ValueError(f"hvd.ProcessSet.rank: rank {own} must be a member, got {self}")
+        return self.ranks.index(own)
 
     def included(self) -> bool | None:
         """Returns whether this process is a member; None while the set is not registered."""
-        if self.process_set_id is None or self.ranks is None:
-            return None
-        return _table().rank in self.ranks
+        return None if self.process_set_id is None or self.ranks is None else _table().rank in self.ranks
 
     def native(self) -> "_C.NamedCollectives":
         """Returns the native object that runs the set's operations.
@@ -108,8 +105,7 @@ def checked_ranks(ranks: Iterable[int]) -> list[int]:
 
 global_process_set = ProcessSet([])
 """The process set of all ranks. Operations use it unless they are given another."""
-global_process_set.process_set_id = 0
-global_process_set.ranks = None
+global_process_set.process_set_id, global_process_set.ranks = 0, None
 
 
 def ranks_of_comm(comm: Any, world: Any) -> list[int]:

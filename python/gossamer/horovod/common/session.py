@@ -37,7 +37,7 @@ class Session:
     process: int  # the process that called init(); a forked child has no session
     key: str  # equal on all ranks, different for each session: the beginning of its connections' keys
     expected: bool = (
-        False  # a newcomer outside any group: `place` is what it would have in the group that trains
+        False  # a newcomer outside any group, with the place that it would have in the one that trains
     )
 
     def close(self) -> None:
@@ -70,19 +70,37 @@ def start(comm: Any, wanted: Any, backend: str | None) -> Session:
 
     place = placement.join(comm, knobs, backend=_backend(knobs, backend), tell=tell)
     timeline = Timeline() if knobs.timeline is not None and place.rank == 0 else None
-    key = _next_key()
-    table = Table(
-        place.rank,
-        place.size,
-        dynamic=knobs.dynamic_process_sets or wanted == "dynamic",
-        open_set=lambda number, ranks: _open_set(number, ranks, key, knobs, timeline),
-        mpi_world=place.mpi_world,
-    )
+    group = dist.group.WORLD
+    _counts[group] = count = _counts.get(group, 0) + 1
+    key = f"horovod/{count}"
+
+    def open_set(number: int, ranks: list[int]) -> "_C.NamedCollectives":
+        options = NamedOptions(
+            fusion_bytes=knobs.fusion_bytes,
+            fuse_groups=knobs.fuse_groups,
+            cache_capacity=knobs.cache_capacity,
+            stall_warning_s=knobs.stall_warning_s,
+            stall_shutdown_s=knobs.stall_shutdown_s,
+            by_hosts=knobs.by_hosts,
+            on_event=None if timeline is None else timeline.listener(number),
+        )
+        return open_named(None, ranks, key=f"{key}/{number}", options=options)
+
+    dynamic = knobs.dynamic_process_sets or wanted == "dynamic"
+    table = Table(place.rank, place.size, dynamic=dynamic, open_set=open_set, mpi_world=place.mpi_world)
     session = Session(knobs, place, table, timeline, os.getpid(), key)
     if (member := membership.member()) is not None:
         member.on_broken(abort_all)
     try:
-        _begin(session, static)
+        if knobs.log_level is not None:
+            logging.getLogger("gossamer").setLevel(knobs.log_level)
+        sets = _agreed_sets(place, static)
+        process_sets.activate(table)
+        table.start()
+        for entry in sets:
+            table.add(entry)
+        if timeline is not None and knobs.timeline not in (None, "DYNAMIC"):
+            timeline.start(str(knobs.timeline), mark_cycles=knobs.mark_cycles)
     except BaseException:
         session.close()
         raise
@@ -108,19 +126,6 @@ def expect(comm: Any, wanted: Any, backend: str | None) -> Session | None:
     return Session(knobs, place, table, None, os.getpid(), "", expected=True)
 
 
-def _begin(session: Session, static: list[ProcessSet]) -> None:
-    knobs, place, table = session.knobs, session.place, session.table
-    if knobs.log_level is not None:
-        logging.getLogger("gossamer").setLevel(knobs.log_level)
-    sets = _agreed_sets(place, static)
-    process_sets.activate(table)
-    table.start()
-    for entry in sets:
-        table.add(entry)
-    if session.timeline is not None and knobs.timeline not in (None, "DYNAMIC"):
-        session.timeline.start(str(knobs.timeline), mark_cycles=knobs.mark_cycles)
-
-
 def _agreed_sets(place: Place, static: list[ProcessSet]) -> list[ProcessSet]:
     """Returns the sets of all ranks in one order. The groups of one MPI_Comm_split are several sets at one place.
 
@@ -143,27 +148,6 @@ def _agreed_sets(place: Place, static: list[ProcessSet]) -> list[ProcessSet]:
         for ranks in {tuple(ranks): ranks for ranks in alternatives}.values():
             sets.append(entry if ranks == entry.ranks else ProcessSet(ranks))
     return sets
-
-
-def _next_key() -> str:
-    group = dist.group.WORLD
-    _counts[group] = count = _counts.get(group, 0) + 1
-    return f"horovod/{count}"
-
-
-def _open_set(
-    number: int, ranks: list[int], key: str, knobs: Knobs, timeline: Timeline | None
-) -> "_C.NamedCollectives":
-    options = NamedOptions(
-        fusion_bytes=knobs.fusion_bytes,
-        fuse_groups=knobs.fuse_groups,
-        cache_capacity=knobs.cache_capacity,
-        stall_warning_s=knobs.stall_warning_s,
-        stall_shutdown_s=knobs.stall_shutdown_s,
-        by_hosts=knobs.by_hosts,
-        on_event=None if timeline is None else timeline.listener(number),
-    )
-    return open_named(None, ranks, key=f"{key}/{number}", options=options)
 
 
 def _backend(knobs: Knobs, backend: str | None) -> str | None:

@@ -77,7 +77,10 @@ class Timeline:
                 self._begin(number, f"NEGOTIATE_{kind}", time_s)
                 self._write(number, str(rank), time_s, ph="X", dur=0)
             elif phase == "agreed":
-                self._cycle(time_s)
+                if (
+                    self._mark_cycles and not self._deciding
+                ):  # one marker for all operations agreed on at once
+                    self._write(0, "CYCLE_START", time_s, ph="i", s="g")
                 self._end(number, time_s)
             elif phase == "executing":
                 self._end(number, time_s)
@@ -97,11 +100,6 @@ class Timeline:
             self._write(number, "process_name", None, ph="M", args={"name": shown})
             self._write(number, "process_sort_index", None, ph="M", args={"sort_index": number})
         return self._numbers[key]
-
-    def _cycle(self, time_s: float) -> None:
-        """Writes one marker for all operations that were agreed on at once."""
-        if self._mark_cycles and not self._deciding:
-            self._write(0, "CYCLE_START", time_s, ph="i", s="g")
 
     def _begin(self, number: int, name: str, time_s: float) -> None:
         if name not in self._open.setdefault(number, []):

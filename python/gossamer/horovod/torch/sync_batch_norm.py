@@ -55,7 +55,9 @@ class SyncBatchNorm(JoinedBatchNorm):
 
     def exchange(self) -> Exchange:
         """Sums of rows that only one rank fills, so that a rank in join() can take part."""
-        name, native = _name(self), self.process_set.native()
+        if self not in _names:
+            _names[self] = f"sync_batch_norm.{next(_numbers[self.process_set.process_set_id])}"
+        name, native = _names[self], self.process_set.native()
         add_up = partial(allreduce_, op=Sum, process_set=self.process_set)
 
         def gather(own: Tensor) -> Tensor:
@@ -64,12 +66,6 @@ class SyncBatchNorm(JoinedBatchNorm):
             return add_up(table, name=f"{name}.statistics")
 
         return gather, partial(add_up, name=f"{name}.gradients")
-
-
-def _name(module: SyncBatchNorm) -> str:
-    if module not in _names:
-        _names[module] = f"sync_batch_norm.{next(_numbers[module.process_set.process_set_id])}"
-    return _names[module]
 
 
 @basics.at_shutdown

@@ -6,7 +6,7 @@ Helpers for building Horovod, and for its other frameworks, are not here.
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -35,29 +35,22 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return _printed(found, f"Extension {ext_base_name}", "running with GPU", verbose)
 
 
-def mpi_built(verbose: bool = False) -> bool:
-    """Returns ``hvd.mpi_built()``. ``verbose`` prints the answer, as in the functions below."""
-    return _printed(built.mpi_built(), "Extension torch", "built with MPI", verbose)
+def _query(name: str, what: str) -> Callable[..., Any]:
+    query = getattr(built, name)
+
+    def ask(verbose: bool = False) -> Any:
+        return _printed(query(), "Extension torch", f"built with {what}", verbose)
+
+    ask.__name__ = ask.__qualname__ = name
+    ask.__doc__ = f"Returns ``hvd.{name}()``. ``verbose`` prints the answer."
+    return ask
 
 
-def gloo_built(verbose: bool = False) -> bool:
-    """Returns ``hvd.gloo_built()``."""
-    return _printed(built.gloo_built(), "Extension torch", "built with Gloo", verbose)
-
-
-def nccl_built(verbose: bool = False) -> int:
-    """Returns ``hvd.nccl_built()``."""
-    return _printed(built.nccl_built(), "Extension torch", "built with NCCL", verbose)
-
-
-def ddl_built(verbose: bool = False) -> bool:
-    """Returns ``hvd.ddl_built()``."""
-    return _printed(built.ddl_built(), "Extension torch", "built with DDL", verbose)
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    """Returns ``hvd.ccl_built()``."""
-    return _printed(built.ccl_built(), "Extension torch", "built with CCL", verbose)
+mpi_built = _query("mpi_built", "MPI")
+gloo_built = _query("gloo_built", "Gloo")
+nccl_built = _query("nccl_built", "NCCL")
+ddl_built = _query("ddl_built", "DDL")
+ccl_built = _query("ccl_built", "CCL")
 
 
 def _printed(answer: _Answer, subject: str, what: str, verbose: bool) -> _Answer:

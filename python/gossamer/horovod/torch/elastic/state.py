@@ -94,14 +94,14 @@ class TorchState(ObjectState):
     def __init__(
         self, model: nn.Module | None = None, optimizer: Optimizer | None = None, **kwargs: Any
     ) -> None:
-        kwargs |= {
-            name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None
+        given = {"model": model, "optimizer": optimizer}
+        kwargs |= {name: value for name, value in given.items() if value is not None}
+        self._handlers: dict[str, StateHandler] = {
+            name: handler for name, value in kwargs.items() if (handler := _handler_of(value))
         }
-        handlers = {name: handler for name, value in kwargs.items() if (handler := _handler_of(value))}
-        self._handlers: dict[str, StateHandler] = handlers
-        for name, handler in handlers.items():
+        for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)
-        plain = {name: value for name, value in kwargs.items() if name not in handlers}
+        plain = {name: value for name, value in kwargs.items() if name not in self._handlers}
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **plain)
 
     def save(self) -> None:
