@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from tests import ROOT
 from tests.support import ranks
+from tests.support.forks import Script
 from tests.support.jobs import run_in_ranks
 
 LAUNCHER_PREFIXES = (
@@ -106,6 +107,21 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+    """As ``start``, without the start of an interpreter: see tests/support/forks.py."""
+    running: list[Script] = []
+
+    def begin(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Script:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), **(env or {})}
+        running.append(Script(argv, environment, tmp_path))
+        return running[-1]
+
+    yield begin
+    for script in running:
+        script.end()
 
 
 @pytest.fixture

@@ -7,14 +7,15 @@ returns on every rank; otherwise it fails with the tracebacks of the ranks. A te
 The processes start at the first test and serve the tests that follow, because a start costs seconds. After a failure
 the ranks may be out of step, so the job is killed, and the next test starts another one.
 
+Rank 0 is a fresh interpreter, and the other ranks are forks (forks.py). So rank 0 and the others have different hash
+seeds, as in a real job, and a mistake that an order in a set causes is found.
+
 tests/conftest.py calls ``run_in_ranks`` for every test; rank_process.py is what a process runs.
 """
 
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,9 +29,10 @@ import pytest
 import torch.distributed as dist
 
 from tests import ROOT
+from tests.support.forks import FORKED, FRESH, place
+from tests.support.rank_process import SKIPPED, serve
 
 START_LIMIT_S = 150  # below pytest's own limit, which would end pytest itself
-SKIPPED = "skipped: "
 
 
 class Rank:
@@ -39,16 +41,11 @@ class Rank:
     def __init__(self, rank: int, environment: Mapping[str, str], folder: Path) -> None:
         self.rank = rank
         self.output = folder / f"rank{rank}.txt"
+        self.output.touch()
         self.connection, theirs = Pipe()
-        with self.output.open("w") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.rank_process", str(theirs.fileno())],
-                cwd=ROOT,
-                env=environment,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-            )
+        context = FORKED if rank else FRESH
+        self.process = context.Process(target=serve, args=(theirs, environment, self.output))
+        self.process.start()
         theirs.close()
         self.said = 0  # bytes of output before the present call
 
@@ -62,11 +59,12 @@ class Rank:
         try:
             return str(self.connection.recv())
         except (EOFError, OSError):
-            return f"the process ended with exit code {self.process.wait(10)}\n"
+            self.process.join(10)
+            return f"the process ended with exit code {self.process.exitcode}\n"
 
     def stack(self) -> str:
         """Of a process that does not answer."""
-        self.process.send_signal(signal.SIGUSR1)
+        os.kill(self.process.pid, signal.SIGUSR1)
         time.sleep(0.5)
         return "did not return; its stack is the last of its output\n"
 
@@ -135,8 +133,12 @@ class Job:
         try:
             for rank in self._ranks:
                 rank.connection.close()
-            codes = [rank.process.wait(60) for rank in self._ranks]
-            assert not any(codes), f"ranks ended with exit codes {codes}:\n" + self._ranks[0].printed()
+            for rank in self._ranks:
+                rank.process.join(60)
+            codes = [rank.process.exitcode for rank in self._ranks]
+            assert codes == [0] * len(codes), (
+                f"ranks ended with exit codes {codes}:\n" + self._ranks[0].printed()
+            )
         finally:
             self.kill()
             self._folder.cleanup()
@@ -144,29 +146,20 @@ class Job:
     def kill(self) -> None:
         for rank in self._ranks:
             rank.process.kill()
-            rank.process.wait()
+            rank.process.join()
             rank.connection.close()
         self._ranks = []
 
     def _start(self) -> None:
         # As torchrun does, a store outside the ranks that all of them, and all their groups, meet through.
         self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        port = self._store.port
         shared = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-            "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": str(self._store.port),
-            "WORLD_SIZE": str(self.size),
-            "LOCAL_WORLD_SIZE": str(self.size),
-            "GROUP_RANK": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_RUN_ID": "none",
-            **self.environment,
         }
         self._ranks = [
-            Rank(rank, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, Path(self._folder.name))
+            Rank(rank, shared | place(rank, self.size, port) | self.environment, Path(self._folder.name))
             for rank in range(self.size)
         ]
         for begin, arguments in self._begun:

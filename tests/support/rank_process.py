@@ -1,23 +1,22 @@
 """What each process of a job runs: it calls what pytest's process sends, and tells what became of it. See jobs.py."""
 
-import ctypes
-import faulthandler
 import pickle
-import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 
-import pytest
-import torch
+from tests import ROOT
+from tests.support.forks import become, leave
 
-from tests.support.jobs import SKIPPED
-
-PR_SET_PDEATHSIG = 1
+SKIPPED = "skipped: "
 
 
 def outcome(call: bytes) -> str:
     """ "" if it returns, or why it does not, with the local variables, because no one rewrites the assertions here."""
+    import pytest
+
     try:
         function, arguments = pickle.loads(call)
         function(**arguments)
@@ -29,18 +28,13 @@ def outcome(call: bytes) -> str:
     return ""
 
 
-def main() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    faulthandler.register(signal.SIGUSR1)
-    torch.set_num_threads(1)
-    connection = Connection(int(sys.argv[1]))
+def serve(connection: Connection, environment: Mapping[str, str], output: Path) -> None:
+    """The loop of a rank. This module imports torch nowhere above: ``become`` sets the variables that it reads."""
+    become(environment, ROOT, output, output)
     while True:
         try:
             call = connection.recv_bytes()
         except EOFError:
-            return
+            leave(0)
         connection.send(outcome(call))
         sys.stdout.flush()
-
-
-main()
