@@ -10,7 +10,7 @@ WORKERS ?= 2
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench docs build wheel release-check cuda-build gpu-check clean
+.PHONY: help demo test sanitize lint bench docs build wheel release-check cuda-build gpu-check clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,6 +32,7 @@ endef
 help:
 	@echo "make demo        train a small GPT with 4 workers and 8-bit gradients, and over slow links as root; 2 to 3 minutes"
 	@echo "make test        the tests"
+	@echo "make sanitize    the C++ tests, compiled with the sanitizers"
 	@echo "make lint        ruff, mypy, clang-format"
 	@echo "make bench       the benchmarks; one JSON line per result"
 	@echo "make docs        the documentation as a site, in build/site"
@@ -46,7 +47,10 @@ demo: build
 	$(BIN)/gossamer demo
 
 test: build
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu and not sanitize"
+
+sanitize: build
+	$(BIN)/python -m pytest -m sanitize tests/repository/test_cpp.py
 
 bench: build
 	$(BIN)/python benchmarks/run_all.py

@@ -35,7 +35,7 @@ def run_tests(folder: Path, *programs: str) -> None:
         assert "DISABLED" not in tested, tested
 
 
-@pytest.mark.slow
+@pytest.mark.sanitize
 @pytest.mark.timeout(1200)  # compiles every Torch-free file with sanitizers; a busy machine takes long
 def test_torch_free_core_passes_its_tests_under_sanitizers(tmp_path) -> None:
     configure(tmp_path, "address,undefined")
@@ -44,7 +44,7 @@ def test_torch_free_core_passes_its_tests_under_sanitizers(tmp_path) -> None:
     run_tests(tmp_path, *programs)
 
 
-@pytest.mark.slow
+@pytest.mark.sanitize
 @pytest.mark.timeout(1200)  # as above
 def test_shared_memory_and_negotiation_pass_their_tests_under_thread_sanitizer(tmp_path) -> None:
     configure(tmp_path, "thread")
