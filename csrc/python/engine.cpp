@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "backend/gil.h"
 #include "engine/engine.h"
 #include "python/bindings.h"
 #include "python/callable.h"

@@ -3,7 +3,7 @@
 The runs stay a script, because the processes that resume must start fresh.
 """
 
-from tests.support.ranks import run_job
+from tests.support.forks import fork_job
 
 JOB = """
 import json, pathlib, sys
@@ -67,8 +67,8 @@ gs.shutdown()
 
 
 def test_other_processes_go_on_where_the_first_ones_ended(tmp_path):
-    run_job(JOB, 2, tmp_path, str(tmp_path), "whole", "first")
-    out = run_job(JOB, 2, tmp_path, str(tmp_path), "second")
+    fork_job(JOB, 2, tmp_path, str(tmp_path), "whole", "first")
+    out = fork_job(JOB, 2, tmp_path, str(tmp_path), "second")
     verdicts = [line for line in out.splitlines() if line.startswith("[")]
     assert len(verdicts) == 2 * 11
     assert [line for line in verdicts if "true" not in line] == []

@@ -17,8 +17,8 @@ bagua.barrier()
 """
 
 
-def test_processes_that_no_launcher_started_meet_through_a_store(start, tmp_path) -> None:
-    ranks = [start(["-c", STORE, str(rank), str(tmp_path / "store")]) for rank in range(3)]
+def test_processes_that_no_launcher_started_meet_through_a_store(fork, tmp_path) -> None:
+    ranks = [fork(["-c", STORE, str(rank), str(tmp_path / "store")]) for rank in range(3)]
     lines = []
     for one in ranks:
         code, out, err = one.finish()

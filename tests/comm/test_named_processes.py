@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gossamer.netlab import missing, run_on_hosts
-from tests.support.ranks import run_job
+from tests.support.forks import fork_job
 
 JOB = """
 import os, signal, subprocess, sys, time
@@ -50,7 +50,7 @@ if __name__ == "__main__":
     import torch.distributed as dist
     size, backend, victim = 3, sys.argv[1], int(sys.argv[2])
     server = dist.TCPStore("127.0.0.1", 0, size, True, wait_for_workers=False)
-    context = mp.get_context("spawn")
+    context = mp.get_context("fork")
     ranks = [context.Process(target=work, args=(rank, size, backend, victim, server.port)) for rank in range(size)]
     for rank in ranks:
         rank.start()
@@ -67,7 +67,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("kind", ["gossamer", "gloo"])
 def test_all_ranks_learn_within_seconds_that_one_was_killed(kind, victim, tmp_path) -> None:
-    output = run_job(JOB, 1, tmp_path, kind, str(victim))
+    output = fork_job(JOB, 1, tmp_path, kind, str(victim))
     noticed = re.findall(r"rank (\d) noticed in ([\d.]+) s", output)
     assert sorted(int(rank) for rank, _ in noticed) == sorted({0, 1, 2} - {victim}), output
     assert all(float(seconds) < 20 for _, seconds in noticed), output

@@ -4,10 +4,7 @@ A model may be closed, or deleted, or its process may end. Ranks are threads, bu
 """
 
 import gc
-import os
 import random
-import subprocess
-import sys
 import threading
 import time
 
@@ -17,8 +14,8 @@ import torch
 import gossamer as gs
 from gossamer.bagua.torch_api import algorithms as bagua_algorithms
 from gossamer.bagua.torch_api import with_bagua
-from tests import ROOT
 from tests.support.bagua_algorithms import wait_for
+from tests.support.forks import fork_job
 from tests.support.models import batches, mlp, seeded
 from tests.support.ranks import run_ranks
 from tests.support.wrapped import step, wrap
@@ -87,7 +84,7 @@ def test_who_waits_for_a_rank_that_has_ended_early_hears_that_it_left(algorithm,
         for batch in batches(2 if comm.rank == 1 else 4):
             step(model, optimizer, batch)
 
-    error, quiet = run_ranks(2, body, errors=True)
+    error, quiet = run_ranks(2, body, errors=True, timeout_s=5)
     assert isinstance(error, gs.CommError)
     assert "failed: it gave up" not in str(error)
     assert quiet is None
@@ -134,12 +131,7 @@ main()
 @pytest.mark.parametrize("kind", ["gloo", "gossamer"])
 def test_a_process_that_ends_well_before_the_others_leaves_them_alone(kind, first, name, tmp_path):
     """Even with a mean of local_sgd under way, for which nobody waits any more."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "gossamer", "run", "-np", "2", str(script), kind, name, str(first)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "rror" not in done.stdout + done.stderr, done.stdout + done.stderr
+    printed = fork_job(SCRIPT, 2, tmp_path, kind, name, str(first))
+    assert "rror" not in printed, printed
     assert time.monotonic() - began < 100

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 import gossamer as gs
+from tests.support.forks import fork_job
 from tests.support.jobs import Job
-from tests.support.ranks import run_job
 
 PAIRS = [[0, 1], [2]]
 
@@ -114,7 +114,7 @@ if gs.rank() == 0:
 
 
 def test_processes_end_well_with_models_left_open(tmp_path):
-    assert "all claims hold" in run_job(LEFT_OPEN, 3, tmp_path)
+    assert "all claims hold" in fork_job(LEFT_OPEN, 3, tmp_path)
 
 
 def test_import_costs_little_beside_torch():

@@ -4,7 +4,7 @@
 
 import pytest
 
-from tests.support.ranks import run_job
+from tests.support.forks import fork_job
 
 AGAIN = """
 import warnings
@@ -60,11 +60,11 @@ print("is done")
 
 
 def test_an_optimizer_outlives_shutdown_and_goes_on_after_init(tmp_path) -> None:
-    assert run_job(AGAIN, 2, tmp_path).count("is done") == 2
+    assert fork_job(AGAIN, 2, tmp_path).count("is done") == 2
 
 
-def test_one_process_alone_steps_as_without_it(start) -> None:
-    code, out, err = start(["-c", AGAIN]).finish()
+def test_one_process_alone_steps_as_without_it(fork) -> None:
+    code, out, err = fork(["-c", AGAIN]).finish()
     assert code == 0, err
     assert "is done" in out
 

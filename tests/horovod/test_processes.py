@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.support.ranks import run_job
+from tests.support.forks import fork_job
 
 AGAIN = """
 import gc, torch, torch.distributed as dist, gossamer.horovod.torch as hvd
@@ -39,7 +39,7 @@ print("is done")
 
 
 def test_init_and_shutdown_200_times(tmp_path) -> None:
-    assert run_job(AGAIN, 2, tmp_path).count("is done") == 2
+    assert fork_job(AGAIN, 2, tmp_path).count("is done") == 2
 
 
 SUBSETS = """
@@ -116,7 +116,7 @@ print("is done")
 
 
 def test_some_of_the_workers_and_sets_that_come_and_go(tmp_path) -> None:
-    assert run_job(SUBSETS, 4, tmp_path).count("is done") == 4
+    assert fork_job(SUBSETS, 4, tmp_path).count("is done") == 4
 
 
 REPORTS = """
@@ -178,7 +178,7 @@ print("is done")
 
 def test_timeline_and_stall_report(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_job(REPORTS, 2, tmp_path).count("is done") == 2
+    assert fork_job(REPORTS, 2, tmp_path).count("is done") == 2
     whole, part = (json.loads((tmp_path / name).read_text()) for name in ("whole.json", "part.json"))
     for events in (whole, part):
         assert events[0]["args"]["start_time_since_epoch_in_micros"] > 1e15
@@ -208,7 +208,7 @@ with open(f"place{family[0]}.json", "w") as file:  # mpirun mixes the lines of i
 """
 
 
-def test_an_outside_launcher_places_workers_on_unequal_hosts(start, free_port, tmp_path) -> None:
+def test_an_outside_launcher_places_workers_on_unequal_hosts(fork, free_port, tmp_path) -> None:
     hosts = [[0, 0, 2], [0, 1, 2], [1, 0, 1]]  # of each rank: host, local rank, local size
     workers = []
     for rank, (host, local_rank, local_size) in enumerate(hosts):
@@ -221,7 +221,7 @@ def test_an_outside_launcher_places_workers_on_unequal_hosts(start, free_port, t
         }
         place |= {"GLOO_RENDEZVOUS_ADDR": "localhost", "GLOO_RENDEZVOUS_PORT": free_port}
         workers.append(
-            start(["-c", PLACED], env={f"HOROVOD_{name}": str(value) for name, value in place.items()})
+            fork(["-c", PLACED], env={f"HOROVOD_{name}": str(value) for name, value in place.items()})
         )
     for worker in workers:
         code, _, err = worker.finish()

@@ -125,7 +125,7 @@ def test_hosts_that_come_and_go_change_the_group_without_loss(start, tmp_path) -
     ]
 
 
-def test_a_failed_attempt_to_join_leaves_no_trace_in_the_names_of_the_next_group(start) -> None:
+def test_a_failed_attempt_to_join_leaves_no_trace_in_the_names_of_the_next_group(fork) -> None:
     # torch numbers its groups, even failed ones: a survivor would wait under another name than a new worker.
     script = """
 import torch.distributed as dist
@@ -139,11 +139,11 @@ for attempt in range(2):
         names.append(sorted(key.rsplit("/", 1)[0] for key in store.list_keys()))
 assert names[0] and names[0] == names[1], names
 """
-    code, _, err = start(["-c", script]).finish()
+    code, _, err = fork(["-c", script]).finish()
     assert code == 0, err
 
 
-def test_a_worker_may_end_while_it_looks_at_the_board(start) -> None:
+def test_a_worker_may_end_while_it_looks_at_the_board(fork) -> None:
     script = """
 import os, time
 from gossamer import membership
@@ -154,5 +154,5 @@ host, _, port = board.endpoint.rpartition(":")
 member = membership.Member(host, int(port), worker=0, launcher=os.getpid())
 time.sleep(0.3)
 """
-    code, _, err = start(["-c", script]).finish()
+    code, _, err = fork(["-c", script]).finish()
     assert code == 0, err

@@ -48,26 +48,26 @@ print("no end", end="", flush=True)
     [["-np", "2"], ["-np", "2", "-H", "localhost:1,127.0.0.1:1"], ["--min-np", "2", "--max-np", "2"]],
     ids=["here", "hosts", "elastic"],
 )
-def test_a_line_that_a_worker_writes_in_pieces_comes_whole(start, tmp_path, where) -> None:
+def test_a_line_that_a_worker_writes_in_pieces_comes_whole(fork, tmp_path, where) -> None:
     (tmp_path / "pieces.py").write_text(PIECES)
-    code, out, err = start([*RUN, *where, "pieces.py"]).finish()
+    code, out, err = fork([*RUN, *where, "pieces.py"]).finish()
     assert code == 0, err
     lines = ["line 0 of three", "line 1 of three", "line 2 of three", "no end"]
     assert sorted(out.splitlines()) == [f"[{rank}] {line}" for rank in (0, 1) for line in lines]
 
 
-def test_script_sees_its_own_folder_and_name(start, script, tmp_path) -> None:
+def test_script_sees_its_own_folder_and_name(fork, script, tmp_path) -> None:
     script("VALUE = 42", "beside.py")
     train = script("import beside; print(beside.VALUE, __file__, sys.argv[0], sys.path[0])")
-    code, out, err = start([*RUN, "-np", "1", train]).finish()
+    code, out, err = fork([*RUN, "-np", "1", train]).finish()
     assert code == 0, err
     assert out.strip() == f"[0] 42 {train} {train} {tmp_path}"
 
 
-def test_module_form_runs_a_module(start, script, tmp_path) -> None:
+def test_module_form_runs_a_module(fork, script, tmp_path) -> None:
     (tmp_path / "package").mkdir()
     script("print(__package__, sys.argv[1:])", "package/train.py")
-    code, out, err = start([*RUN, "-np", "1", "-m", "package.train", "--fast"]).finish()
+    code, out, err = fork([*RUN, "-np", "1", "-m", "package.train", "--fast"]).finish()
     assert code == 0, err
     assert out.strip() == "[0] package ['--fast']"
 
@@ -81,7 +81,7 @@ def test_workers_find_each_other_with_init(start, script) -> None:
     assert sorted(out.splitlines()) == ["[0] 0 2 2", "[1] 1 2 2"]
 
 
-def test_one_failing_worker_ends_all_and_its_traceback_comes_last(start, script) -> None:
+def test_one_failing_worker_ends_all_and_its_traceback_comes_last(fork, script) -> None:
     train = script("""
         def step():
             if rank == 1:
@@ -90,7 +90,7 @@ def test_one_failing_worker_ends_all_and_its_traceback_comes_last(start, script)
         step()
     """)
     began = time.monotonic()
-    code, _, err = start([*RUN, "-np", "2", train]).finish()
+    code, _, err = fork([*RUN, "-np", "2", train]).finish()
     assert code == 1
     assert time.monotonic() - began < 30
     tail = err[err.rindex("gossamer run:") :].splitlines()
@@ -100,7 +100,7 @@ def test_one_failing_worker_ends_all_and_its_traceback_comes_last(start, script)
     assert tail[-1] == "ValueError: boom on rank 1"
 
 
-def test_root_cause_is_the_first_failure_not_the_lost_connection(start, script) -> None:
+def test_root_cause_is_the_first_failure_not_the_lost_connection(fork, script) -> None:
     train = script("""
         import torch, torch.distributed as dist, gossamer as gs
         gs.init()
@@ -110,31 +110,31 @@ def test_root_cause_is_the_first_failure_not_the_lost_connection(start, script) 
             raise KeyError("the real cause")
         dist.all_reduce(x)
     """)
-    code, _, err = start([*RUN, "-np", "2", train]).finish()
+    code, _, err = fork([*RUN, "-np", "2", train]).finish()
     assert code == 1
     assert err.splitlines()[-1] == "KeyError: 'the real cause'"
 
 
-def test_killed_worker_is_named_with_its_signal(start, script) -> None:
+def test_killed_worker_is_named_with_its_signal(fork, script) -> None:
     train = script("""
         if rank == 1:
             os.kill(os.getpid(), 9)
         time.sleep(60)
     """)
-    code, _, err = start([*RUN, "-np", "2", train]).finish()
+    code, _, err = fork([*RUN, "-np", "2", train]).finish()
     assert code == 128 + 9
     assert "rank 1 was killed by signal 9 (SIGKILL)" in err.splitlines()[-1]
 
 
-def test_exit_code_of_the_script_is_returned(start, script) -> None:
+def test_exit_code_of_the_script_is_returned(fork, script) -> None:
     train = script("sys.exit(7 if rank == 0 else 0)")
-    code, _, err = start([*RUN, "-np", "2", train]).finish()
+    code, _, err = fork([*RUN, "-np", "2", train]).finish()
     assert code == 7
     assert "rank 0 failed with exit code 7" in err.splitlines()[-1]
 
 
-def test_syntax_error_is_reported_like_any_other(start, script) -> None:
-    code, _, err = start([*RUN, "-np", "1", script("x = = 1")]).finish()
+def test_syntax_error_is_reported_like_any_other(fork, script) -> None:
+    code, _, err = fork([*RUN, "-np", "1", script("x = = 1")]).finish()
     assert code == 1
     assert err.splitlines()[-1].startswith("SyntaxError")
 
@@ -161,14 +161,14 @@ def test_a_signal_ends_all_workers(start, script, tmp_path, number) -> None:
             os.kill(int(file.read_text()), 0)
 
 
-def test_max_restarts_starts_the_workers_again(start, script) -> None:
+def test_max_restarts_starts_the_workers_again(fork, script) -> None:
     train = script("""
         attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
         print("attempt", attempt)
         if attempt == "0":
             raise RuntimeError("first attempt")
     """)
-    code, out, err = start([*RUN, "-np", "1", "--max-restarts", "1", train]).finish()
+    code, out, err = fork([*RUN, "-np", "1", "--max-restarts", "1", train]).finish()
     assert code == 0, err
     assert "attempt 1" in out
 
@@ -180,13 +180,13 @@ def test_max_restarts_starts_the_workers_again(start, script) -> None:
         ("sys.exit(3)", "failed with exit code 3"),
     ],
 )
-def test_a_failure_prints_lines_of_gossamer_run_alone(start, script, act, said) -> None:
+def test_a_failure_prints_lines_of_gossamer_run_alone(fork, script, act, said) -> None:
     train = script(f"""
         if rank == 1:
             {act}
         time.sleep(60)
     """)
-    _, out, err = start([*RUN, "-np", "2", "--max-restarts", "1", train]).finish()
+    _, out, err = fork([*RUN, "-np", "2", "--max-restarts", "1", train]).finish()
     assert out == ""
     assert err.splitlines() == [
         f"gossamer run: local rank 1 {said}; all workers start again (1 of 1 times)",
@@ -201,20 +201,20 @@ def test_torchs_own_lines_about_a_failure_are_printed_with_its_log_level_set(sta
     assert err.splitlines()[-1] == "gossamer run: rank 0 failed with exit code 3"
 
 
-def test_threads_per_worker_share_the_cores_unless_the_user_chose(start, script) -> None:
+def test_threads_per_worker_share_the_cores_unless_the_user_chose(fork, script) -> None:
     train = script("print(os.environ['OMP_NUM_THREADS'])")
-    code, out, err = start([*RUN, "-np", "1", train]).finish()
+    code, out, err = fork([*RUN, "-np", "1", train]).finish()
     assert code == 0, err
     assert out.strip() == f"[0] {len(os.sched_getaffinity(0))}"
     assert "OMP_NUM_THREADS" not in err
-    _, out, _ = start([*RUN, "-np", "1", train], env={"OMP_NUM_THREADS": "3"}).finish()
+    _, out, _ = fork([*RUN, "-np", "1", train], env={"OMP_NUM_THREADS": "3"}).finish()
     assert out.strip() == "[0] 3"
 
 
-def test_nothing_is_left_in_the_temporary_folder(start, script, tmp_path) -> None:
+def test_nothing_is_left_in_the_temporary_folder(fork, script, tmp_path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    code, _, err = start([*RUN, "-np", "1", script("print(1)")], env={"TMPDIR": str(scratch)}).finish()
+    code, _, err = fork([*RUN, "-np", "1", script("print(1)")], env={"TMPDIR": str(scratch)}).finish()
     assert code == 0, err
     assert [path.name for path in scratch.iterdir() if "gossamer" in path.name] == []
 

@@ -10,7 +10,8 @@ import torch
 import gossamer as gs
 from gossamer import _C
 from gossamer.observe import clocks, timeline
-from tests.support.ranks import run_job, run_threads
+from tests.support.forks import fork_job
+from tests.support.ranks import run_threads
 
 JOB = """
 import json, os, sys, time
@@ -73,7 +74,7 @@ def events_of(path, ph="X"):
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
     folder = tmp_path_factory.mktemp("timeline")
-    run_job(JOB, 3, folder, f"{folder}/")
+    fork_job(JOB, 3, folder, f"{folder}/")
     return folder
 
 

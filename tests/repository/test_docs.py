@@ -45,8 +45,8 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if script_of(page)], ids=name)
-def test_marked_python_of_a_page_runs(page, start) -> None:
-    code, _, err = start(["-c", script_of(page)]).finish()
+def test_marked_python_of_a_page_runs(page, fork) -> None:
+    code, _, err = fork(["-c", script_of(page)]).finish()
     assert code == 0, err
 
 

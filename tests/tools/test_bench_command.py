@@ -112,10 +112,10 @@ def test_codecs_have_the_bytes_and_errors_that_their_bits_give(capsys, tmp_path)
     assert plot.read_bytes()[:4] == PNG
 
 
-def test_allreduce_inside_a_job_compares_with_torch_in_the_same_run(start, tmp_path) -> None:
+def test_allreduce_inside_a_job_compares_with_torch_in_the_same_run(fork, tmp_path) -> None:
     arguments = "--sizes 4KiB,64KiB --codecs none,int8,onebit-ef --rounds 1 --plot all.png"
     argv = ["-m", "gossamer", "run", "-np", "2", "-m", "gossamer", "bench", "allreduce", *arguments.split()]
-    code, out, err = start(argv).finish()
+    code, out, err = fork(argv).finish()
     assert code == 0, err
     lines = lines_of(out)
     names = [
@@ -140,9 +140,9 @@ def test_allreduce_inside_a_job_compares_with_torch_in_the_same_run(start, tmp_p
     assert (tmp_path / "all.png").read_bytes()[:4] == PNG
 
 
-def test_train_alone_starts_workers_and_counts_their_bytes(start) -> None:
+def test_train_alone_starts_workers_and_counts_their_bytes(fork) -> None:
     arguments = "-np 2 --steps 10 --rows 1 --algorithms gradient_allreduce,bytegrad,local_sgd"
-    code, out, err = start(["-m", "gossamer", "bench", "train", *arguments.split()]).finish()
+    code, out, err = fork(["-m", "gossamer", "bench", "train", *arguments.split()]).finish()
     assert code == 0, err
     stock, exact, bytegrad, local = lines_of(out)
     assert [line["algorithm"] for line in (stock, exact)] == ["torch DDP", "gradient_allreduce"]

@@ -132,7 +132,7 @@ def test_options_that_cannot_work_are_refused_before_anything_starts(flags, mess
     assert message in capsys.readouterr().err
 
 
-def test_the_study_judges_the_figures_of_its_parts(tmp_path, start) -> None:
+def test_the_study_judges_the_figures_of_its_parts(tmp_path, fork) -> None:
     names = {"bytegrad": (1.1, 3.7, 1.8), "int4": (1.2, 6.5, 3.0), "onebit": (1.9, 16.0, 9.0)}
     steps = [
         {
@@ -146,7 +146,7 @@ def test_the_study_judges_the_figures_of_its_parts(tmp_path, start) -> None:
     ]
     (tmp_path / "steps-100mbit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
     study = ROOT / "benchmarks" / "netlab" / "study.py"
-    code, out, err = start([str(study), "targets", "--results", str(tmp_path)]).finish()
+    code, out, err = fork([str(study), "targets", "--results", str(tmp_path)]).finish()
     assert code == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
     assert [(line["value"], line["at_most"] or line["at_least"], line["met"]) for line in lines] == [
@@ -162,7 +162,7 @@ def test_the_study_judges_the_figures_of_its_parts(tmp_path, start) -> None:
     assert len((tmp_path / "targets.jsonl").read_text().splitlines()) == len(lines)
 
 
-def test_the_study_judges_what_the_defaults_save_where_ranks_share_hosts(tmp_path, start) -> None:
+def test_the_study_judges_what_the_defaults_save_where_ranks_share_hosts(tmp_path, fork) -> None:
     found = {
         "gradient_allreduce": (0.66, 1.5, 800),
         "flat": (1.0, 1.0, 1200),
@@ -181,7 +181,7 @@ def test_the_study_judges_what_the_defaults_save_where_ranks_share_hosts(tmp_pat
     ]
     (tmp_path / "hosts-2x2-100mbit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     study = ROOT / "benchmarks" / "netlab" / "study.py"
-    code, out, err = start([str(study), "targets", "--results", str(tmp_path)]).finish()
+    code, out, err = fork([str(study), "targets", "--results", str(tmp_path)]).finish()
     assert code == 0, err
     judged = {line["what"]: line["met"] for line in map(json.loads, out.splitlines())}
     assert judged == {

@@ -178,8 +178,8 @@ def test_demo_refuses_zero_steps(capsys) -> None:
     assert "at least 1, got (0, 4, 8)" in capsys.readouterr().err
 
 
-def test_demo_ends_with_equal_bits_equal_losses_and_a_quarter_of_the_bytes(start, tmp_path: Path) -> None:
-    demo = start(["-m", "gossamer.launch.cli", *TINY, "--json", "figures.json", "--out", "plots.png"])
+def test_demo_ends_with_equal_bits_equal_losses_and_a_quarter_of_the_bytes(fork, tmp_path: Path) -> None:
+    demo = fork(["-m", "gossamer.launch.cli", *TINY, "--json", "figures.json", "--out", "plots.png"])
     code, out, errors = demo.finish()
     assert code == 0, errors
     assert "bytegrad" in out

@@ -11,7 +11,8 @@ from gossamer import planner, units
 from gossamer.errors import ConfigError
 from gossamer.launch import cli
 from gossamer.planner import METHODS, predict
-from tests.support.ranks import run_job, run_ranks
+from tests.support.forks import fork_job
+from tests.support.ranks import run_ranks
 
 README = "--params 1.2e9 --ranks 64 --hosts 8 --bandwidth 10gbit --latency 50us --compute-ms 400"
 
@@ -158,7 +159,7 @@ def test_compute_is_the_slowest_ranks_step() -> None:
 
 def test_the_command_measures_inside_a_job_and_rank_0_prints(tmp_path) -> None:
     script = "import sys\nfrom gossamer.launch import cli\nsys.exit(cli.main(sys.argv[1:]))\n"
-    lines = run_job(
+    lines = fork_job(
         script, 2, tmp_path, "plan", "--measure", "--json", "--algorithms", "bytegrad"
     ).splitlines()
     found = [json.loads(line) for line in lines if line.startswith("{")]
