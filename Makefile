@@ -141,7 +141,7 @@ cuda-build: $(CUDA_STAMP)
 	@cd $(CUDA_TREE) && \
 	  GOSSAMER_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0;9.0" NVCC_APPEND_FLAGS=-Xptxas=-v \
 	  $(CUDA_VENV)/bin/python setup.py --quiet build_ext --inplace 2>&1 | tee build.log | \
-	  { grep -vE 'ptxas info|bytes (stack frame|gmem)|^ *$$' || true; }
+	  { grep --line-buffered -vE 'ptxas info|bytes (stack frame|gmem)|^ *$$' || true; }
 	@if grep -nE '(^|[ :/])warning( #| ?:)' $(CUDA_TREE)/build.log; then \
 	  rm -rf $(CUDA_TREE); echo "make: cuda-build: the warnings above must go" >&2; exit 1; fi
 	@if grep -nE -B2 '[1-9][0-9]* bytes spill' $(CUDA_TREE)/build.log; then \

@@ -36,11 +36,11 @@ GROUPS = {
 }
 PRECOMPILED = "csrc/precompiled.h"
 # Lines of the files of one unit, for each group. A unit then compiles in about ten seconds.
-UNIT_LINES = {"core": 1100, "torch": 1100, "python": 250}
+UNIT_LINES = {"core": 1100, "torch": 1100, "python": 200}
 CXX_FLAGS = ["-O3", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-fvisibility=hidden"]
 # The files above the core do no arithmetic on elements, so -O2 loses nothing.
 TORCH_FLAGS = ["-O2", "-std=c++20", "-fopenmp"]  # -fopenmp is for at::parallel_for
-NVCC_FLAGS = ["-O3", "-std=c++17", "-DNDEBUG", "--fmad=false", "--expt-relaxed-constexpr"]
+NVCC_FLAGS = ["-DNDEBUG", "--fmad=false", "--expt-relaxed-constexpr"]
 NVCC_FLAGS += ["-Xcompiler=-fPIC,-Wall,-Wextra,-fvisibility=hidden,-ffp-contract=off"]
 INSTRUCTION_SETS = {  # the name of such a file, in any folder: its own flags
     "cpu_scalar.cpp": [],
@@ -187,16 +187,21 @@ def write(path: Path, text: str) -> None:
 
 
 def group_flags() -> dict[str, list[str]]:
-    """Returns the compiler's flags for the .cpp files of each group, and nvcc's for its .cu files as "core.cu"."""
-    headers = [f"-isystem{path}" for path in include_paths("cuda" if WITH_CUDA else "cpu")]
+    """Returns the compiler's flags for the .cpp files of each group, and nvcc's for its .cu files as "core_cu"."""
+    paths = include_paths("cuda" if WITH_CUDA else "cpu")
     # torch's own headers raise no warnings, because they are in system directories.
-    torch_flags = [*CXX_FLAGS, *TORCH_FLAGS, *headers]
+    torch_flags = [*CXX_FLAGS, *TORCH_FLAGS, *(f"-isystem{path}" for path in paths)]
     python = ["-DTORCH_EXTENSION_NAME=_C", f"-isystem{sysconfig.get_path('include')}"]
-    flags = {"core": [*CXX_FLAGS, "-std=c++17"], "torch": torch_flags, "python": [*torch_flags, *python]}
+    flags = {
+        "core": [*CXX_FLAGS, "-std=c++17"],
+        "torch": torch_flags,
+        "python": [*torch_flags, "-O1", *python],
+    }
     if WITH_CUDA:
         flags["python"].append("-DGOSSAMER_WITH_CUDA")
-        flags["core.cu"] = [*NVCC_FLAGS, *architecture_flags()]
-        flags["torch.cu"] = [*flags["core.cu"], *headers]
+        nvcc = [*NVCC_FLAGS, *architecture_flags()]
+        flags["core_cu"] = ["-O3", "-std=c++17", *nvcc]
+        flags["torch_cu"] = ["-O3", "-std=c++20", *nvcc, *(f"-isystem={path}" for path in paths)]
     return flags
 
 
@@ -252,7 +257,7 @@ def write_ninja() -> tuple[str, str]:
                 source = f"{folder}/{name}"
                 write(ROOT / source, "".join(f'#include "{file.removeprefix("csrc/")}"\n' for file in files))
             if name.endswith(".cu"):
-                rule, flags = "nvcc", f"${group}.cu_flags"
+                rule, flags = "nvcc", f"${group}_cu_flags"
             elif group == "core":
                 flags = " ".join([flags, *INSTRUCTION_SETS.get(Path(name).name, [])])
             else:

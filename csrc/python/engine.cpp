@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/gil.h"
 #include "engine/engine.h"
 #include "python/bindings.h"
 #include "python/callable.h"

@@ -143,7 +143,7 @@ case "$1" in
 esac
 """
 CHOICES = """
-import os, runpy, sys, torch
+import os, runpy, subprocess, sys, torch
 torch.version.cuda, torch.cuda._is_compiled = "13.0", lambda: True  # as in a torch with CUDA, without a GPU
 torch.cuda.is_available = lambda: False
 sys.argv = ["setup.py", "--version"]
@@ -153,8 +153,11 @@ for choice, newer in (("auto", ""), ("auto", "compute_100\\ncompute_120\\n"), ("
     names = runpy.run_path("setup.py")
     built = [source for source in names["sources"]() if source.endswith(".cu")]
     file, _ = names["write_ninja"]()
-    with_cuda = "-DGOSSAMER_WITH_CUDA" in open(file).read()
-    print(choice, os.environ.get("TORCH_CUDA_ARCH_LIST"), built, with_cuda)
+    command = [names["find_ninja"](), "-f", file, "-t", "commands"]
+    commands = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    code = sum(line.count("-gencode") for line in commands if "kernels.cu" in line and "-std=c++17" in line)
+    with_cuda = sum("-DGOSSAMER_WITH_CUDA" in line for line in commands)
+    print(choice, os.environ.get("TORCH_CUDA_ARCH_LIST"), built, code, with_cuda)
 """
 
 
@@ -165,12 +168,12 @@ def test_a_torch_with_cuda_gets_code_for_all_cards_that_nvcc_knows_or_a_cpu_only
     nvcc.write_text(NVCC)
     nvcc.chmod(0o755)
     environment = {"PATH": f"{nvcc.parent}:{os.environ['PATH']}", "TOOLKIT": str(project)}
-    with_cuda = f"{['csrc/codec/kernels.cu']} True"
+    kernels = ["csrc/codec/kernels.cu"]
     output = run("-c", CHOICES, cwd=project, env=environment).splitlines()
     assert [line for line in output if line.startswith(("0 ", "auto "))] == [
-        f"auto 8.0;8.6;8.9;9.0+PTX {with_cuda}",
-        f"auto 8.0;8.6;8.9;9.0+PTX;10.0;12.0+PTX {with_cuda}",
-        "0 None [] False",
+        f"auto 8.0;8.6;8.9;9.0+PTX {kernels} 5 1",
+        f"auto 8.0;8.6;8.9;9.0+PTX;10.0;12.0+PTX {kernels} 8 1",
+        "0 None [] 0 0",
     ]
 
 
