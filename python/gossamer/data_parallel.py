@@ -67,7 +67,7 @@ class DataParallel(nn.Module, Face):
         optimizers = optimizers_of("DataParallel", optimizer)
         settings = config.current()
         self.module = module
-        self.training = module.training
+        self.training: bool = module.training
         self.algorithm = resolve(algorithm)
         bucket_bytes = settings.bucket_bytes if bucket_bytes is None else bucket_bytes
         first = settings.first_bucket_bytes if first_bucket_bytes is None else first_bucket_bytes

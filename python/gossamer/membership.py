@@ -85,7 +85,10 @@ class Member:
     """
 
     def __init__(self, host: str, port: int, *, worker: int, launcher: int) -> None:
-        self.host, self.driver, self.worker, self.launcher = host, f"{host}:{port}", worker, launcher
+        self.host: str = host
+        self.driver: str = f"{host}:{port}"
+        self.worker: int = worker
+        self.launcher: int = launcher
         self.seat: Seat | None = None
         self._calls: list[Callable[[], None]] = [abort]
         self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None}

@@ -53,7 +53,8 @@ class AsyncModelAverage(Algorithm):
                 f"AsyncModelAverage: sync_interval_ms must not be negative, got {sync_interval_ms!r}"
             )
         require_steps("AsyncModelAverage", least=0, what="number of steps", warmup_steps=warmup_steps)
-        self.sync_interval_ms, self.warmup_steps = sync_interval_ms, warmup_steps
+        self.sync_interval_ms: float = sync_interval_ms
+        self.warmup_steps: int = warmup_steps
 
     @property
     def lockstep(self) -> bool:

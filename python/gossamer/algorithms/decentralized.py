@@ -46,7 +46,8 @@ class Decentralized(Algorithm):
 
     def __init__(self, topology: str | Topology = "all", interval: int = 1) -> None:
         require_steps("Decentralized", interval=interval)
-        self.topology, self.interval = resolve(topology), interval
+        self.topology = resolve(topology)
+        self.interval: int = interval
 
     def connect(self, worker: Worker) -> None:
         super().connect(worker)

@@ -84,7 +84,8 @@ class GradientAllReduce(Algorithm):
             raise ConfigError(
                 f"{type(self).__name__}: codec must be a Codec, an Adaptive or None, got {codec!r}"
             )
-        self.deterministic, self.average = deterministic, average
+        self.deterministic: bool = deterministic
+        self.average: bool = average
         self.codec = codec if codec is not None or not deterministic else Identity()
         self._comm: Communicator | None = None
         self._tuned: dict[str, Codec | None] = {}

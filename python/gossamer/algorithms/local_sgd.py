@@ -120,8 +120,12 @@ class LocalSGD(Algorithm):
         if not 0 < merge <= 1:
             raise ConfigError(f"LocalSGD: merge must be above 0 and at most 1, got {merge!r}")
         require_codec("LocalSGD", codec)
-        self.period, self.outer_optimizer, self.codec = period, outer_optimizer, codec
-        self.fragments, self.delay, self.merge = fragments, delay, merge
+        self.period: int = period
+        self.outer_optimizer = outer_optimizer
+        self.codec = codec
+        self.fragments: int = fragments
+        self.delay: int = delay
+        self.merge: float = merge
         self._lockstep = lockstep
 
     def __repr__(self) -> str:

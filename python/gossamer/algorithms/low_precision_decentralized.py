@@ -67,7 +67,9 @@ class LowPrecisionDecentralized(Algorithm):
         if not 0 < gamma <= 1:
             raise ConfigError(f"{where}: gamma must be above 0 and at most 1, got {gamma!r}")
         self.codec = codec if codec is not None else Int8()
-        self.topology, self.gamma, self.interval = resolve(topology), gamma, interval
+        self.topology = resolve(topology)
+        self.gamma: float = gamma
+        self.interval: int = interval
 
     def block(self) -> int:
         return self.codec.block

@@ -53,7 +53,9 @@ class PowerSGD(Algorithm):
     def __init__(self, rank: int = 4, *, start_step: int = 0, min_compression_rate: float = 2.0) -> None:
         require_steps("PowerSGD", what="positive integer", rank=rank)
         require_steps("PowerSGD", least=0, what="number of steps", start_step=start_step)
-        self.rank, self.start_step, self.min_compression_rate = rank, start_step, min_compression_rate
+        self.rank: int = rank
+        self.start_step: int = start_step
+        self.min_compression_rate: float = min_compression_rate
         self._in_rank_order = False
 
     def connect(self, worker: Worker) -> None:

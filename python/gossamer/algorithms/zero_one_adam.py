@@ -142,7 +142,8 @@ class ZeroOneAdam(AdamAlgorithm):
     def __init__(self, codec: Codec | None = None, *, double_every: int = 32768, longest: int = 16) -> None:
         super().__init__(codec if codec is not None else ErrorFeedback(OneBit()))
         require_steps("ZeroOneAdam", what="positive integer", double_every=double_every, longest=longest)
-        self.double_every, self.longest = double_every, longest
+        self.double_every: int = double_every
+        self.longest: int = longest
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         super().use_optimizers(optimizers)

@@ -125,7 +125,7 @@ class Training:
         self.optimizer = kind.make_optimizer(network.parameters(), lr=1e-4, warmup_steps=1)
         self.model = wrap(network, self.optimizer)
         seed = torch.Generator().manual_seed(runtime.rank())
-        self.text = torch.randint(256, (rows, CONTEXT + 1), generator=seed)
+        self.text: torch.Tensor = torch.randint(256, (rows, CONTEXT + 1), generator=seed)
 
     def __call__(self) -> None:
         loss = self.model(self.text)

@@ -31,7 +31,9 @@ class Adaptive:
     def __init__(
         self, codec: Codec, rules: Mapping[str | int, Codec | None] | None = None, *, tiny: int = 1024
     ) -> None:
-        self.codec, self.rules, self.tiny = codec, dict(rules or {}), tiny
+        self.codec = codec
+        self.rules = dict(rules or {})
+        self.tiny: int = tiny
         for matcher, choice in {"": codec, **self.rules}.items():
             if not isinstance(matcher, (str, int)) or isinstance(matcher, bool):
                 raise CodecError(

@@ -28,7 +28,7 @@ class ErrorFeedback(Codec):
         if not isinstance(codec, Codec) or codec.feeds_back:
             raise CodecError(f"ErrorFeedback: codec must be a Codec without error feedback, got {codec!r}")
         self.codec = codec
-        self.block = codec.block
+        self.block: int = codec.block
 
     @property
     def plain(self) -> Codec:

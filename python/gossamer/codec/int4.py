@@ -30,5 +30,5 @@ class Int4(NativeCodec):
     )
 
     def __init__(self, block: int = 32, stochastic: bool = False, seed: int = 0) -> None:
-        self.block = check_block("Int4", block, 32)
+        self.block: int = check_block("Int4", block, 32)
         self.stochastic, self.seed = check_rounding("Int4", stochastic, seed)

@@ -33,5 +33,5 @@ class Int8(NativeCodec):
     )
 
     def __init__(self, block: int = 64, stochastic: bool = False, seed: int = 0) -> None:
-        self.block = check_block("Int8", block, 32)
+        self.block: int = check_block("Int8", block, 32)
         self.stochastic, self.seed = check_rounding("Int8", stochastic, seed)

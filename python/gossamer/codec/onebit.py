@@ -31,4 +31,4 @@ class OneBit(NativeCodec):
     )
 
     def __init__(self, block: int = 128) -> None:
-        self.block = check_block("OneBit", block, 128)
+        self.block: int = check_block("OneBit", block, 128)

@@ -34,7 +34,7 @@ class TopK(Codec):
     def __init__(self, density: float = 0.01) -> None:
         if not isinstance(density, (int, float)) or not 0 < density <= 1:
             raise CodecError(f"TopK: density must be above 0 and at most 1, got {density!r}")
-        self.density = float(density)
+        self.density: float = float(density)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TopK) and self.density == other.density

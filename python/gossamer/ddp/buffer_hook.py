@@ -28,7 +28,7 @@ class BufferHook:
                 f"_register_buffer_comm_hook: comm_hook_location must be a _BufferCommHookLocation, got {location!r}"
             )
         self._state, self._hook = state, hook
-        self.early = location is BufferCommHookLocation.PRE_FORWARD
+        self.early: bool = location is BufferCommHookLocation.PRE_FORWARD
         self._futures: list[Any] = []
 
     def run(self, buffers: dict[str, Tensor]) -> None:

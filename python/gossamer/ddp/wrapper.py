@@ -97,16 +97,20 @@ class DistributedDataParallel(nn.Module, Face):
         chosen = arguments.algorithm_of(algorithm, mixed_precision)
         self._group = arguments.group_of(process_group, device_mesh)
         self.device_ids, self.output_device = arguments.devices(module, device_ids, output_device)
-        self.module, self.dim, self.training = module, dim, module.training
+        self.module = module
+        self.dim: int = dim
+        self.training: bool = module.training
         self.forward_sync_buffers, buffers_too = arguments.sync_buffers(
             broadcast_buffers, forward_sync_buffers, chosen
         )
-        self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
-        self.gradient_as_bucket_view, self.batched_grad_copy = gradient_as_bucket_view, batched_grad_copy
+        self.find_unused_parameters: bool = find_unused_parameters
+        self.static_graph = static_graph
+        self.gradient_as_bucket_view: bool = gradient_as_bucket_view
+        self.batched_grad_copy: bool = batched_grad_copy
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
         self.lazy_bucket_allocation = lazy_bucket_allocation
         self.mixed_precision = mixed_precision
-        self.parameters_to_ignore = arguments.ignored(module)
+        self.parameters_to_ignore: list[str] = arguments.ignored(module)
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self._last = arguments.delayed(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
         self._sizes = arguments.bucket_sizes(bucket_cap_mb, bucket_cap_mb_list)

@@ -45,7 +45,8 @@ class Background:
                 raise
 
         self._executor.submit(run)
-        self.step, self._last = self.step + 1, what
+        self.step = self.step + 1
+        self._last = what
 
     def busy(self) -> bool:
         """Whether a submitted task has not ended."""

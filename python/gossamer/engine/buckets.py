@@ -65,7 +65,8 @@ class Buckets:
         Args:
             timed: measure the time of each bucket's work in `clocks`.
         """
-        self.bucket_bytes, self._timed = bucket_bytes, timed
+        self.bucket_bytes = bucket_bytes
+        self._timed = timed
         self._install(self._plan(self._order, bucket_bytes), rebuild=True)
 
     def load(self, names: Sequence[Sequence[str]], *, rebuild: bool) -> None:

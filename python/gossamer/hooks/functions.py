@@ -38,31 +38,31 @@ HOOKS: dict[str, Hook] = {name: _hook(name, f"It {method.changes}.") for name, m
 
 HOOKS["compress"] = _hook("compress", "It sends through State(codec=...).")
 
-bytegrad = HOOKS["bytegrad"]
+bytegrad: Hook = HOOKS["bytegrad"]
 """Int8, a quarter of float32's bytes. What rounding loses stays lost."""
 
-int8 = HOOKS["int8"]
+int8: Hook = HOOKS["int8"]
 """Int8 with error feedback: what one step leaves out, the next one adds."""
 
-int4 = HOOKS["int4"]
+int4: Hook = HOOKS["int4"]
 """Int4 with error feedback, a seventh of float32's bytes."""
 
-onebit = HOOKS["onebit"]
+onebit: Hook = HOOKS["onebit"]
 """OneBit with error feedback, a twenty-eighth of float32's bytes. Needs a warm-up, as 1-bit SGD does."""
 
-deterministic = HOOKS["deterministic"]
+deterministic: Hook = HOOKS["deterministic"]
 """The exact mean, summed in rank order. Neither DDP's buckets nor the group's backend change a bit."""
 
-bf16 = HOOKS["bf16"]
+bf16: Hook = HOOKS["bf16"]
 """Sends bfloat16 and sums in float32. Works in CPU groups, which torch's bf16_compress_hook refuses."""
 
-fp16 = HOOKS["fp16"]
+fp16: Hook = HOOKS["fp16"]
 """Sends float16 and sums in float32."""
 
-compress = HOOKS["compress"]
+compress: Hook = HOOKS["compress"]
 """Sends through State(codec=...), which is any codec, with or without ErrorFeedback, or an Adaptive."""
 
-powersgd = HOOKS["powersgd"]
+powersgd: Hook = HOOKS["powersgd"]
 """PowerSGD of rank 4, or State(powersgd=gs.PowerSGD(...)). `start_step` counts backwards."""
 
 

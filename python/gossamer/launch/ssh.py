@@ -118,7 +118,7 @@ class Agent:
     ) -> None:
         self.host, self._index, self._events, self._ready, self._last_words = host, index, events, False, ""
         command = [sys.executable, "-c", BOOTSTRAP]
-        self.reached_by = [] if host.is_local() else ["ssh", *ssh_options(args), host.name]
+        self.reached_by: list[str] = [] if host.is_local() else ["ssh", *ssh_options(args), host.name]
         if self.reached_by:
             command = [*self.reached_by, shlex.join(command)]
         self._program, pipe = command[0], subprocess.PIPE

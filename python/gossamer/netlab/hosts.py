@@ -74,9 +74,10 @@ class Hosts:
             raise ConfigError(f"Hosts: count must be 1 to {_MOST_HOSTS}, got {count}")
         if rate is not None:
             parse_rate(rate)
-        self.count, self.rate = count, rate
-        self.name = f"gs{os.getpid()}x{next(_numbers)}"
-        self.switch = f"{self.name}-switch"
+        self.count: int = count
+        self.rate: str | None = rate
+        self.name: str = f"gs{os.getpid()}x{next(_numbers)}"
+        self.switch: str = f"{self.name}-switch"
         self._handlers: dict[int, Any] = {}
 
     def namespace(self, host: int) -> str:

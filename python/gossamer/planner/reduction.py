@@ -21,7 +21,9 @@ class Reducer:
     """
 
     def __init__(self, network: Network, speeds: Speeds, *, flat: bool = False) -> None:
-        self.network, self.speeds, self.flat = network, speeds, flat
+        self.network = network
+        self.speeds = speeds
+        self.flat: bool = flat
 
     @property
     def by_hosts(self) -> bool:

@@ -22,10 +22,12 @@ class BucketValues:
     """What a BaguaBucket is without its operations. The arguments are BaguaBucket's."""
 
     def __init__(self, tensors: Sequence[Tensor], name: str, flatten: bool, alignment: int = 1) -> None:
-        self.tensors, self.name, self.flatten = list(tensors), name, flatten
+        self.tensors: list[torch.Tensor] = list(tensors)
+        self.name: str = name
+        self.flatten: bool = flatten
         self.padding_tensor: Tensor | None = None
         self._flat: Tensor | None = None
-        self.bagua_module_name = self._check(alignment)
+        self.bagua_module_name: str | None = self._check(alignment)
         missing = -sum(tensor.numel() for tensor in self.effective()) % alignment
         if missing:
             self.padding_tensor = ensure_bagua_tensor(

@@ -79,7 +79,10 @@ class BaguaProcessGroup:
             by_hosts: the group of this host, and that of each host's first rank; _ALONE for a group of this rank, which
                 is made at its first use. A number of hosts: there are no such groups.
         """
-        self.ranks, self.stream, self.torch_group, self.by_hosts = ranks, stream, every, by_hosts
+        self.ranks: list[int] = ranks
+        self.stream = stream
+        self.torch_group = every
+        self.by_hosts = by_hosts
         self._communicators: dict[Any, BaguaCommunicator] = {}
 
     def get_global_communicator(self) -> Any:

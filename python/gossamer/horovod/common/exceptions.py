@@ -27,7 +27,7 @@ class HorovodVersionMismatchError(ImportError):
 
     def __init__(self, name: str = "", version: str = "", installed_version: str = "") -> None:
         super().__init__(f"{name} was built with version {version}, and {installed_version} is installed")
-        self.name = name
+        self.name: str = name
         self.version = version
         self.installed_version = installed_version
 

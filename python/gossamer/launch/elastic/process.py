@@ -54,7 +54,8 @@ class LocalWorker:
     """A worker on this host."""
 
     def __init__(self, program: Program, number: int, slot: Slot, *, env: Mapping[str, str]) -> None:
-        self.number, self.slot = number, slot
+        self.number: int = number
+        self.slot = slot
         quieten_torch()
         own = {"TORCHELASTIC_RUN_ID": f"worker{number}", "TORCHELASTIC_RESTART_COUNT": "0"}
         redirects, tee = Std.from_str(program.redirects), Std.from_str(program.tee)
@@ -66,7 +67,7 @@ class LocalWorker:
             logs_specs=DefaultLogsSpecs(log_dir=program.log_dir, redirects=redirects, tee=tee),
             log_line_prefixes={0: f"[{number}] "},
         )
-        self.pid = self._context.pids()[0]
+        self.pid: int = self._context.pids()[0]
 
     def ended(self) -> bool | Failure:
         result = self._context.wait(timeout=0)

@@ -20,7 +20,8 @@ class RemoteWorker:
     def __init__(
         self, program: Program, number: int, slot: Slot, *, env: Mapping[str, str], args: argparse.Namespace
     ) -> None:
-        self.number, self.slot = number, slot
+        self.number: int = number
+        self.slot = slot
         self._events: queue.Queue[ssh.AgentEvent] = queue.Queue()
         self._said: bool | Failure = False
         variables, host = ssh.environment(args) | dict(program.env) | dict(env), Host(slot.host, 1)

@@ -50,9 +50,14 @@ class Run:
     def __init__(self, task: Task, name: str, setting: Setting, *, seed: int, rows: int, every: int) -> None:
         torch.manual_seed(seed)
         self.variant = VARIANTS[name]
-        self.task, self.lr, self.rows, self.seed = task, setting.lr, rows, seed
+        self.task = task
+        self.lr: float = setting.lr
+        self.rows: int = rows
+        self.seed: int = seed
         period = self.variant.period
-        self.every = -(-every // period) * period  # whole periods, after which ranks hold the same weights
+        self.every: int = (
+            -(-every // period) * period
+        )  # whole periods, after which ranks hold the same weights
         self.training = Training(task.model(), self.variant, setting)
 
     def train(self, steps: int, validator: "Validator", target: float | None) -> dict[str, Any]:
@@ -108,7 +113,7 @@ class Validator:
         self.network = copy.deepcopy(task.model())
         count, size = sum(each.numel() for each in self.network.parameters()), runtime.size()
         dist.barrier()
-        self.weights = torch.from_file(file, shared=True, size=size * count).view(size, count)
+        self.weights: torch.Tensor = torch.from_file(file, shared=True, size=size * count).view(size, count)
 
     def loss(self, run: Run) -> float:
         network: nn.Module = run.training.network

@@ -45,11 +45,11 @@ class Timed:
         torch.manual_seed(0)
         self.variant = None if name.startswith(ALONE) else VARIANTS[name]
         self.training = Training(task.model(), self.variant, setting, alone=name.removeprefix(ALONE))
-        self.batch = [
+        self.batch: list[torch.Tensor] = [
             part.chunk(runtime.size())[runtime.rank()] for part in task.batch(0, rows * runtime.size())
         ]
         self.turns = Turns()
-        self.period = 1 if self.variant is None else self.variant.period
+        self.period: int = 1 if self.variant is None else self.variant.period
         self.steps = PER_TURN if self.period == 1 else self.period
         if self.variant is not None and self.variant.trial.by_clock:
             self.steps = _PER_TURN_BY_CLOCK

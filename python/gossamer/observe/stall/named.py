@@ -29,7 +29,7 @@ class NamedWatch:
     """
 
     def __init__(self, rank: int, *, leads: bool, store: dist.Store, warning_s: float) -> None:
-        self.tick_s = min(warning_s / 2, LONGEST_TICK_S)
+        self.tick_s: float = min(warning_s / 2, LONGEST_TICK_S)
         self._rank, self._leads = rank, leads
         self._store = store
         self._aside: _C.AsideStore | None = None  # from the first exchange on

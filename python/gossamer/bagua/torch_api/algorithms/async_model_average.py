@@ -46,7 +46,8 @@ class AsyncModelAverageAlgorithm(NativeAlgorithm):
     ) -> None:
         require_peers("AsyncModelAverageAlgorithm", peer_selection_mode, "all")
         self.peer_selection_mode = peer_selection_mode
-        self.sync_interval_ms, self.warmup_steps = sync_interval_ms, warmup_steps
+        self.sync_interval_ms: float = sync_interval_ms
+        self.warmup_steps: int = warmup_steps
         self.native()
 
     def native(self) -> algorithms.AsyncModelAverage:

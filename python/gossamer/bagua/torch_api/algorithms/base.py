@@ -98,7 +98,9 @@ class NativeImpl:
     """
 
     def __init__(self, process_group: Any, declared: Any) -> None:
-        self.process_group, self.declared, self.native = process_group, declared, declared.native()
+        self.process_group = process_group
+        self.declared = declared
+        self.native = declared.native()
 
     def require_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """ConfigError unless the algorithm can work with the optimizers that with_bagua() was given."""

@@ -19,7 +19,8 @@ class DecentralizedAlgorithm(NativeAlgorithm):
         self, hierarchical: bool = True, peer_selection_mode: str = "all", communication_interval: int = 1
     ) -> None:
         require_peers("DecentralizedAlgorithm", peer_selection_mode, "all", "shift_one")
-        self.hierarchical, self.peer_selection_mode = hierarchical, peer_selection_mode
+        self.hierarchical: bool = hierarchical
+        self.peer_selection_mode: str = peer_selection_mode
         self.communication_interval = communication_interval
         self.native()  # refuses a wrong interval here
 
@@ -36,7 +37,8 @@ class LowPrecisionDecentralizedAlgorithm(NativeAlgorithm):
     """
 
     def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:
-        self.hierarchical, self.communication_interval = hierarchical, communication_interval
+        self.hierarchical: bool = hierarchical
+        self.communication_interval: int = communication_interval
         self.native()
 
     def native(self) -> algorithms.Algorithm:

@@ -47,7 +47,9 @@ class CacheLoader:
                 raise ConfigError(f"CacheLoader: a store takes no further arguments, got {sorted(kwargs)}.")
         elif backend not in kinds:
             raise ConfigError(f"CacheLoader: backend must be 'redis', 'memory' or a Store, got {backend!r}.")
-        self.backend, self.dataset_name, self.writer_buffer_size = backend, dataset_name, writer_buffer_size
+        self.backend = backend
+        self.dataset_name: str = dataset_name
+        self.writer_buffer_size: int = writer_buffer_size
         self.store = backend if isinstance(backend, Store) else kinds[backend](**kwargs)
         self.store_errors = 0
         self._unwritten: dict[str, bytes] = {}

@@ -43,9 +43,12 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         drop_last: bool = False,
         random_level: float = 0,
     ) -> None:
-        self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
-        self.num_replicas = env.get_world_size() if num_replicas is None else num_replicas
-        self.rank = env.get_rank() if rank is None else rank
+        self.dataset = dataset
+        self.shuffle: bool = shuffle
+        self.seed: int = seed
+        self.drop_last: bool = drop_last
+        self.num_replicas: int = env.get_world_size() if num_replicas is None else num_replicas
+        self.rank: int = env.get_rank() if rank is None else rank
         self.epoch = 0
         if not 0 <= self.rank < self.num_replicas:
             raise ConfigError(
@@ -56,15 +59,15 @@ class LoadBalancingDistributedSampler(Sampler[int]):
                 f"LoadBalancingDistributedSampler: random_level must be from 0 to 1, got {random_level}."
             )
         count = len(dataset)
-        self.num_samples = count // self.num_replicas if drop_last else -(-count // self.num_replicas)
-        self.total_size = self.num_samples * self.num_replicas
+        self.num_samples: int = count // self.num_replicas if drop_last else -(-count // self.num_replicas)
+        self.total_size: int = self.num_samples * self.num_replicas
         if self.num_samples == 0:
             raise ConfigError(
                 f"LoadBalancingDistributedSampler: {count} samples are too few for {self.num_replicas} ranks "
                 f"(drop_last={drop_last})."
             )
-        self.complexities = [complexity_fn(dataset[index]) for index in range(count)]
-        self.random_number = int((max(self.complexities) - min(self.complexities)) * random_level + 1)
+        self.complexities: list[float] = [complexity_fn(dataset[index]) for index in range(count)]
+        self.random_number: int = int((max(self.complexities) - min(self.complexities)) * random_level + 1)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices_of(self.rank))
@@ -116,7 +119,9 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
                 "LoadBalancingDistributedBatchSampler: sampler must be a LoadBalancingDistributedSampler with "
                 f"drop_last=False, got {sampler!r} with {getattr(sampler, 'drop_last', None)}."
             )
-        self.sampler, self.batch_fn, self.drop_last = sampler, batch_fn, drop_last
+        self.sampler = sampler
+        self.batch_fn = batch_fn
+        self.drop_last: bool = drop_last
         self._generate()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -137,5 +142,5 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
             raise ConfigError(
                 f"LoadBalancingDistributedBatchSampler: batch_fn must give every rank a batch, got {counts} by rank."
             )
-        self.total_batch = min(counts) if self.drop_last else max(counts)
+        self.total_batch: int = min(counts) if self.drop_last else max(counts)
         self.padded_batches = list(islice(cycle(every[self.sampler.rank]), self.total_batch))

@@ -51,10 +51,11 @@ class BaguaDistributedDataParallel(Face):
         self._module = weakref.ref(module)
         if process_group is None and is_initialized():
             process_group = default_group()  # whose communicators an algorithm may ask for
-        self.process_group, self.do_flatten = process_group, gradient_as_bucket_view
+        self.process_group = process_group
+        self.do_flatten: bool = gradient_as_bucket_view
         kind = type(module).__name__
-        self.bagua_module_name = bagua_module_name or f"{kind}_{next(_numbers[kind])}"
-        self.parameters_to_ignore = _ignored(module)
+        self.bagua_module_name: str = bagua_module_name or f"{kind}_{next(_numbers[kind])}"
+        self.parameters_to_ignore: list[str] = _ignored(module)
         self.bagua_algorithm = algorithm.reify(process_group)
         self.bagua_train_step_counter = 0
         tuning = autotune_of(env.get_autotune() if autotune is None else autotune)

@@ -59,7 +59,7 @@ class DistributedDataParallel(nn.Module, Face):
                 f"DistributedDataParallel: bucket_cap_mb must be positive, got {bucket_cap_mb!r}"
             )
         self.module = module
-        self.training = module.training
+        self.training: bool = module.training
         self._optimizers = optimizers
         self._options = {
             "process_group": process_group,

@@ -62,18 +62,19 @@ class ElasticSampler(Sampler[int]):
 
     def reset(self) -> None:
         """Divides what is left of the epoch among the current workers."""
-        self.rank, self.num_replicas = rank(), size()
+        self.rank: int = rank()
+        self.num_replicas: int = size()
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)
         # Workers take turns, so equally many batches of all workers process the beginning of the order.
-        self.remaining_indices = order[self.processed_num :]
-        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
-        self.total_size = self.num_samples * self.num_replicas
+        self.remaining_indices: list[int] = order[self.processed_num :]
+        self.num_samples: int = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size: int = self.num_samples * self.num_replicas
         padded = list(self.remaining_indices)
         while 0 < len(padded) < self.total_size:
             padded += self.remaining_indices[: self.total_size - len(padded)]
-        self.indices = padded[self.rank :: self.num_replicas]
+        self.indices: list[int] = padded[self.rank :: self.num_replicas]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)

@@ -164,7 +164,8 @@ class Reduction(Passes):
             way = EngineReduction(request, self._number, passes=self.passes, order=list(self.complete))
             self.remove()  # the engine counts natively
         if all_here:
-            self._way, self.why = way, refusal or "all gradients are dense and summed alike"
+            self._way = way
+            self.why = refusal or "all gradients are dense and summed alike"
             _log.info(
                 "rank %d: DistributedOptimizer %d is %s: %s", basics.rank(), self._number, self.way, self.why
             )

@@ -25,7 +25,7 @@ class Run:
     """
 
     def __init__(self, params: Sequence[Tensor], weight: Tensor, state: Any) -> None:
-        self.params = list(params)
+        self.params: list[torch.Tensor] = list(params)
         self.flat = nn.Parameter(weight)
         self.state: dict[str, Any] = {}
         self._sizes = [param.numel() for param in params]
