@@ -87,9 +87,16 @@ def ensure_bagua_tensor(
     return tensor
 
 
-def to_bagua_tensor(tensor: Tensor, *registration: Any, **named: Any) -> Tensor:
+def to_bagua_tensor(
+    tensor: Tensor,
+    name: str | None = None,
+    module_name: str | None = None,
+    getter_closure: Getter | None = None,
+    setter_closure: Setter | None = None,
+) -> Tensor:
     """As :func:`ensure_bagua_tensor`, but registers and returns a new tensor of the same memory."""
-    return ensure_bagua_tensor(tensor.detach().view(tensor.dtype), *registration, **named)
+    view = tensor.detach().view(tensor.dtype)
+    return ensure_bagua_tensor(view, name, module_name, getter_closure, setter_closure)
 
 
 def bagua_tensor_name(tensor: Tensor) -> str:
