@@ -36,7 +36,7 @@ GROUPS = {
 }
 PRECOMPILED = "csrc/precompiled.h"
 # Lines of the files of one unit, for each group. A unit then compiles in about ten seconds.
-UNIT_LINES = {"core": 1100, "torch": 1100, "python": 200}
+UNIT_LINES = {"core": 1100, "torch": 1100, "python": 150}
 CXX_FLAGS = ["-O3", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-fvisibility=hidden"]
 # The files above the core do no arithmetic on elements, so -O2 loses nothing.
 TORCH_FLAGS = ["-O2", "-std=c++20", "-fopenmp"]  # -fopenmp is for at::parallel_for
