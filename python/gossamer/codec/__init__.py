@@ -15,7 +15,17 @@ from gossamer.codec.onebit import OneBit
 from gossamer.codec.topk import TopK
 
 CODECS: dict[str, type[Codec]] = {
-    codec.name: codec for codec in (Identity, FP16, BF16, Int8, MinMaxUInt8, Int4, OneBit, TopK)
+    codec.name: codec
+    for codec in (
+        Identity,
+        FP16,
+        BF16,
+        Int8,
+        MinMaxUInt8,
+        Int4,
+        OneBit,
+        TopK,
+    )
 }
 """The codecs, by the names that the benchmarks take."""
 
