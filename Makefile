@@ -43,7 +43,7 @@ help:
 	@echo "make gpu-check   GPU tests, sanitizers and kernel benchmarks, with this machine's own python3 and torch"
 	@echo "make clean       remove what was built (.venv too)"
 
-demo: build
+demo: $(STAMPS)/package
 	$(BIN)/gossamer demo
 
 test: build
@@ -86,8 +86,14 @@ $(STAMPS)/extension: $(TORCH_STAMP) setup.py $(CSRC)
 	@$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
-# Editable, so a change to Python needs no step. Its own run of setup.py finds everything built.
-$(STAMPS)/tools: $(TORCH_STAMP) pyproject.toml | $(STAMPS)/extension
+# What users get, and what the demo needs. Editable, so a change to Python needs no step. Its own run of setup.py finds
+# everything built.
+$(STAMPS)/package: $(TORCH_STAMP) pyproject.toml | $(STAMPS)/extension
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[plots]'
+	@touch $@
+
+# What the tests and lint need besides.
+$(STAMPS)/tools: $(STAMPS)/package
 	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev,plots]'
 	@touch $@
 
