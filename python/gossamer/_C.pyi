@@ -1,4 +1,4 @@
-"""The native core, as Python calls it. csrc/module.cpp and the bindings.cpp of each folder under csrc/ define it.
+"""The native core, as Python calls it. The files in csrc/python define it.
 
 test_native_stub.py compares this file with the extension: a binding without an entry here fails, and so does the
 reverse.
