@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheels"
@@ -50,8 +50,8 @@ class Torch(NamedTuple):
     standard: str
 
 
-def settings() -> dict[str, object]:
-    """The constants of setup.py, which cannot be imported: the flags, also of each instruction set."""
+def settings() -> dict[str, Any]:
+    """The constants of setup.py, which cannot be imported: groups of folders, and flags, also of instruction sets."""
     found = {}
     for node in ast.parse((ROOT / "setup.py").read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -63,9 +63,8 @@ def settings() -> dict[str, object]:
 
 
 def core_folders() -> list[str]:
-    """The Torch-free folders: those that are in no unit."""
-    above = {folder for folders in UNITS.values() for folder in folders} | {"python"}
-    return sorted(path.name for path in (ROOT / "csrc").iterdir() if path.is_dir() and path.name not in above)
+    """The Torch-free folders."""
+    return sorted(settings()["GROUPS"]["core"])
 
 
 def find_python(version: str) -> Python | None:
@@ -159,7 +158,7 @@ def describe(pythons: Sequence[Python], torches: Sequence[Torch]) -> Graph:
     """The graph of all libraries for these versions."""
     known = settings()
     graph = Graph()
-    common = [*known["CXX_FLAGS"], "-fPIC", "-DNDEBUG", f"-I{ROOT / 'csrc'}"]
+    common = [*known["CXX_FLAGS"], f"-I{ROOT / 'csrc'}"]
     # What the core exports is decided by core.map; code for one instruction set is hidden, inline functions included.
     exported = [flag for flag in common if flag != "-fvisibility=hidden"]
     exported += ["-std=c++17", "-fvisibility-inlines-hidden", "-fno-semantic-interposition"]
@@ -177,8 +176,7 @@ def describe(pythons: Sequence[Python], torches: Sequence[Torch]) -> Graph:
     for torch in torches:
         include = torch.folder / "include"
         headers = [f"-isystem{include}", f"-isystem{include / 'torch' / 'csrc' / 'api' / 'include'}"]
-        # The files above the core do no arithmetic on elements, and the bindings only convert arguments.
-        flags = [*common, "-O2", f"-std={torch.standard}", "-fopenmp", "-Wno-subobject-linkage", *headers]
+        flags = [*common, *known["TORCH_FLAGS"], f"-std={torch.standard}", "-Wno-subobject-linkage", *headers]
         flags += ["-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"]
         place = f"torch{torch.minor}"
         glue = [
