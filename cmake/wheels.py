@@ -87,7 +87,7 @@ def find_torch(minor: str, folders: Iterable[Path]) -> Torch | None:
     """Looks for an installed or unpacked torch of this minor below the folders."""
     for folder in folders:
         for places in ("", "lib/python3*/site-packages/", "*/", "*/lib/python3*/site-packages/"):
-            for version in sorted(folder.glob(f"{places}torch/version.py")):
+            for version in sorted(folder.resolve().glob(f"{places}torch/version.py")):
                 if not re.search(rf"__version__ = '{re.escape(minor)}\.", version.read_text()):
                     continue
                 text = (version.parent / "utils" / "cpp_extension.py").read_text()

@@ -119,6 +119,14 @@ def test_torch_is_found_by_its_version_file_wherever_it_was_unpacked(wheels, tmp
     assert wheels.find_torch("2.1", [tmp_path]) is None
 
 
+def test_a_torch_below_a_relative_folder_is_named_by_its_absolute_path(wheels, tmp_path, monkeypatch) -> None:
+    (tmp_path / "v2.15" / "torch" / "utils").mkdir(parents=True)
+    (tmp_path / "v2.15" / "torch" / "version.py").write_text("__version__ = '2.15.0'\n")
+    (tmp_path / "v2.15" / "torch" / "utils" / "cpp_extension.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert wheels.find_torch("2.15", [Path("v2.15")]).folder == tmp_path / "v2.15" / "torch"
+
+
 def test_what_is_missing_is_named_with_what_to_do(wheels) -> None:
     lines = wheels.survey("torch", ["2.11", "2.12", "2.13"], ["found", None, "found"], "install {0}")
     assert lines == ["wheels: no torch 2.12 on this machine; install 2.12"]
