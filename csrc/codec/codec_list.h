@@ -1,6 +1,6 @@
 // Every codec: one line with its number, its name and the struct template with its arithmetic. codec.cpp, cpu_driver.inl
-// and codec_cuda.cu make their dispatch from the list. To add a codec, write its header, its include and its line here, and
-// a Python face whose `kind` is the number. Do not change the number of a codec. See docs/adding-a-codec.md.
+// and cuda_launches.cuh make their dispatch from the list. To add a codec, write its header, its include and its line
+// here, and a Python face whose `kind` is the number. Do not change the number of a codec. See docs/adding-a-codec.md.
 #pragma once
 
 #include "codec/cast.h"

@@ -1,6 +1,6 @@
 // The loops that run a codec's arithmetic over device memory: the twin of cpu_driver.inl, with the same
 // headers and the scalar lane. A team of threads (a warp or a whole thread block) handles one group, four
-// elements a thread at a time. Included by codec_cuda.cu only, which launches these kernels.
+// elements a thread at a time. Included by cuda_launches.cuh only.
 #pragma once
 
 #include <cuda_runtime.h>

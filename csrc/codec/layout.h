@@ -1,5 +1,5 @@
 // What the codec headers share: a row is [header][codes][padding]; and what a codec must provide. Included by the codec
-// headers only. The drivers (cpu_driver.inl, codec_cuda.cu) know codecs through these members alone.
+// headers only. The drivers (cpu_driver.inl, cuda_kernels.cuh) know codecs through these members alone.
 //
 // A codec is a struct template over the tensor's element type T with
 //   Tensor, Value      T, and the type its values pass through (float; double keeps float64)
