@@ -12,6 +12,8 @@ compiles only the groups torch and python, and links them with the core that is 
 
 A compile unit is several files of one folder, which read the headers once. GOSSAMER_BUILD_CUDA=auto|0|1 chooses CUDA:
 auto builds it when torch has CUDA and nvcc is found. MAX_JOBS limits the number of compilers that run at a time.
+
+cmake/wheels.py imports this file for its groups, flags and ninja graph.
 """
 
 import glob
@@ -24,13 +26,14 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
 GROUPS = {
-    "core": ("adasum", "base", "codec", "flat", "negotiate", "observe", "optim", "shm"),
+    "core": ("adasum", "base", "codec", "flat", "kernels", "negotiate", "observe", "optim", "shm"),
     "torch": ("backend", "comm", "collectives", "route", "engine", "hook", "named", "."),
     "python": ("python",),
 }
@@ -40,7 +43,7 @@ UNIT_LINES = {"core": 1100, "torch": 1100, "python": 150}
 CXX_FLAGS = ["-O3", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-fvisibility=hidden"]
 # The files above the core do no arithmetic on elements, so -O2 loses nothing.
 TORCH_FLAGS = ["-O2", "-std=c++20", "-fopenmp"]  # -fopenmp is for at::parallel_for
-NVCC_FLAGS = ["-DNDEBUG", "--fmad=false", "--expt-relaxed-constexpr"]
+NVCC_FLAGS = ["-O3", "-std=c++17", "-DNDEBUG", "--fmad=false", "--expt-relaxed-constexpr"]
 NVCC_FLAGS += ["-Xcompiler=-fPIC,-Wall,-Wextra,-fvisibility=hidden,-ffp-contract=off"]
 INSTRUCTION_SETS = {  # the name of such a file, in any folder: its own flags
     "cpu_scalar.cpp": [],
@@ -71,9 +74,10 @@ def default_architectures(nvcc: str) -> str:
     return ";".join(known).removesuffix("+PTX") + "+PTX"
 
 
-def architecture_flags() -> list[str]:
+def architecture_flags(nvcc: str) -> list[str]:
+    architectures = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_architectures(nvcc))
     flags = []
-    for entry in os.environ["TORCH_CUDA_ARCH_LIST"].replace(" ", ";").split(";"):
+    for entry in architectures.replace(" ", ";").split(";"):
         match = re.fullmatch(r"(\d+)\.(\d+[af]?)(\+PTX)?", entry)
         if match is None:
             raise SystemExit(
@@ -85,14 +89,15 @@ def architecture_flags() -> list[str]:
     return flags
 
 
-def wants_cuda(torch_cuda: str | None, nvcc: str | None) -> bool:
-    choice = os.environ.get("GOSSAMER_BUILD_CUDA", "auto")
+def wanted_nvcc(torch_cuda: str | None) -> str | None:
+    """Returns the nvcc to build CUDA's kernels with, or None for a build without them."""
+    choice, nvcc = os.environ.get("GOSSAMER_BUILD_CUDA", "auto"), find_nvcc()
     if choice not in ("auto", "0", "1"):
         raise SystemExit(f"setup.py: GOSSAMER_BUILD_CUDA must be auto, 0 or 1, got {choice!r}.")
     if choice == "1" and not (torch_cuda and nvcc):
         missing = "nvcc was not found; put it on PATH" if torch_cuda else "the installed torch has no CUDA"
         raise SystemExit(f"setup.py: GOSSAMER_BUILD_CUDA=1 needs a torch with CUDA and nvcc: {missing}.")
-    return choice != "0" and bool(torch_cuda and nvcc)
+    return nvcc if choice != "0" and torch_cuda else None
 
 
 def find_ninja() -> str:
@@ -102,32 +107,23 @@ def find_ninja() -> str:
     return found
 
 
-try:
-    import torch
-except ImportError as error:
-    raise SystemExit(
-        "setup.py: Gossamer is compiled against the torch it runs with, and torch cannot be imported here "
-        f"({error}). Install what the build needs, then build without isolation:\n"
-        "    pip install 'torch>=2.11' 'setuptools>=77' ninja\n"
-        "    pip install --no-build-isolation ."
-    ) from error
-
-NVCC = find_nvcc()
-WITH_CUDA = wants_cuda(torch.version.cuda, NVCC)
-if WITH_CUDA:
-    os.environ["CUDA_HOME"] = toolkit_root(NVCC)  # torch.utils.cpp_extension reads it at its import
-    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", default_architectures(NVCC))
-
-from torch.utils.cpp_extension import include_paths, library_paths  # noqa: E402
+def import_torch() -> ModuleType:
+    try:
+        import torch
+    except ImportError as error:
+        raise SystemExit(
+            "setup.py: Gossamer is compiled against the torch it runs with, and torch cannot be imported here "
+            f"({error}). Install what the build needs, then build without isolation:\n"
+            "    pip install 'torch>=2.11' 'setuptools>=77' ninja\n"
+            "    pip install --no-build-isolation ."
+        ) from error
+    return torch
 
 
-def sources() -> list[str]:
-    patterns = [
-        pattern
-        for folder in sum(GROUPS.values(), ())
-        for pattern in (["csrc/*"] if folder == "." else [f"csrc/{folder}/**/*"])
-    ]
-    suffixes = (".cpp", ".cu") if WITH_CUDA else (".cpp",)
+def sources(group: str, *, cuda: bool = False) -> list[str]:
+    """Returns the files of a group that this machine can compile, with .cu files if asked."""
+    patterns = ["csrc/*" if folder == "." else f"csrc/{folder}/**/*" for folder in GROUPS[group]]
+    suffixes = (".cpp", ".cu") if cuda else (".cpp",)
     found = [path for pattern in patterns for path in glob.glob(pattern, root_dir=ROOT, recursive=True)]
     x86_64 = platform.machine().lower() in ("x86_64", "amd64")
     return sorted(
@@ -144,12 +140,6 @@ def headers() -> list[str]:
     )
 
 
-def group_of(path: str) -> str:
-    folder = "." if len(Path(path).parts) == 2 else Path(path).parts[1]
-    (group,) = (name for name, folders in GROUPS.items() if folder in folders)
-    return group
-
-
 def divide(paths: list[str], lines: int) -> list[list[str]]:
     """Divides files into units of about equal length, each of about this number of lines or fewer."""
     lengths = [len((ROOT / path).read_text().splitlines()) for path in paths]
@@ -163,7 +153,7 @@ def divide(paths: list[str], lines: int) -> list[list[str]]:
     return [unit for unit in units if unit]
 
 
-def units_of(paths: list[str]) -> dict[str, list[str]]:
+def units_of(paths: list[str], lines: int) -> dict[str, list[str]]:
     """Returns the files of each unit of a group, by the unit's name. A file with flags of its own is a unit alone."""
     units: dict[str, list[str]] = {}
     folders: dict[str, list[str]] = {}
@@ -174,7 +164,7 @@ def units_of(paths: list[str]) -> dict[str, list[str]]:
         else:
             folders.setdefault(name.rpartition("/")[0].partition("/")[0] or "csrc", []).append(path)
     for folder, files in folders.items():
-        for number, part in enumerate(divide(files, UNIT_LINES[group_of(files[0])]), 1):
+        for number, part in enumerate(divide(files, lines), 1):
             units[part[0].removeprefix("csrc/") if len(part) == 1 else f"{folder}-{number}.cpp"] = part
     return units
 
@@ -186,32 +176,25 @@ def write(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def group_flags() -> dict[str, list[str]]:
-    """Returns the compiler's flags for the .cpp files of each group, and nvcc's for its .cu files as "core_cu"."""
-    paths = include_paths("cuda" if WITH_CUDA else "cpu")
+def torch_flags(folder: Path) -> list[str]:
+    """Returns the flags for files with torch headers, which lie below torch's folder."""
+    paths = (folder / "include", folder / "include/torch/csrc/api/include")
     # torch's own headers raise no warnings, because they are in system directories.
-    torch_flags = [*CXX_FLAGS, *TORCH_FLAGS, *(f"-isystem{path}" for path in paths)]
-    python = ["-DTORCH_EXTENSION_NAME=_C", f"-isystem{sysconfig.get_path('include')}"]
-    flags = {
-        "core": [*CXX_FLAGS, "-std=c++17"],
-        "torch": torch_flags,
-        "python": [*torch_flags, "-O1", *python],
-    }
-    if WITH_CUDA:
-        flags["python"].append("-DGOSSAMER_WITH_CUDA")
-        nvcc = [*NVCC_FLAGS, *architecture_flags()]
-        flags["core_cu"] = ["-O3", "-std=c++17", *nvcc]
-        flags["torch_cu"] = ["-O3", "-std=c++20", *nvcc, *(f"-isystem={path}" for path in paths)]
-    return flags
+    return [*CXX_FLAGS, *TORCH_FLAGS, *(f"-isystem{path}" for path in paths)]
 
 
-def libraries() -> list[str]:
+def python_flags(folder: Path, include: str) -> list[str]:
+    """Returns the flags for the bindings. ``include``: where Python's headers are."""
+    return [*torch_flags(folder), "-O1", "-DTORCH_EXTENSION_NAME=_C", f"-isystem{include}"]
+
+
+def libraries(folder: Path) -> list[str]:
     # torch's OpenMP library has the threads of -fopenmp, so the linker does not get that flag.
-    names = ["c10", "torch", "torch_cpu", "torch_python"]
-    if WITH_CUDA:
-        names += ["cudart", "c10_cuda", "torch_cuda"]
-    folders = library_paths("cuda" if WITH_CUDA else "cpu")
-    return [*(f"-L{folder}" for folder in folders), *(f"-l{name}" for name in names)]
+    return [f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
+
+
+def cuda_libraries(nvcc: str) -> list[str]:
+    return [f"-L{toolkit_root(nvcc)}/lib64", "-lcudart"]
 
 
 RULES = """ninja_required_version = 1.5
@@ -232,58 +215,97 @@ rule link
 """
 
 
-def write_ninja() -> tuple[str, str]:
-    """Writes the ninja file for this torch and this Python. Returns its path, and that of the module that it makes.
+class Graph:
+    """A ninja file: the rules, and each object and library with its inputs. All paths in it are relative to ROOT."""
 
-    All paths in it are relative to ROOT.
-    """
-    built_for = f"torch{torch.__version__}{'-cuda' if WITH_CUDA else ''}"
-    python = f"{built_for}-{sysconfig.get_config_var('SOABI') or sysconfig.get_python_version()}"
-    folders = {"core": "build/core", "torch": f"build/{built_for}", "python": f"build/{python}"}
-    lines = [RULES.format(cxx=os.environ.get("CXX", "c++"), nvcc=NVCC)]
-    lines += [f"{group}_flags = {shlex.join(flags)}" for group, flags in group_flags().items()]
+    def __init__(self, nvcc: str | None) -> None:
+        self.nvcc = nvcc
+        self.lines = [RULES.format(cxx=os.environ.get("CXX", "c++"), nvcc=nvcc)]
+        self.nvcc_flags = [*NVCC_FLAGS, *architecture_flags(nvcc)] if nvcc else []
 
-    header = f"{folders['torch']}/{Path(PRECOMPILED).name}"
-    lines.append(f"build {header}.gch: cxx {PRECOMPILED}")
-    lines += ["  flags = $torch_flags -x c++-header", f"  files = {PRECOMPILED}"]
-    paths: dict[str, list[str]] = {group: [] for group in GROUPS}
-    for path in sources():
-        paths[group_of(path)].append(path)
-    objects = []
-    for group, folder in folders.items():
-        for name, files in units_of(paths[group]).items():
-            source, rule, flags, needs = files[0], "cxx", f"${group}_flags", ""
+    def add(
+        self, rule: str, output: str, inputs: list[str], flags: list[str], *, after: str = "", shown: str = ""
+    ) -> str:
+        """Adds a file to build, and returns its path.
+
+        Args:
+            after: a file that must exist first, and is no input.
+            shown: what ninja prints for it.
+        """
+        needs = f" | {after}" if after else ""
+        self.lines.append(f"build {output}: {rule} {' '.join(inputs)}{needs}")
+        self.lines += [f"  flags = {shlex.join(flags)}", f"  files = {shown or ' '.join(inputs)}"]
+        return output
+
+    def precompile(self, folder: str, flags: list[str]) -> str:
+        """Adds torch's large headers. Returns the header for ``compile``."""
+        header = f"{folder}/{Path(PRECOMPILED).name}"
+        self.add("cxx", f"{header}.gch", [PRECOMPILED], [*flags, "-x", "c++-header"])
+        return header
+
+    def compile(
+        self, folder: str, units: dict[str, list[str]], flags: list[str], *, header: str = ""
+    ) -> list[str]:
+        """Adds an object for each unit, in the folder. Returns their paths. .cu files get nvcc's flags instead."""
+        objects = []
+        for name, files in units.items():
+            source, rule, own = files[0], "cxx", [*flags, *INSTRUCTION_SETS.get(Path(name).name, [])]
             if len(files) > 1:
                 source = f"{folder}/{name}"
                 write(ROOT / source, "".join(f'#include "{file.removeprefix("csrc/")}"\n' for file in files))
             if name.endswith(".cu"):
-                rule, flags = "nvcc", f"${group}_cu_flags"
-            elif group == "core":
-                flags = " ".join([flags, *INSTRUCTION_SETS.get(Path(name).name, [])])
-            else:
-                flags, needs = f"{flags} -Winvalid-pch -include {header}", f" | {header}.gch"
-            objects.append(f"{folder}/{name}.o")
-            lines.append(f"build {objects[-1]}: {rule} {source}{needs}")
-            lines += [f"  flags = {flags}", f"  files = {' '.join(files)}"]
-    module = f"{folders['python']}/_C.so"
-    lines += [f"build {module}: link {' '.join(objects)}", f"  flags = {shlex.join(libraries())}", ""]
-    write(ROOT / f"build/{python}.ninja", "\n".join(lines))
-    return f"build/{python}.ninja", module
+                rule, own = "nvcc", self.nvcc_flags
+            elif header:
+                own += ["-Winvalid-pch", "-include", header]
+            after = f"{header}.gch" if header else ""
+            output = f"{folder}/{name}.o"
+            objects.append(self.add(rule, output, [source], own, after=after, shown=" ".join(files)))
+        return objects
+
+    def run(self, file: str) -> None:
+        """Writes the ninja file, and builds everything in it."""
+        write(ROOT / file, "\n".join([*self.lines, ""]))
+        jobs = [f"-j{os.environ['MAX_JOBS']}"] if os.environ.get("MAX_JOBS") else []
+        if subprocess.run([find_ninja(), "-f", file, *jobs], cwd=ROOT, check=False).returncode:
+            raise SystemExit("setup.py: the compiler's messages are above.")
+
+
+def describe() -> tuple[Graph, str, str]:
+    """Returns the graph for this torch and this Python, a name for its file, and the module that it makes."""
+    torch = import_torch()
+    nvcc, place = wanted_nvcc(torch.version.cuda), Path(torch.__file__).parent
+    built_for = f"torch{torch.__version__}{'-cuda' if nvcc else ''}"
+    python = f"{built_for}-{sysconfig.get_config_var('SOABI') or sysconfig.get_python_version()}"
+    flags = {
+        "core": [*CXX_FLAGS, "-std=c++17"],
+        "torch": torch_flags(place),
+        "python": python_flags(place, sysconfig.get_path("include")),
+    }
+    graph, objects = Graph(nvcc), []
+    header = graph.precompile(f"build/{built_for}", flags["torch"])
+    for group, folder in (("core", "core"), ("torch", built_for), ("python", python)):
+        units = units_of(sources(group, cuda=nvcc is not None), UNIT_LINES[group])
+        used = "" if group == "core" else header
+        objects += graph.compile(f"build/{folder}", units, flags[group], header=used)
+    linked = [*libraries(place), *(cuda_libraries(nvcc) if nvcc else [])]
+    module = graph.add("link", f"build/{python}/_C.so", objects, linked)
+    return graph, f"build/{python}.ninja", module
 
 
 class BuildGossamer(build_ext):
     def build_extension(self, ext: Extension) -> None:
-        file, module = write_ninja()
-        jobs = [f"-j{os.environ['MAX_JOBS']}"] if os.environ.get("MAX_JOBS") else []
-        if subprocess.run([find_ninja(), "-f", file, *jobs, module], cwd=ROOT, check=False).returncode:
-            raise SystemExit("setup.py: the compiler's messages are above.")
+        graph, file, module = describe()
+        graph.run(file)
         target = self.get_ext_fullpath(ext.name)
         self.mkpath(os.path.dirname(target))
         self.copy_file(str(ROOT / module), target)
 
 
-setup(
-    # The source distribution holds the headers because the extension depends on them.
-    ext_modules=[Extension("gossamer._C", sources(), depends=headers())],
-    cmdclass={"build_ext": BuildGossamer},
-)
+if __name__ == "__main__":
+    wanted_nvcc(import_torch().version.cuda)  # says what is missing before anything is built
+    every = [path for group in GROUPS for path in sources(group)]
+    setup(
+        # The source distribution holds the headers because the extension depends on them.
+        ext_modules=[Extension("gossamer._C", every, depends=headers())],
+        cmdclass={"build_ext": BuildGossamer},
+    )

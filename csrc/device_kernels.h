@@ -1,42 +1,14 @@
-// One table of codec, flat and optimizer kernels per device type, with the signatures of codec.h, flat.h and
-// optim.h. The CUDA table adds the current stream, the CPU table torch's threads where they pay. Used by ops.cpp, comm/,
-// collectives/ and engine/, so that none of them asks which device it is on.
+// The table of kernels for a device type of torch. Used by ops.cpp, comm/, collectives/ and engine/, so that none of them
+// asks which device it is on.
 #pragma once
 
 #include <c10/core/DeviceType.h>
 
-#include "codec/codec.h"
-#include "flat/flat.h"
-#include "optim/optim.h"
+#include "kernels/table.h"
 
 namespace gossamer {
 
-struct DeviceKernels {
-  void (*encode)(const codec::Spec&, Dtype source, const void* x, const codec::Rows&, uint8_t* wire);
-  void (*decode)(const codec::Spec&, const codec::WireRows& wire, const codec::Rows&, void* out);
-  void (*decode_add)(const codec::Spec&, const codec::WireRows& wire, int64_t rows, int64_t row_numel,
-                     int64_t valid, void* acc);
-  void (*reduce_encode)(const codec::Spec&, const codec::WireRows& wire, int64_t rows, int64_t row_numel,
-                        int64_t valid, double scale, uint8_t* out, void* scratch);
-  // Null where the device's memory is fast enough for separate passes, as CUDA's is.
-  void (*encode_with_error)(const codec::Spec&, Dtype source, const void* x, void* error, const codec::Rows&,
-                            uint8_t* wire);
-  void (*reduce_encode_with_error)(const codec::Spec&, const codec::WireRows& wire, int64_t rows,
-                                   int64_t row_numel, int64_t valid, double scale, uint8_t* out,
-                                   void* scratch, void* error);
-  void (*gather)(Dtype, const flat::Segment*, int64_t count, void* flat, double scale);
-  void (*scatter)(Dtype, const flat::Segment*, int64_t count, const void* flat, double scale);
-  void (*scale)(Dtype, void* flat, int64_t numel, double scale);
-  void (*sum_rows)(Dtype, const flat::RowSum&, double scale);
-  void (*adam)(Dtype, const optim::Adam&, const optim::Segment*, int64_t count);
-  void (*sgd)(Dtype, const optim::Sgd&, const optim::Segment*, int64_t count);
-  bool (*is_capturing)();  // launches now go into a graph, and run later
-};
-
-// Throws PythonError(config) for a device type that this build has no kernels for.
+// Throws PythonError(config) for a device type that this process has no kernels for.
 const DeviceKernels& device_kernels(c10::DeviceType type);
-
-// Called by a static object in ops_cuda.cu; returns true so that it can initialise one.
-bool register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels);
 
 }  // namespace gossamer

@@ -10,6 +10,7 @@
 #include "comm/by_hosts.h"
 #include "comm/c10d.h"
 #include "comm/symmetric.h"
+#include "kernels/table.h"
 #include "optim/optim.h"
 #include "python/bindings.h"
 #include "python/callable.h"
@@ -201,9 +202,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_comm_hook(module);
   bind_backend(module);
   bind_named(module);
-#ifdef GOSSAMER_WITH_CUDA
-  module.attr("with_cuda") = true;
-#else
-  module.attr("with_cuda") = false;
-#endif
+  module.attr("with_cuda") = cuda_hooks().kernels != nullptr;
 }

@@ -14,8 +14,8 @@ PACKAGE = ROOT / "python" / "gossamer"
 
 # Lowest first: a component imports only from layers above its own in this list. Within a layer, nothing.
 LAYERS = (
-    {"errors", "_C", "_native", "torch_private", "stand_in"},
-    {"config", "units"},
+    {"errors", "_C", "torch_private", "stand_in"},
+    {"_native", "config", "units"},
     {"membership", "late_entry", "mpi", "waiting"},
     {"_ops", "work", "observe", "runtime"},
     {"comm", "codec", "optim", "batchnorm"},
@@ -49,7 +49,7 @@ VARIANTS = {
     ("comm.named", "comm.hierarchical"),  # and one of these over several hosts
 }
 
-TORCH_FREE = ("adasum", "base", "codec", "flat", "negotiate", "observe", "optim", "shm")
+TORCH_FREE = ("adasum", "base", "codec", "flat", "kernels", "negotiate", "observe", "optim", "shm")
 NATIVE = (".cpp", ".cu", ".cuh", ".h", ".inl")
 SOURCES = [
     path

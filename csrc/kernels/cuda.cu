@@ -1,16 +1,13 @@
-// The CUDA table of device_kernels.h: every kernel on the caller's current stream. Only c10's stream header,
-// because ATen's CUDA context pulls in cuBLAS and cuSPARSE headers that a minimal toolkit lacks.
-#include <c10/cuda/CUDAStream.h>
-
+// The CUDA table of table.h: every kernel on the caller's current stream, which the torch side tells.
 #include "codec/cuda.h"
-#include "device_kernels.h"
 #include "flat/cuda.h"
+#include "kernels/table.h"
 #include "optim/cuda.h"
 
 namespace gossamer {
 namespace {
 
-cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
+cudaStream_t current_stream() { return static_cast<cudaStream_t>(cuda_hooks().current_stream()); }
 
 bool is_capturing() {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -57,7 +54,7 @@ const DeviceKernels kCuda{
     is_capturing,
 };
 
-const bool kRegistered = register_device_kernels(c10::DeviceType::CUDA, kCuda);
+[[maybe_unused]] const bool kernels_hooked = (cuda_hooks().kernels = &kCuda, true);
 
 }  // namespace
 }  // namespace gossamer
