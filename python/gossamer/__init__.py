@@ -5,6 +5,8 @@
 >>> model = gs.DataParallel(model, optimizer, algorithm=gs.ByteGrad())
 """
 
+__version__ = "0.1.0"
+
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
@@ -52,7 +54,6 @@ from gossamer.runtime import init, is_initialized, local_rank, local_size, rank,
 if _TYPE_CHECKING:
     from gossamer import fsdp
 
-__version__ = "0.1.0"
 
 _register_backend()  # "gossamer" is a backend of torch.distributed from here on
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import gossamer
-from gossamer._native import choose
+from gossamer._native import choose, cuda_kernels
 from tests import ROOT
 from tests.repository.test_repo import TORCH_FREE
 
@@ -25,8 +26,8 @@ OTHER = ".cpython-310-x86_64-linux-gnu.so"
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    names = [f"_C_torch{minor}{SUFFIX}" for minor in ("2_9", "2_11", "2_13", "2_13_cuda13")]
-    for name in [*names, f"_C_torch2_15{OTHER}", "libgossamer_core.so", "__init__.py"]:
+    names = [f"_C_torch{minor}{SUFFIX}" for minor in ("2_9", "2_11", "2_13")]
+    for name in [*names, f"_C_torch2_15{OTHER}", "_C_torch2_14_x{SUFFIX}", "libgossamer_core.so"]:
         (tmp_path / name).touch()
     return tmp_path
 
@@ -43,24 +44,22 @@ def wheels() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("version", "cuda", "name"),
+    ("version", "name"),
     [
-        ("2.13.0+cpu", None, "_C_torch2_13"),
-        ("2.13.4", None, "_C_torch2_13"),
-        ("2.13.0a0+git12ab", None, "_C_torch2_13"),
-        ("2.13.0+cu130", "13.0", "_C_torch2_13_cuda13"),
-        ("2.13.0+cu126", "12.6", "_C_torch2_13"),
-        ("2.11.0+cu130", "13.0", "_C_torch2_11"),
+        ("2.13.0+cpu", "_C_torch2_13"),
+        ("2.13.4", "_C_torch2_13"),
+        ("2.13.0a0+git12ab", "_C_torch2_13"),
+        ("2.11.0+cu130", "_C_torch2_11"),
     ],
 )
-def test_library_fits_the_minor_version_of_torch_and_its_cuda(folder, version, cuda, name) -> None:
-    assert choose(folder, SUFFIX, version, cuda).name == name + SUFFIX
+def test_library_fits_the_minor_version_of_torch(folder, version, name) -> None:
+    assert choose(folder, SUFFIX, version).name == name + SUFFIX
 
 
-@pytest.mark.parametrize("version", ["2.12.0", "2.15.0", "3.13.0", "unknown"])
+@pytest.mark.parametrize("version", ["2.12.0", "2.14.0", "2.15.0", "3.13.0", "unknown"])
 def test_a_torch_without_a_library_is_an_error_that_says_which_there_are(folder, version) -> None:
     with pytest.raises(ImportError) as caught:
-        choose(folder, SUFFIX, version, None)
+        choose(folder, SUFFIX, version)
     message = str(caught.value)
     assert "a library for (2.9, 2.11, 2.13), got torch " + version in message
     assert message.count("pip install --no-build-isolation .") == 1
@@ -68,7 +67,46 @@ def test_a_torch_without_a_library_is_an_error_that_says_which_there_are(folder,
 
 def test_a_package_without_libraries_says_so(tmp_path) -> None:
     with pytest.raises(ImportError, match="it has none"):
-        choose(tmp_path, SUFFIX, "2.13.0", None)
+        choose(tmp_path, SUFFIX, "2.13.0")
+
+
+@pytest.fixture
+def kernels(tmp_path, monkeypatch) -> Callable[[str], Path]:
+    """Installs a wheel of CUDA kernels with a version. Returns its library."""
+
+    def install(version: str) -> Path:
+        package = tmp_path / "gossamer_cuda13"
+        package.mkdir()
+        (package / "__init__.py").write_text(f'__version__ = "{version}"\n')
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "gossamer_cuda13", raising=False)
+        return package / "libgossamer_cuda13.so"
+
+    yield install
+    sys.modules.pop("gossamer_cuda13", None)
+
+
+def test_cuda_kernels_are_those_of_their_wheel_where_torch_has_cuda(kernels) -> None:
+    assert cuda_kernels("13.0") is None
+    library = kernels(gossamer.__version__)
+    assert cuda_kernels("13.0") == cuda_kernels("13.2") == library
+    assert cuda_kernels(None) is None
+
+
+def test_cuda_kernels_of_another_version_are_refused(kernels) -> None:
+    kernels("0.0.9")
+    assert cuda_kernels(None) is None
+    with pytest.raises(gossamer.ConfigError) as caught:
+        cuda_kernels("13.0")
+    assert f"must have gossamer's version, {gossamer.__version__}, got 0.0.9;" in str(caught.value)
+
+
+def test_cuda_kernels_for_another_cuda_are_refused(kernels) -> None:
+    kernels(gossamer.__version__)
+    with pytest.raises(
+        gossamer.ConfigError, match=r"gossamer-cuda13 needs a torch for CUDA 13, got torch .* for CUDA 12\.6;"
+    ):
+        cuda_kernels("12.6")
 
 
 def package_of_a_wheel(folder: Path, minor: str) -> dict[str, str]:
@@ -106,23 +144,18 @@ def test_import_with_another_torch_ends_with_the_advice(tmp_path) -> None:
 
 
 def test_torch_is_found_by_its_version_file_wherever_it_was_unpacked(wheels, tmp_path) -> None:
-    for place, version, standard in (
-        ("a/lib/python3.11/site-packages", "2.11.0+cu130", "c++17"),
-        ("v2.14", "2.14.1", "c++20"),
-    ):
-        (tmp_path / place / "torch" / "utils").mkdir(parents=True)
+    for place, version in (("a/lib/python3.11/site-packages", "2.11.0+cu130"), ("v2.14", "2.14.1")):
+        (tmp_path / place / "torch").mkdir(parents=True)
         (tmp_path / place / "torch" / "version.py").write_text(f"__version__ = '{version}'\n")
-        line = f"    common_cflags += ['-std={standard}', '-fPIC']\n"
-        (tmp_path / place / "torch" / "utils" / "cpp_extension.py").write_text(line)
-    assert wheels.find_torch("2.11", [tmp_path]).standard == "c++17"
+    packages = tmp_path / "a/lib/python3.11/site-packages"
+    assert wheels.find_torch("2.11", [tmp_path]).folder == packages / "torch"
     assert wheels.find_torch("2.14", [tmp_path]).folder == tmp_path / "v2.14" / "torch"
     assert wheels.find_torch("2.1", [tmp_path]) is None
 
 
 def test_a_torch_below_a_relative_folder_is_named_by_its_absolute_path(wheels, tmp_path, monkeypatch) -> None:
-    (tmp_path / "v2.15" / "torch" / "utils").mkdir(parents=True)
+    (tmp_path / "v2.15" / "torch").mkdir(parents=True)
     (tmp_path / "v2.15" / "torch" / "version.py").write_text("__version__ = '2.15.0'\n")
-    (tmp_path / "v2.15" / "torch" / "utils" / "cpp_extension.py").touch()
     monkeypatch.chdir(tmp_path)
     assert wheels.find_torch("2.15", [Path("v2.15")]).folder == tmp_path / "v2.15" / "torch"
 
@@ -141,8 +174,55 @@ def test_this_python_is_found(wheels) -> None:
     assert wheels.find_python("2.0") is None
 
 
-def test_the_core_of_a_wheel_is_the_torch_free_folders(wheels) -> None:
-    assert tuple(wheels.core_folders()) == TORCH_FREE
+def test_core_of_a_wheel_is_the_torch_free_folders(wheels) -> None:
+    assert wheels.native.GROUPS["core"] == TORCH_FREE
+
+
+def libraries_of(wheels: ModuleType, nvcc: str | None) -> dict[str, set[str]]:
+    """Returns the libraries of two Pythons and two torches by name, each with the folders of what it is linked from."""
+    pythons = [wheels.Python(version, "/include", soabi) for version, soabi in (("3.11", "a"), ("3.12", "b"))]
+    torches = [wheels.Torch(minor, Path("/torch")) for minor in ("2.13", "2.14")]
+    lines = "\n".join(wheels.describe(pythons, torches, nvcc).lines)
+    linked = re.findall(r"^build build/wheels/(\S+): link (.*)$", lines, re.MULTILINE)
+    return {
+        name: {
+            str(Path(path).parent.relative_to("build/wheels"))
+            for path in inputs.split()
+            if path.endswith(".o")
+        }
+        for name, inputs in linked
+    }
+
+
+def test_only_the_bindings_are_compiled_for_each_python(wheels, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(wheels.native, "write", lambda path, text: None)
+    linked = libraries_of(wheels, None)
+    core = linked.pop("libgossamer_core.so")
+    assert {folder.split("/")[0] for folder in core} == {"core"}
+    assert linked == {
+        f"{soabi}/_C_torch{minor.replace('.', '_')}.{soabi}.so": {f"torch{minor}", f"torch{minor}/{soabi}"}
+        for soabi in ("a", "b")
+        for minor in ("2.13", "2.14")
+    }
+
+
+def test_cuda_kernels_are_one_library_without_torch_and_python(wheels, monkeypatch) -> None:
+    monkeypatch.setattr(wheels.native, "write", lambda path, text: None)
+    monkeypatch.setattr(wheels.native, "architecture_flags", lambda nvcc: [])
+    monkeypatch.setattr(wheels.native, "toolkit_root", lambda nvcc: "/cuda")
+    linked = libraries_of(wheels, "nvcc")
+    assert linked["libgossamer_cuda13.so"] == {
+        f"core/{folder}" for folder in ("codec", "flat", "kernels", "optim")
+    }
+
+
+def test_readme_of_the_package_index_has_no_relative_link(wheels) -> None:
+    links = re.compile(r"\]\((?!https?://)([^)]+)\)")
+    own, shown = (ROOT / "README.md").read_text(), wheels.native.readme()
+    assert len(links.findall(own)) > 20
+    assert links.findall(shown) == []
+    assert "[" not in re.sub(r"```.*?```|`[^`]*`", "", shown, flags=re.DOTALL)
+    assert "From a checkout of this repository" in shown
 
 
 def test_changelog_has_the_version() -> None:

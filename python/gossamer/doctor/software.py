@@ -27,8 +27,11 @@ def extension(job: Job) -> Findings:
             advice = "build Gossamer against the torch that is installed: pip install --no-build-isolation ."
             yield ERROR, f"rank {rank}: {own['file']} does not give back what it encoded", advice
         if gpu["available"] and not own["cuda"]:
-            said = f"rank {rank}: torch sees a GPU, and {own['file']} was built without CUDA"
-            advice = "build Gossamer where nvcc is on PATH, with GOSSAMER_BUILD_CUDA=1; or train on the CPU"
+            said = f"rank {rank}: torch sees a GPU, and {own['file']} has no CUDA kernels"
+            advice = (
+                "install the wheel gossamer-cuda13 of Gossamer's version, or build Gossamer where nvcc is on PATH, with "
+                "GOSSAMER_BUILD_CUDA=1; or train on the CPU"
+            )
             yield ERROR, said, advice
     sets = " and ".join(sorted({own["instruction_set"] for own in every}))
     kind = "with CUDA" if all(own["cuda"] for own in every) else "for CPUs"
