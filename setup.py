@@ -107,6 +107,11 @@ def find_ninja() -> str:
     return found
 
 
+def readme() -> str:
+    """Returns README.md for a package index, where a relative link leads nowhere: its text remains."""
+    return re.sub(r"!?\[([^\]]+)\]\((?!https?://)[^)]*\)", r"\1", (ROOT / "README.md").read_text())
+
+
 def import_torch() -> ModuleType:
     try:
         import torch
@@ -308,4 +313,6 @@ if __name__ == "__main__":
         # The source distribution holds the headers because the extension depends on them.
         ext_modules=[Extension("gossamer._C", every, depends=headers())],
         cmdclass={"build_ext": BuildGossamer},
+        long_description=readme(),
+        long_description_content_type="text/markdown",
     )

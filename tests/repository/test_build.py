@@ -123,7 +123,7 @@ def test_without_torch_setup_says_what_to_install(project) -> None:
     ("choice", "message"), [("yes", "must be auto, 0 or 1"), ("1", "needs a torch with CUDA")]
 )
 def test_impossible_cuda_choice_is_refused(project, choice, message) -> None:
-    code = "import runpy, torch; torch.version.cuda = None; runpy.run_path('setup.py')"
+    code = "import runpy, torch; torch.version.cuda = None; runpy.run_path('setup.py', run_name='__main__')"
     result = subprocess.run(
         [sys.executable, "-c", code, "--version"],
         cwd=project,
@@ -143,21 +143,21 @@ case "$1" in
 esac
 """
 CHOICES = """
-import os, runpy, subprocess, sys, torch
+import os, runpy, subprocess, torch
 torch.version.cuda, torch.cuda._is_compiled = "13.0", lambda: True  # as in a torch with CUDA, without a GPU
 torch.cuda.is_available = lambda: False
-sys.argv = ["setup.py", "--version"]
 for choice, newer in (("auto", ""), ("auto", "compute_100\\ncompute_120\\n"), ("0", "")):
     os.environ |= {"GOSSAMER_BUILD_CUDA": choice, "NEWER": newer}
     os.environ.pop("TORCH_CUDA_ARCH_LIST", None)
     names = runpy.run_path("setup.py")
-    built = [source for source in names["sources"]() if source.endswith(".cu")]
-    file, _ = names["write_ninja"]()
+    graph, file, _ = names["describe"]()
+    names["write"](names["ROOT"] / file, "\\n".join([*graph.lines, ""]))
     command = [names["find_ninja"](), "-f", file, "-t", "commands"]
     commands = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    code = sum(line.count("-gencode") for line in commands if "kernels.cu" in line and "-std=c++17" in line)
-    with_cuda = sum("-DGOSSAMER_WITH_CUDA" in line for line in commands)
-    print(choice, os.environ.get("TORCH_CUDA_ARCH_LIST"), built, code, with_cuda)
+    built = [line for line in commands if "kernels.cu -o" in line and "-std=c++17" in line]
+    linked = sum("kernels.cu.o" in line and "-lcudart" in line for line in commands)
+    code = sum(line.count("-gencode") for line in built)
+    print(choice, os.environ.get("TORCH_CUDA_ARCH_LIST"), len(built), code, linked)
 """
 
 
@@ -168,12 +168,11 @@ def test_a_torch_with_cuda_gets_code_for_all_cards_that_nvcc_knows_or_a_cpu_only
     nvcc.write_text(NVCC)
     nvcc.chmod(0o755)
     environment = {"PATH": f"{nvcc.parent}:{os.environ['PATH']}", "TOOLKIT": str(project)}
-    kernels = ["csrc/codec/kernels.cu"]
     output = run("-c", CHOICES, cwd=project, env=environment).splitlines()
     assert [line for line in output if line.startswith(("0 ", "auto "))] == [
-        f"auto 8.0;8.6;8.9;9.0+PTX {kernels} 5 1",
-        f"auto 8.0;8.6;8.9;9.0+PTX;10.0;12.0+PTX {kernels} 8 1",
-        "0 None [] 0 0",
+        "auto 8.0;8.6;8.9;9.0+PTX 1 5 1",
+        "auto 8.0;8.6;8.9;9.0+PTX;10.0;12.0+PTX 1 8 1",
+        "0 None 0 0 0",
     ]
 
 
@@ -208,6 +207,16 @@ def test_plain_install_copies_the_package(project) -> None:
     assert Path(file).is_relative_to(project.parent / "prefix")
     (script,) = (project.parent / "prefix").glob("bin/gossamer")
     assert "gossamer.launch.cli" in script.read_text()
+
+
+def test_readme_of_the_metadata_has_texts_for_relative_links(project) -> None:
+    (project / "README.md").write_text(
+        "![A plot.](plot.svg)\n\n[Here](docs/a.md), [there](https://example.org).\n"
+    )
+    output = run("setup.py", "--quiet", "dist_info", cwd=project)
+    (metadata,) = project.glob("*.dist-info/METADATA")
+    _, _, text = metadata.read_text().partition("\n\n")
+    assert text.strip() == "A plot.\n\nHere, [there](https://example.org).", output
 
 
 def test_version_stands_in_one_place() -> None:
