@@ -4,8 +4,9 @@
 
 It installs the wheel into an environment of its own, where torch and the other dependencies are links into PYTHON's
 packages, and no compiler or checkout is used. There it trains, runs some rooms of the tests from a copy, and
-checks the types. It also checks the version, the changelog, the text for the package index, and that the source
-distribution holds every file that a build needs. ``--build-sdist`` compiles the source distribution too.
+checks the types. If dist/ has the wheel of CUDA kernels, it loads them there. It also checks the version, the
+changelog, the text for the package index, and that the source distribution holds every file that a build needs.
+``--build-sdist`` compiles the source distribution too.
 
 Needs twine and pyright in the Python that runs this file.
 """
@@ -111,6 +112,20 @@ def check_tests(python: Path) -> None:
     require(" passed" in output, f"tests of the installed package: {output.strip().splitlines()[-1]}")
 
 
+def check_kernels(wheel: Path, python: Path) -> None:
+    """Installs the wheel of CUDA kernels. They load where torch is built for CUDA, and nowhere else."""
+    ask = "import gossamer, torch; print(gossamer._C.with_cuda, torch.version.cuda is not None, torch.__version__)"
+    before, cuda, torch = run(python, "-c", ask).split()
+    run(python, "-m", "pip", "install", "--quiet", "--no-index", wheel)
+    after = run(python, "-c", ask).split()[0]
+    megabytes = wheel.stat().st_size / 1e6
+    require(megabytes <= MOST_MEGABYTES, f"{wheel.name}: {megabytes:.1f} MB, at most {MOST_MEGABYTES:.0f}")
+    require(
+        (before, after) == ("False", cuda),
+        f"with torch {torch} and this wheel, gossamer._C.with_cuda is {after}",
+    )
+
+
 def check_types(python: Path) -> None:
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"  # pyright asks the first python on PATH
     command = [sys.executable, "-m", "pyright", "--verifytypes", "gossamer", "--ignoreexternal"]
@@ -120,7 +135,7 @@ def check_types(python: Path) -> None:
 
 
 def check_sdist(python: Path, expected: str, compile_it: bool) -> None:
-    """Makes the source distribution with the Python whose torch setup.py imports."""
+    """Makes the source distribution, and compiles it if asked, against the torch of the environment."""
     shutil.rmtree(WORK / "sdist", ignore_errors=True)
     run(python, "setup.py", "--quiet", "sdist", "--dist-dir", WORK / "sdist", cwd=ROOT)
     (archive,) = (WORK / "sdist").glob("*.tar.gz")
@@ -132,8 +147,21 @@ def check_sdist(python: Path, expected: str, compile_it: bool) -> None:
     require(missing == [], f"{archive.name} holds what a build needs ({missing or len(wanted)} files)")
     if compile_it:
         source = WORK / "sdist" / f"gossamer-{expected}"
-        run(python, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", WORK / "sdist", source)
-        require(bool(list((WORK / "sdist").glob("*.whl"))), "the source distribution compiles")
+        command = [
+            python,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            WORK / "sdist",
+            source,
+        ]
+        begin = time.monotonic()
+        run(*command, env={"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})  # ninja
+        (wheel,) = (WORK / "sdist").glob("*.whl")
+        require(True, f"the source distribution compiles to {wheel.name} in {time.monotonic() - begin:.0f} s")
     shutil.copy(archive, ROOT / "dist")
 
 
@@ -158,11 +186,13 @@ def main() -> None:
     python = environment(str(arguments.python), Path(packages))
     check_wheel(wheels[0], python, expected, arguments.seconds)
     check_tests(python)
-    check_types(python)
-    check_sdist(arguments.python, expected, arguments.build_sdist)
-    files = sorted((ROOT / "dist").glob(f"gossamer-{expected}*"))
+    for kernels in (ROOT / "dist").glob(f"gossamer_cuda*-{expected}-*manylinux*.whl"):
+        check_kernels(kernels, python)
+    check_sdist(python, expected, arguments.build_sdist)
+    files = sorted((ROOT / "dist").glob(f"gossamer*-{expected}*"))
     run(sys.executable, "-m", "twine", "check", "--strict", *files)
     require(True, f"twine check: {', '.join(path.name for path in files)}")
+    check_types(python)
 
 
 if __name__ == "__main__":
