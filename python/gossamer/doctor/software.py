@@ -29,8 +29,8 @@ def extension(job: Job) -> Findings:
         if gpu["available"] and not own["cuda"]:
             said = f"rank {rank}: torch sees a GPU, and {own['file']} has no CUDA kernels"
             advice = (
-                "install the wheel gossamer-cuda13 of Gossamer's version, or build Gossamer where nvcc is on PATH, with "
-                "GOSSAMER_BUILD_CUDA=1; or train on the CPU"
+                "install the wheel gossamer-cuda13 of Gossamer's version, or build Gossamer where nvcc is on PATH, "
+                "with GOSSAMER_BUILD_CUDA=1; or train on the CPU"
             )
             yield ERROR, said, advice
     sets = " and ".join(sorted({own["instruction_set"] for own in every}))
