@@ -2,12 +2,14 @@
 
 Every variant trains its own copy in the same process, in turns; one thread. Ratios are medians over the
 turns. cpu_ms is the processor time of a step, all threads of rank 0: it separates work from waiting for a core.
+With --gpu: a larger GPT on ranks that share the current GPU (gpu_training.py).
 """
 
 import json
 import statistics
 from functools import partial
 
+import gpu_training
 import torch
 import torch.distributed as dist
 from harness import answer, arguments, interleaved, paired, report_against, run_processes
@@ -71,11 +73,15 @@ def show(
 
 
 def main() -> None:
-    options = arguments(__doc__)
+    options = arguments(__doc__, gpu="several ranks on the current CUDA device")
     torch.set_num_threads(1)
+    if options.gpu:
+        gpu_training.measure(quick=options.quick)
+        return
     gs.init(backend="gloo")
     if options.worker:
-        answer(timed(TOGETHER, **json.loads(options.worker)))
+        job = json.loads(options.worker)
+        answer(gpu_training.worker(**job) if "path" in job else timed(TOGETHER, **job))
         return
     alone = timed(ALONE, options.quick)
     ours, peer = ALONE[1:3]

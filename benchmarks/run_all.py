@@ -31,7 +31,7 @@ NAMES = (
     *("allreduce", "collectives", "symmetric", "ddp", "hooks", "fuse_optimizer", "flat", "optim", "horovod"),
     "convergence",
 )
-GPU_NAMES = ("codec", "flat", "optim", "symmetric")
+GPU_NAMES = ("codec", "flat", "optim", "step", "symmetric")
 
 
 def run(name: str, flags: list[str]) -> tuple[list[dict[str, Any]], int]:
@@ -63,7 +63,7 @@ def table_of(lines: list[dict[str, Any]]) -> Table:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a check that all run; the figures mean little")
-    parser.add_argument("--gpu", action="store_true", help="the kernels on the current CUDA device")
+    parser.add_argument("--gpu", action="store_true", help="what runs on the current CUDA device")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of: {', '.join(NAMES)}")
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
