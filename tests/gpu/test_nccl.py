@@ -1,0 +1,107 @@
+"""Gossamer over NCCL, with two ranks on one GPU: only that it works. Run by `make gpu-check`.
+
+NCCL refuses ranks of one host that share a GPU. So each rank says that it is a host of its own, and NCCL connects the
+two by sockets on the loopback device. No figure from this would mean anything.
+"""
+
+import pytest
+import torch
+
+from gossamer import _C
+from tests.support.ranks import run_job
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not (torch.cuda.is_available() and _C.with_cuda),
+        reason="needs a GPU and a build of gossamer with CUDA",
+    ),
+]
+
+JOB = """
+import os
+from datetime import timedelta
+
+rank = int(os.environ["RANK"])
+os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "WARN"}
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gossamer as gs
+from gossamer import comm as comms
+
+torch.cuda.set_device(0)
+device = torch.device("cuda:0")
+dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timedelta(seconds=60))
+gs.init()
+
+def sample(seed, numel):
+    return torch.randn(numel, generator=torch.Generator().manual_seed(1000 * seed + rank))
+
+def same_on_both(x):
+    both = gs.all_gather(x[None])
+    return torch.equal(both[0], both[1])
+
+def facts_of_sums():
+    comm, control = comms.private(None, device)
+    for codec in [None, gs.Int8(), gs.Int4(), gs.OneBit(), gs.MinMaxUInt8(), gs.BF16()]:
+        for numel in [1, 257, 200_003]:
+            x, there = sample(numel, numel), sample(numel, numel).to(device)
+            options = {"codec": codec, "deterministic": True, "op": "mean"}
+            gs.all_reduce(x, group=control, **options)
+            gs.all_reduce(there, group=comm, **options)
+            yield torch.equal(there.cpu(), x)
+    x = torch.full((300_001,), rank + 1.0, device=device)
+    gs.all_reduce(x, group=comm)
+    yield bool((x == 3).all())
+
+def build():
+    torch.manual_seed(0)
+    layers = [nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 300), nn.Tanh(), nn.Linear(300, 4)]
+    return nn.Sequential(*layers).to(device)
+
+def weights(network):
+    return torch.cat([param.detach().flatten() for param in network.parameters()])
+
+def train(algorithm):
+    network = build()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    model = network
+    if algorithm is not None:
+        sizes = {"bucket_bytes": 20000, "first_bucket_bytes": 2000}
+        model = gs.DataParallel(network, optimizer, algorithm=algorithm, **sizes)
+    for step in range(10):
+        both = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(step)).to(device)
+        optimizer.zero_grad()
+        batch = both.flatten(0, 1) if algorithm is None else both[rank]
+        model(batch).square().mean().backward()
+        optimizer.step()
+    return weights(network)  # the model ends here, right after a step
+
+def facts_of_training():
+    start, alone = weights(build()), train(None)
+    for algorithm, bound in [
+        (gs.GradientAllReduce(), 1e-4),
+        (gs.GradientAllReduce(deterministic=True), 1e-4),
+        (gs.ByteGrad(), 0.05),
+        (gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.Int4())), 0.2),
+    ]:
+        mine = train(algorithm)
+        yield same_on_both(mine)
+        yield bool((mine - alone).norm() < bound * (alone - start).norm())
+
+for name, facts in (("sums", facts_of_sums), ("training", facts_of_training)):
+    print(name, rank, *facts(), flush=True)
+gs.shutdown()
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_sum_and_train_over_nccl(tmp_path):
+    lines = [line.split() for line in run_job(JOB, 2, tmp_path).splitlines()]
+    facts = {(line[0], line[1]): line[2:] for line in lines if line and line[0] in ("sums", "training")}
+    assert len(facts) == 4
+    assert {key: values for key, values in facts.items() if set(values) != {"True"}} == {}
+    assert {len(values) for values in facts.values()} == {19, 8}
