@@ -39,8 +39,8 @@ help:
 	@echo "make build       only .venv and the extension"
 	@echo "make wheel       wheels for each Python and torch on this machine, in dist"
 	@echo "make release-check  install the wheel in an empty environment, try it, and check what would be released"
-	@echo "make cuda-build  build and import the CUDA extension; needs nvcc, no GPU"
-	@echo "make gpu-check   GPU tests, sanitizers and kernel benchmarks, with this machine's own python3 and torch"
+	@echo "make cuda-build  build and import the CUDA extension, and report on its kernels; needs nvcc, no GPU"
+	@echo "make gpu-check   GPU tests, benchmarks and sanitizers, with this machine's own python3 and torch"
 	@echo "make clean       remove what was built (.venv too)"
 
 demo: $(STAMPS)/package
@@ -136,39 +136,45 @@ $(CUDA_STAMP):
 	$(CUDA_VENV)/bin/python -m pip install --quiet '$(CUDA_TORCH)' 'setuptools>=77' wheel ninja numpy rich
 	@touch $@
 
-# A finding removes the tree, so that the next run compiles, and reports, again.
-cuda-build: $(CUDA_STAMP)
+# They show the machine code of kernels. Newer ones read the code of older compilers.
+$(CUDA_VENV)/cuobjdump: $(CUDA_STAMP)
+	$(CUDA_VENV)/bin/python -m pip install --quiet nvidia-cuda-cuobjdump==13.2.78 nvidia-cuda-nvdisasm==13.2.78
+	@touch $@
+
+# All of them: make cuda-build CUDA_ARCHS="8.0;8.6;8.9;9.0;10.0;12.0". A warning removes the tree, so that the next run
+# compiles, and warns, again.
+CUDA_ARCHS ?= 8.0;9.0
+
+cuda-build: $(CUDA_VENV)/cuobjdump
 	@command -v nvcc >/dev/null || \
 	  { echo "make: cuda-build needs nvcc on PATH (CUDA toolkit of the major version of $(CUDA_TORCH))" >&2; exit 1; }
 	@mkdir -p $(CUDA_TREE) && rm -rf $(CUDA_TREE)/csrc $(CUDA_TREE)/python
 	@cp -a csrc python setup.py pyproject.toml $(CUDA_TREE)/ && touch $(CUDA_TREE)/README.md
 	@rm -f $(CUDA_TREE)/python/gossamer/_C*.so
-	@echo "building the CUDA extension for sm_80 and sm_90"
-	@cd $(CUDA_TREE) && \
-	  GOSSAMER_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0;9.0" NVCC_APPEND_FLAGS=-Xptxas=-v \
-	  $(CUDA_VENV)/bin/python setup.py --quiet build_ext --inplace 2>&1 | tee build.log | \
+	@test -d $(CUDA_TREE)/build/ptxas || rm -rf $(CUDA_TREE)/build
+	@echo "building the CUDA extension for $(CUDA_ARCHS)"
+	@cd $(CUDA_TREE) && mkdir -p build/ptxas && \
+	  GOSSAMER_BUILD_CUDA=1 TORCH_CUDA_ARCH_LIST="$(CUDA_ARCHS)" NVCC_APPEND_FLAGS=-Xptxas=-v \
+	  $(CUDA_VENV)/bin/python setup.py --quiet build_ext --inplace 2>&1 | tee -a build.log | \
 	  { grep --line-buffered -vE 'ptxas info|bytes (stack frame|gmem)|^ *$$' || true; }
 	@if grep -nE '(^|[ :/])warning( #| ?:)' $(CUDA_TREE)/build.log; then \
 	  rm -rf $(CUDA_TREE); echo "make: cuda-build: the warnings above must go" >&2; exit 1; fi
-	@if grep -nE -B2 '[1-9][0-9]* bytes spill' $(CUDA_TREE)/build.log; then \
-	  rm -rf $(CUDA_TREE); echo "make: cuda-build: the kernels above spill registers" >&2; exit 1; fi
+	@$(CUDA_VENV)/bin/python cmake/kernel_report.py $(CUDA_TREE)
 	@cd $(CUDA_TREE) && PYTHONPATH=python $(CUDA_VENV)/bin/python -c \
 	  'import gossamer, torch; assert gossamer._C.with_cuda is True, gossamer._C.with_cuda; \
 	  print("cuda-build: gossamer", gossamer.__version__, "imports with torch", torch.__version__)'
 
-# ---- A machine with a GPU, torch and nvcc; no network, nothing installed
+# ---- A machine with a GPU, torch and nvcc; no network, nothing installed. See docs/gpu-results.md.
 
-GPU_TREE := build/gpu-check
 COMMIT ?= $(shell git rev-parse --short HEAD 2>/dev/null)
+STEPS ?=
+RESULTS ?=
+LIMIT_S ?=
+REHEARSE ?=
+
 gpu-check:
-	@command -v nvcc >/dev/null || { echo "make: gpu-check needs nvcc on PATH" >&2; exit 1; }
-	@$(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' || \
-	  { echo "make: gpu-check needs a CUDA GPU and a torch that sees it ($(PYTHON))" >&2; exit 1; }
-	@test -n "$(COMMIT)" || { echo "make: gpu-check needs COMMIT=..., for this copy is no git checkout" >&2; exit 1; }
-	@mkdir -p $(GPU_TREE) && rm -rf $(GPU_TREE)/{csrc,python,tests,benchmarks,logs,gpu_tests}
-	@cp -a csrc python tests benchmarks setup.py pyproject.toml $(GPU_TREE)/ && touch $(GPU_TREE)/README.md
-	@rm -f $(GPU_TREE)/python/gossamer/_C*.so
-	@cd $(GPU_TREE) && $(PYTHON) benchmarks/gpu_check.py --commit "$(COMMIT)"
+	@$(PYTHON) benchmarks/gpu_check.py --commit "$(COMMIT)" $(if $(STEPS),--steps "$(STEPS)") \
+	  $(if $(RESULTS),--results "$(RESULTS)") $(if $(LIMIT_S),--limit-s "$(LIMIT_S)") $(if $(REHEARSE),--rehearse)
 
 clean:
 	rm -rf $(VENV) build dist python/*.egg-info python/gossamer/_C*.so demo-output \

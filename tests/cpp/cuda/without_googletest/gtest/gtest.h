@@ -1,6 +1,7 @@
 // The few names of GoogleTest that tests/cpp/cuda uses, with their meanings, for machines that lack it: `make gpu-check`
 // compiles those tests with this folder on the include path and main() below. CMake takes GoogleTest itself.
-// Arguments: parts of test names; without any, all run. Exit code 1 if a test failed or none was chosen.
+// Arguments: parts of test names; without any, all run; --list prints the names instead. Exit code 1 if a test failed or
+// none was chosen.
 #pragma once
 
 #include <cmath>
@@ -62,6 +63,10 @@ struct Leave {
 };
 
 inline int run_all(int count, char** names) {
+  if (count == 1 && std::strcmp(names[0], "--list") == 0) {
+    for (const Case& each : cases()) std::printf("%s\n", each.name);
+    return 0;
+  }
   int failed = 0, skipped = 0, run = 0;
   for (const Case& each : cases()) {
     bool chosen = count == 0;
