@@ -4,19 +4,17 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-from tests import ROOT
-from tests.support import ranks
-from tests.support.forks import Script
+from tests.support import quick_python, ranks
 from tests.support.jobs import run_in_ranks
+from tests.support.started import Started, starting
 
 LAUNCHER_PREFIXES = (
     "GOSSAMER_",
@@ -30,6 +28,8 @@ LAUNCHER_PREFIXES = (
     "OMP_",
 )
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+ROOMS_OF_LONG_TESTS = ("launch", "repository", "tools")
 
 settings.register_profile("gossamer", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("gossamer")
@@ -61,6 +61,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return run_in_ranks(pyfuncitem) or None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the rooms with the longest tests first: then short tests are the last, and xdist's workers end together."""
+    items.sort(key=lambda item: item.path.parent.name not in ROOMS_OF_LONG_TESTS)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", ranks.BACKENDS, indirect=True)
@@ -74,54 +79,24 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     ranks.choose_backend("gloo")
 
 
-class Started:
-    """A running command; ``finish`` waits and returns (exit code, stdout, stderr)."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
-
-    def finish(self, timeout_s: float = 180) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, out, err
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     """``start(argv, env={...})`` runs ``python argv...`` in tmp_path; processes that are left at the end are killed."""
-    running: list[subprocess.Popen[str]] = []
-
-    def begin(argv: Sequence[str], *, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()):
-        process = subprocess.Popen(
-            [*prefix, sys.executable, *argv],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "python"), **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        running.append(process)
-        return Started(process)
-
-    yield begin
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with starting(sys.executable, tmp_path) as begin:
+        yield begin
 
 
 @pytest.fixture
-def fork(tmp_path: Path) -> Iterator[Callable[..., Script]]:
-    """As ``start``, without the start of an interpreter: see tests/support/forks.py."""
-    running: list[Script] = []
+def fork(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    """As ``start``, without the start of an interpreter: see tests/support/quick_python.py."""
+    with starting(quick_python.program(), tmp_path) as begin:
+        yield begin
 
-    def begin(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Script:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), **(env or {})}
-        running.append(Script(argv, environment, tmp_path))
-        return running[-1]
 
-    yield begin
-    for script in running:
-        script.end()
+@pytest.fixture
+def forks_as_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python processes that the test's own process starts by sys.executable are forks, as those of ``fork`` are."""
+    monkeypatch.setattr(sys, "executable", quick_python.program())
 
 
 @pytest.fixture

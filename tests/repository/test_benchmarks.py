@@ -16,25 +16,13 @@ FIELDS = {
 TIMELESS = {"error", "bytes", "determinism", "exactness"}  # figures that no load changes
 PLOTS = {"allreduce": "build/benchmarks/allreduce.png"}
 
-
-# These are started as a user starts them, and their ranks by torchrun, some of "allreduce" by mpirun.
-AS_A_USER = {"step", "allreduce", "autotune"}
-WITH_FORKS = """
-import runpy, sys
-sys.argv = sys.argv[1:]
-sys.path[:0] = [{folder!r}, {root!r}]
-import harness
-from tests.support import forks
-harness.run_processes = forks.run_processes
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+FRESH = {"powersgd"}  # started by a fresh interpreter, with fresh ranks, as a user starts them all
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_quick_run_prints_valid_results(name, tmp_path, start, fork) -> None:
     command = [str(FOLDER / f"bench_{name}.py"), "--quick"]
-    with_forks = ["-c", WITH_FORKS.format(folder=str(FOLDER), root=str(ROOT)), *command]
-    code, out, err = (start(command) if name in AS_A_USER else fork(with_forks)).finish()
+    code, out, err = (start if name in FRESH else fork)(command).finish()
     assert code == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
     assert lines, "no result"

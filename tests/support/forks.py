@@ -7,7 +7,6 @@ gives, and it ends as an interpreter does. All forks of one server have the same
 
 import ctypes
 import faulthandler
-import json
 import multiprocessing
 import os
 import runpy
@@ -20,30 +19,34 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests import ROOT
 
 PR_SET_PDEATHSIG = 1
 FRESH = multiprocessing.get_context("spawn")
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["torch", "torch._dynamo", "gossamer", "pytest"])
+FORKED.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.run", "gossamer", "pytest"])
 
 
 def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def become(environment: Mapping[str, str], folder: Path, output: Path, errors: Path) -> None:
-    """Gives this process its environment, its folder and its streams, and ends it when pytest's process ends."""
+def become(environment: Mapping[str, str], folder: str | Path, *streams: Path) -> None:
+    """Gives this process its environment, its folder, and files as its standard output and errors.
+
+    It ends when pytest's process ends.
+    """
     die_with_parent()  # the server, which ends with pytest's process unless a fork keeps this pipe open
     if forkserver._forkserver._forkserver_alive_fd is not None:
         os.close(forkserver._forkserver._forkserver_alive_fd)
+        forkserver._forkserver._forkserver_alive_fd = None
     os.chdir(folder)
     tempfile.tempdir = None
     os.environ.clear()
     os.environ.update(environment)
-    for standard, path in ((1, output), (2, errors)):
+    for standard, path in enumerate(streams, 1):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, standard)
         os.close(file)
@@ -54,11 +57,12 @@ def become(environment: Mapping[str, str], folder: Path, output: Path, errors: P
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """Ends this process as an interpreter ends. multiprocessing would skip that in a fork."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.pythonapi.Py_Exit(code)
+    raise AssertionError("Py_Exit returned")
 
 
 class Script:
@@ -92,6 +96,11 @@ class Script:
 
 def _script(argv: list[str], environment: dict[str, str], folder: Path, output: Path, errors: Path) -> None:
     become(environment, folder, output, errors)
+    leave(run_script(argv))
+
+
+def run_script(argv: list[str]) -> int:
+    """Does what ``python argv...`` does. Returns the exit code."""
     code: Any = 0
     try:
         _run(argv)
@@ -100,18 +109,24 @@ def _script(argv: list[str], environment: dict[str, str], folder: Path, output: 
         if not isinstance(code, int):
             print(code, file=sys.stderr)
             code = 1
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
         code = 1
-    leave(code)
+        if isinstance(error, KeyboardInterrupt):
+            sys.stderr.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    return code
 
 
 def _run(argv: list[str]) -> None:
     if argv[0] == "-m":
         sys.argv = argv[1:]
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
     elif argv[0] == "-c":
         sys.argv = ["-c", *argv[2:]]
+        sys.path.insert(0, "")
         main = type(sys)("__main__")
         sys.modules["__main__"] = main
         exec(compile(argv[1], "<string>", "exec"), main.__dict__)
@@ -119,43 +134,6 @@ def _run(argv: list[str]) -> None:
         sys.argv = argv
         sys.path.insert(0, str(Path(argv[0]).resolve().parent))
         runpy.run_path(argv[0], run_name="__main__")
-
-
-def run_processes(size: int, job: dict[str, Any]) -> Any:
-    """Does what the benchmarks' harness.run_processes does, with forks of the calling process as ranks."""
-    import torch.distributed as dist
-
-    context = multiprocessing.get_context("fork")
-    ports = context.SimpleQueue()
-    sys.stdout.flush()
-    with tempfile.NamedTemporaryFile("r") as output:
-        ranks = [
-            context.Process(target=_benchmark_rank, args=(rank, size, job, ports, output.name))
-            for rank in range(size)
-        ]
-        for rank in ranks:
-            rank.start()
-        store = dist.TCPStore(
-            "localhost", 0, is_master=True, wait_for_workers=False
-        )  # its thread is no rank's
-        for _ in ranks:
-            ports.put(store.port)
-        for rank in ranks:
-            rank.join(150)
-        if any(rank.exitcode for rank in ranks):
-            raise RuntimeError(f"ranks ended with exit codes {[rank.exitcode for rank in ranks]}")
-        return json.loads([line for line in output.read().splitlines() if line.startswith("{")][-1])
-
-
-def _benchmark_rank(rank: int, size: int, job: dict[str, Any], ports: Any, output: str) -> None:
-    die_with_parent()
-    os.environ.update(place(rank, size, ports.get()))
-    if rank == 0:
-        os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), 1)
-    else:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    sys.argv = [sys.argv[0], "--worker", json.dumps(job)]
-    sys.modules["__main__"].main()
 
 
 def place(rank: int, size: int, port: int) -> dict[str, str]:
