@@ -19,6 +19,7 @@ from harness import (
     interleaved,
     paired,
     report,
+    rows_of,
     run_hosts,
     run_processes,
     slowest,
@@ -30,7 +31,6 @@ from gossamer.netlab import missing
 from gossamer.workloads.gpt import CONTEXT, GPT
 
 RATE = "100mbit"
-ROWS = 8  # of text per rank and step, as in the demo
 MOST_STEPS = 200
 NO_LOSS = 1.03  # of the step it began with, where nothing is to be gained
 NEAR_BEST = 1.05  # of the best by hand
@@ -40,14 +40,14 @@ BY_HAND = {"exact": None, "Int8": gs.Int8(), "Int4": gs.Int4()}
 class Training:
     """A fresh GPT with AdamW; a call is one step."""
 
-    def __init__(self, codec: gs.Codec | None, autotune: Any = False) -> None:
+    def __init__(self, codec: gs.Codec | None, rows: int, autotune: Any = False) -> None:
         torch.manual_seed(0)
         network = GPT()
         self.optimizer = optim.AdamW(network.parameters(), lr=1e-4, fused=True)
         algorithm = gs.GradientAllReduce(codec=codec)
         self.model = gs.DataParallel(network, self.optimizer, algorithm=algorithm, autotune=autotune)
         self.text = torch.randint(
-            256, (ROWS, CONTEXT + 1), generator=torch.Generator().manual_seed(gs.rank())
+            256, (rows, CONTEXT + 1), generator=torch.Generator().manual_seed(gs.rank())
         )
 
     def __call__(self) -> None:
@@ -60,12 +60,13 @@ class Training:
 def measured(quick: bool) -> dict[str, Any]:
     """The result of tuning, and the seconds of each turn."""
     settings = gs.Autotune([], [gs.Int8()]) if quick else gs.Autotune(codecs=[gs.Int8(), gs.Int4()])
-    tuned = Training(None, settings)
+    rows = rows_of(quick)
+    tuned = Training(None, rows, settings)
     while tuned.model.tuned is None:
         tuned()
     found = tuned.model.tuned
     codecs = Counter(found.codecs.get(bucket.names[0], "exact") for bucket in tuned.model.engine.buckets)
-    bodies = {"tuned": tuned} | {name: Training(codec) for name, codec in BY_HAND.items()}
+    bodies = {"tuned": tuned} | {name: Training(codec, rows) for name, codec in BY_HAND.items()}
     rounds, repeats = (2, 1) if quick else (12, 4)
     turns = slowest(interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier))
     return {"steps": found.steps, "bucket_bytes": found.bucket_bytes, "codecs": dict(codecs), "turns": turns}

@@ -12,13 +12,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import arguments, interleaved, paired, report_against, run_processes, serve, slowest, spread
+from harness import (
+    arguments,
+    interleaved,
+    paired,
+    report_against,
+    rows_of,
+    run_processes,
+    serve,
+    slowest,
+    spread,
+)
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.workloads.gpt import CONTEXT, GPT
 
-ROWS = 8  # of text per rank and step, as in the demo
 FLOOR, SILENT, OURS, GLOO = "bare module", "DDP, nothing sent", "DDP on ours", "DDP on Gloo"
 TARGET = 1.03  # times the floor, with 2 processes: communication is not visible
 
@@ -33,7 +42,7 @@ def nothing_sent(_: object, bucket: dist.GradBucket) -> torch.futures.Future[tor
 class Training:
     """A fresh GPT with AdamW, under DDP over `group` unless it is None; a call is one step."""
 
-    def __init__(self, group: Any, *, sends: bool = True) -> None:
+    def __init__(self, group: Any, rows: int, *, sends: bool = True) -> None:
         torch.manual_seed(0)
         self.network = GPT()
         self.optimizer = optim.AdamW(self.network.parameters(), lr=1e-4, fused=True)
@@ -43,7 +52,7 @@ class Training:
             if not sends:
                 self.model.register_comm_hook(None, nothing_sent)
         seeded = torch.Generator().manual_seed(dist.get_rank())
-        self.text = torch.randint(256, (ROWS, CONTEXT + 1), generator=seeded)
+        self.text = torch.randint(256, (rows, CONTEXT + 1), generator=seeded)
 
     def __call__(self) -> None:
         loss = self.model(self.text)
@@ -62,17 +71,17 @@ def compare(mine: nn.Module, other: nn.Module) -> None:
 
 def worker(*, backend: str, quick: bool) -> dict[str, list[float]]:
     """Milliseconds a step of each variant, a figure for each turn."""
-    world = dist.group.WORLD
+    world, rows = dist.group.WORLD, rows_of(quick)
     bodies: dict[str, Callable[[], None]] = {
-        FLOOR: Training(None),
-        SILENT: Training(world, sends=False),
-        OURS: (ours := Training(dist.new_group(backend=backend))),
-        GLOO: (gloo := Training(world)),
+        FLOOR: Training(None, rows),
+        SILENT: Training(world, rows, sends=False),
+        OURS: (ours := Training(dist.new_group(backend=backend), rows)),
+        GLOO: (gloo := Training(world, rows)),
     }
     ours()
     gloo()
     compare(ours.network, gloo.network)
-    rounds, repeats = (2, 2) if quick else (16, 8)
+    rounds, repeats = (2, 1) if quick else (16, 8)
     turns = slowest(interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier))
     return {name: [1e3 * s for s in each] for name, each in turns.items()}
 

@@ -37,13 +37,13 @@ FEEDBACK_PERCENT = {gs.Int4(): 1.5}  # the error of the mean over so many steps
 BYTES = {gs.Int8(): 0.26, gs.Int4(): 0.145, gs.OneBit(): 0.04}  # as a share of float32's
 
 
-def gradients(seed: int, freedom: float, sigma: float = LOG_SCALE_SIGMA) -> list[torch.Tensor]:
-    """One heavy-tailed gradient a rank, float32 [ROWS, COLUMNS]."""
+def gradients(seed: int, freedom: float, rows: int, *, sigma: float = LOG_SCALE_SIGMA) -> list[torch.Tensor]:
+    """One heavy-tailed gradient a rank, float32 [rows, COLUMNS]."""
     torch.manual_seed(seed)
     noise = torch.distributions.StudentT(freedom)
-    scale = torch.exp(sigma * torch.randn(ROWS, 1))
-    shared = SHARED * torch.randn(ROWS, COLUMNS)
-    return [scale * (shared + noise.sample((ROWS, COLUMNS))) for _ in range(RANKS)]
+    scale = torch.exp(sigma * torch.randn(rows, 1))
+    shared = SHARED * torch.randn(rows, COLUMNS)
+    return [scale * (shared + noise.sample((rows, COLUMNS))) for _ in range(RANKS)]
 
 
 def feedback_error(codec: gs.Codec, gradients: list[torch.Tensor], steps: int) -> float:
@@ -102,8 +102,9 @@ def name_of(codec: gs.Codec) -> str:
 def main() -> None:
     options = arguments(__doc__)
     torch.set_num_threads(1)
+    seeds, rows = (1, ROWS // 8) if options.quick else (5, ROWS)
     for freedom in (5.0,) if options.quick else (5.0, 4.0, 3.0):
-        sets = [gradients(seed, freedom) for seed in range(1 if options.quick else 5)]
+        sets = [gradients(seed, freedom, rows) for seed in range(seeds)]
         seen = {codec: errors(codec, sets) for codec in CODECS}
         _, ring_bytes, ring_kernel_bytes = seen[None]
         minmax = statistics.median(seen[gs.MinMaxUInt8()][0])
@@ -118,7 +119,7 @@ def main() -> None:
                 at_most=ERROR_PERCENT.get((codec, freedom)),
                 samples=percent,
             )
-    heavy = [gradients(seed, HEAVY_FREEDOM, HEAVY_SIGMA) for seed in range(1 if options.quick else 5)]
+    heavy = [gradients(seed, HEAVY_FREEDOM, rows, sigma=HEAVY_SIGMA) for seed in range(seeds)]
     for codec in (gs.Int8(), gs.Int8(256)):
         percent, _, _ = errors(codec, heavy)
         report(
@@ -129,7 +130,7 @@ def main() -> None:
             at_most=HEAVY_PERCENT if codec == gs.Int8() else None,
             samples=percent,
         )
-    show_feedback(3.0, [gradients(seed, 3.0) for seed in range(1 if options.quick else 5)])
+    show_feedback(3.0, [gradients(seed, 3.0, rows) for seed in range(seeds)])
     for codec in CODECS[:-1]:
         _, sent_bytes, kernel_bytes = seen[codec]
         report(

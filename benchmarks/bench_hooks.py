@@ -20,6 +20,7 @@ from harness import (
     interleaved,
     paired,
     report,
+    rows_of,
     run_hosts,
     run_processes,
     slowest,
@@ -34,7 +35,6 @@ from gossamer.workloads.gpt import CONTEXT, GPT
 
 RATE = "100mbit"
 HOSTS = (2, 4)
-ROWS = 8  # of text per rank and step, as in the demo
 ROWS_ON_HOSTS = 1  # all hosts share this machine's cores, and the link is to be measured, not the cores
 TARGET = 0.55  # bytegrad's step over that of torch's fp16 hook
 PLAIN, FP16 = "no hook", "torch's fp16 hook"
@@ -47,7 +47,7 @@ class Training:
     """A fresh GPT with AdamW under stock DDP; a call is one step."""
 
     def __init__(
-        self, hook: Callable[..., Any] | None, *, ours: bool = True, native: bool = False, rows: int = ROWS
+        self, hook: Callable[..., Any] | None, *, ours: bool = True, native: bool = False, rows: int
     ) -> None:
         torch.manual_seed(0)
         self.network = GPT()
@@ -82,9 +82,9 @@ def measured(quick: bool, rows: int) -> dict[str, list[float]]:
 
 def changed_by_resuming(quick: bool) -> int:
     """Elements of weights and errors that differ between a run and one that was saved and resumed in its middle."""
-    steps = 4 if quick else 12
-    whole = Training(gs.hooks.onebit)
-    first, second = Training(gs.hooks.onebit), Training(gs.hooks.onebit)
+    steps, rows = 4 if quick else 12, rows_of(quick)
+    whole = Training(gs.hooks.onebit, rows=rows)
+    first, second = (Training(gs.hooks.onebit, rows=rows) for _ in range(2))
     for _ in range(steps):
         whole()
     for _ in range(steps // 2):
@@ -129,7 +129,7 @@ def main() -> None:
         steps = job["what"] == "steps"
         answer({"turns": measured(quick, job["rows"])} if steps else {"changed": changed_by_resuming(quick)})
         return
-    job = {"what": "steps", "quick": options.quick, "rows": ROWS}
+    job = {"what": "steps", "quick": options.quick, "rows": rows_of(options.quick)}
     show("2 processes, one host", run_processes(2, job)["turns"], slow_link=False)
     changed = run_processes(2, job | {"what": "resume"})["changed"]
     report(

@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import answer, arguments, interleaved, paired, report, run_processes, slowest
+from harness import answer, arguments, interleaved, paired, report, rows_of, run_processes, slowest
 from torch import optim
 from torch.nn.parallel import DistributedDataParallel as StockDDP
 
 import gossamer.horovod.torch as hvd
 from gossamer.workloads.gpt import CONTEXT, GPT
 
-ROWS = 8  # of text per rank and step, as in the demo
 GLOO, OURS = "torch's Gloo", "hvd"
-# name: (tensors, elements, calls a turn)
+# name: (tensors, elements, calls a turn); a quick run measures the first QUICK
 SIZES = {
     "4 bytes": (1, 1, 200),
     "160 x 4 KB": (160, 1000, 20),
     "64 MiB": (1, 1 << 24, 2),
     "160 x 640 KB": (160, 160_000, 2),
 }
+QUICK = 2
 # backend and name: at most so many ms, or so many times torch's Gloo; of 64 MiB on "gossamer" at least 5 times faster
 IN_MS = {("gossamer", "4 bytes"): 0.1, ("gossamer", "160 x 4 KB"): 1.5, ("gloo", "160 x 4 KB"): 9.0}
 IN_GLOO = {("gloo", "4 bytes"): 1.3, ("gloo", "64 MiB"): 1.05, ("gossamer", "64 MiB"): 0.2}
@@ -75,15 +75,15 @@ def collectives(*, backend: str, quick: bool) -> dict[str, dict[str, list[float]
     hvd.init(backend=backend)
     group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     times = {}
-    for what, (_, _, calls) in SIZES.items():
-        calls = 1 if quick else calls
+    for what in list(SIZES)[: QUICK if quick else None]:
+        calls = 1 if quick else SIZES[what][2]
         bodies = contenders(what, group, calls)
         turns = interleaved(bodies, rounds=2 if quick else 9, repeats=1 if quick else 3, before=dist.barrier)
         times[what] = {name: [1e3 * s / calls for s in each] for name, each in slowest(turns).items()}
     return times
 
 
-def step_of(variant: str) -> Callable[[], None]:
+def step_of(variant: str, rows: int) -> Callable[[], None]:
     """A fresh GPT with AdamW; calling it is one training step."""
     torch.manual_seed(0)
     network = GPT()
@@ -93,7 +93,7 @@ def step_of(variant: str) -> Callable[[], None]:
         model = StockDDP(network)
     else:
         optimizer = hvd.DistributedOptimizer(optimizer, network.named_parameters())
-    text = torch.randint(256, (ROWS, CONTEXT + 1), generator=torch.Generator().manual_seed(hvd.rank()))
+    text = torch.randint(256, (rows, CONTEXT + 1), generator=torch.Generator().manual_seed(hvd.rank()))
 
     def step() -> None:
         loss = model(text)
@@ -110,8 +110,8 @@ def step_of(variant: str) -> Callable[[], None]:
 def steps(*, quick: bool) -> dict[str, dict[str, list[float]]]:
     """Milliseconds of a step by contender, a figure for each turn."""
     hvd.init(backend="gloo")
-    rounds, repeats = (2, 2) if quick else (16, 8)
-    bodies = {variant: step_of(variant) for variant in (STOCK, OPTIMIZER)}
+    rounds, repeats = (2, 1) if quick else (16, 8)
+    bodies = {variant: step_of(variant, rows_of(quick)) for variant in (STOCK, OPTIMIZER)}
     turns = slowest(interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier))
     return {"step": {name: [1e3 * s for s in each] for name, each in turns.items()}}
 

@@ -9,14 +9,13 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from harness import arguments, interleaved, paired, report_against, run_processes, serve
+from harness import arguments, interleaved, paired, report_against, rows_of, run_processes, serve
 from torch import optim
 
 import gossamer as gs
 from gossamer import _C
 from gossamer.workloads.gpt import CONTEXT, GPT
 
-ROWS = 8  # of text per rank and step, as in the demo
 BUCKET_BYTES = 1 << 20  # ten buckets, so that there is something to see
 EVENTS = 1 << 17  # as start_timeline() keeps
 OFF, ON, TIMELINE = "counters off", "counters on", "counters on and a timeline"
@@ -33,12 +32,12 @@ def use(mode: str) -> None:
     _C.set_counting(mode != OFF)
 
 
-def step_of(algorithm: str) -> Callable[[], None]:
+def step_of(algorithm: str, rows: int) -> Callable[[], None]:
     torch.manual_seed(0)
     network = GPT()
     optimizer = optim.AdamW(network.parameters(), lr=1e-4, fused=True)
     model = gs.DataParallel(network, optimizer, algorithm=ALGORITHMS[algorithm](), bucket_bytes=BUCKET_BYTES)
-    text = torch.randint(256, (ROWS, CONTEXT + 1), generator=torch.Generator().manual_seed(gs.rank()))
+    text = torch.randint(256, (rows, CONTEXT + 1), generator=torch.Generator().manual_seed(gs.rank()))
 
     def step() -> None:
         loss = model(text)
@@ -51,7 +50,7 @@ def step_of(algorithm: str) -> Callable[[], None]:
 
 def timed(algorithm: str, quick: bool) -> dict[str, dict[str, list[float]]]:
     """Milliseconds a step in each mode, by the clock and of processor time, a figure for each turn."""
-    step = step_of(algorithm)
+    step = step_of(algorithm, rows_of(quick))
 
     def in_mode(mode: str) -> Callable[[], None]:
         def body() -> None:
@@ -60,7 +59,7 @@ def timed(algorithm: str, quick: bool) -> dict[str, dict[str, list[float]]]:
 
         return body
 
-    rounds, repeats = (2, 2) if quick else (40, 3)
+    rounds, repeats = (2, 1) if quick else (40, 3)
     modes = {mode: in_mode(mode) for mode in (OFF, ON, TIMELINE)}
     turns = interleaved(modes, rounds=rounds, repeats=repeats, before=dist.barrier)
     use(ON)

@@ -72,7 +72,7 @@ def worker(*, quick: bool) -> dict[str, list[float]]:
     """Milliseconds a step of each variant on the slowest rank, a figure for each turn."""
     width = 256 if quick else WIDTH
     bodies: dict[str, Callable[[], None]] = {name: Training(name, width) for name in VARIANTS}
-    rounds, repeats = (2, 2) if quick else (12, 4)
+    rounds, repeats = (2, 1) if quick else (12, 4)
     turns = slowest(interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier))
     return {name: [1e3 * s for s in each] for name, each in turns.items()}
 

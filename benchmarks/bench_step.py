@@ -12,13 +12,12 @@ from functools import partial
 import gpu_training
 import torch
 import torch.distributed as dist
-from harness import answer, arguments, interleaved, paired, report_against, run_processes
+from harness import answer, arguments, interleaved, paired, report_against, rows_of, run_processes
 from torch.nn.parallel import DistributedDataParallel as StockDDP
 
 import gossamer as gs
 from gossamer.bench.train import Training, Wrap
 
-ROWS = 8  # of text per rank and step, as in the demo
 ALONE = (
     "bare module",
     "DataParallel(gradient_allreduce)",
@@ -42,8 +41,8 @@ WRAPS: dict[str, Wrap] = {
 
 def timed(variants: tuple[str, ...], quick: bool) -> dict[str, dict[str, list[float]]]:
     """Milliseconds a step, by the clock ("wall") and of processor time ("cpu"), a figure for each turn."""
-    bodies = {variant: Training(WRAPS[variant], rows=ROWS) for variant in variants}
-    rounds, repeats = (2, 2) if quick else (16, 8)
+    bodies = {variant: Training(WRAPS[variant], rows=rows_of(quick)) for variant in variants}
+    rounds, repeats = (2, 1) if quick else (16, 8)
     turns = interleaved(bodies, rounds=rounds, repeats=repeats, before=dist.barrier)
     return {
         variant: {"wall": [1e3 * s for s in each.seconds], "cpu": [1e3 * s for s in each.cpu_seconds]}

@@ -29,6 +29,7 @@ from gossamer.bench.measuring import as_one, copy_of, interleaved, paired, slowe
 from gossamer.netlab import run_on_hosts
 
 FOLDER = Path(__file__).resolve().parent
+ROWS = 8  # of text per rank and step, as in the demo
 WORKER_TIMEOUT_S = 240
 _backends: list[Any] = []  # a Gloo backend's end joins threads that may want the GIL: they live as long as we
 
@@ -44,6 +45,11 @@ def arguments(description: str, **flags: str | tuple[str, str]) -> argparse.Name
         else:
             parser.add_argument(f"--{name}", default=text[0], help=f"{text[1]} (%(default)s)")
     return parser.parse_args()
+
+
+def rows_of(quick: bool) -> int:
+    """The rows of text that a rank trains on in a step: a quick run needs no more than one."""
+    return 1 if quick else ROWS
 
 
 def report(what: str, value: float, unit: str, **fields: Any) -> None:
