@@ -31,10 +31,10 @@ def wait_for_step(folder: Path, step: int) -> None:
         time.sleep(0.1)
 
 
-def test_five_kills_are_survived_by_the_same_processes_with_the_same_losses(start, tmp_path) -> None:
+def test_five_kills_are_survived_by_the_same_processes_with_the_same_losses(fork, tmp_path) -> None:
     # One is killed, then two in one step, twice, rank 0 among them: only one of the first three is left in the end.
     run = begin(
-        start,
+        fork,
         tmp_path,
         ["--min-np", "1", "--max-np", "3", "--blacklist-cooldown-range", "0", "0"],
         25,
@@ -62,10 +62,10 @@ def test_five_kills_are_survived_by_the_same_processes_with_the_same_losses(star
     assert sizes[-1] == 3
 
 
-def test_no_step_is_lost_but_those_after_the_last_commit(start, tmp_path) -> None:
+def test_no_step_is_lost_but_those_after_the_last_commit(fork, tmp_path) -> None:
     env = {"HOROVOD_CPU_OPERATIONS": "gloo"}
     run = begin(
-        start, tmp_path, ["--min-np", "2", "-np", "3"], 20, env=env, kill={"8": [0]}, **{"raise": {"14": [1]}}
+        fork, tmp_path, ["--min-np", "2", "-np", "3"], 20, env=env, kill={"8": [0]}, **{"raise": {"14": [1]}}
     )
     code, _, err = run.finish()
     assert code == 1
@@ -101,11 +101,11 @@ def test_workers_whose_launcher_is_killed_say_why_they_end(start, tmp_path) -> N
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_hosts_that_come_and_go_change_the_group_without_loss(start, tmp_path) -> None:
+def test_hosts_that_come_and_go_change_the_group_without_loss(fork, tmp_path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2")
     flags = ["--min-np", "1", "--host-discovery-script", f"cat {hosts}"]
-    run = begin(start, tmp_path, flags, 14, size={"5": 3, "10": 2}, distributed=True)
+    run = begin(fork, tmp_path, flags, 14, size={"5": 3, "10": 2}, distributed=True)
     wait_for_step(tmp_path, 4)
     hosts.write_text("localhost:3")
     wait_for_step(tmp_path, 9)

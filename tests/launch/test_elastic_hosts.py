@@ -10,12 +10,12 @@ unavailable = sshd.missing()
 
 
 @pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
-def test_survivors_on_two_hosts_go_on_when_a_worker_of_one_dies(start, tmp_path, tmp_path_factory) -> None:
+def test_survivors_on_two_hosts_go_on_when_a_worker_of_one_dies(fork, tmp_path, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("sshd")
     with netlab.Hosts(2) as hosts, sshd.Reachable(hosts, folder) as ssh:
         listing = f"{hosts.address(0)}:1,{hosts.address(1)}:2"
         flags = ["--min-np", "2", "-H", listing, "-p", str(sshd.PORT), "-i", ssh.key]
-        run = begin(start, tmp_path, flags, 12, env=ssh.env, prefix=hosts.prefix(0), kill={"5": [1]})
+        run = begin(fork, tmp_path, flags, 12, env=ssh.env, prefix=hosts.prefix(0), kill={"5": [1]})
         code, out, err = run.finish()
     assert code == 0, out + err
     assert (

@@ -55,8 +55,8 @@ class Grown:
 
 
 @pytest.mark.parametrize("act", ["", "collective"])
-def test_the_others_train_while_a_newcomer_gets_ready(start, tmp_path, act) -> None:
-    run = Grown(start, tmp_path, newcomer=[3, act])
+def test_the_others_train_while_a_newcomer_gets_ready(fork, tmp_path, act) -> None:
+    run = Grown(fork, tmp_path, newcomer=[3, act])
     entered = run.wait_for("begin")
     (told,) = (line for line in elastic_job.journals(tmp_path)[entered["pid"]] if "told" in line)
     run.wait_for("step", size=3)
@@ -77,8 +77,8 @@ def test_the_others_train_while_a_newcomer_gets_ready(start, tmp_path, act) -> N
 @pytest.mark.parametrize(
     ("act", "how"), [("kill", "was killed by signal 9 (SIGKILL)"), ("raise", "failed with exit code 1")]
 )
-def test_a_newcomer_that_dies_before_it_is_ready_is_not_noticed(start, tmp_path, act, how) -> None:
-    run = Grown(start, tmp_path, newcomer=[0.5, act])
+def test_a_newcomer_that_dies_before_it_is_ready_is_not_noticed(fork, tmp_path, act, how) -> None:
+    run = Grown(fork, tmp_path, newcomer=[0.5, act])
     dead = run.wait_for("told")["pid"]
     wait_for_end_of(dead)
     last = max(line["step"] for steps in run.old_lines("step") for line in steps)
@@ -95,17 +95,17 @@ def wait_for_end_of(pid: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_newcomer_that_is_not_ready_when_the_others_end_ends_well(start, tmp_path) -> None:
-    run = Grown(start, tmp_path, newcomer=[600, ""])
+def test_a_newcomer_that_is_not_ready_when_the_others_end_ends_well(fork, tmp_path) -> None:
+    run = Grown(fork, tmp_path, newcomer=[600, ""])
     newcomer = run.wait_for("told")["pid"]
     assert run.end() == ""
     assert not os.path.exists(f"/proc/{newcomer}")
     assert len(ends(tmp_path)) == 2
 
 
-def test_a_newcomer_never_stands_in_for_a_rank_0_that_has_died(start, tmp_path) -> None:
+def test_a_newcomer_never_stands_in_for_a_rank_0_that_has_died(fork, tmp_path) -> None:
     # It had rank 1 at first, so it has not loaded what its script loads on rank 0.
-    run = Grown(start, tmp_path, first=1, newcomer=[600, ""])
+    run = Grown(fork, tmp_path, first=1, newcomer=[600, ""])
     run.wait_for("told")
     (old,) = run.old
     os.kill(old, signal.SIGKILL)

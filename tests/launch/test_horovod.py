@@ -71,10 +71,10 @@ def test_an_unchanged_horovod_script_runs_and_its_children_find_horovod_too(star
     assert "[0] child 0" in out
 
 
-def test_without_the_flag_nothing_is_called_horovod_and_programs_get_the_variables(start, tmp_path) -> None:
+def test_without_the_flag_nothing_is_called_horovod_and_programs_get_the_variables(fork, tmp_path) -> None:
     (tmp_path / "train.py").write_text("import os\nimport horovod")
-    scripts = start([*RUN, "train.py"])
-    programs = start(
+    scripts = fork([*RUN, "train.py"])
+    programs = fork(
         [*RUN, "-np", "1", "-H", "localhost:2", "--no-python", "printenv", "HOROVOD_SIZE", "HOROVOD_HOSTNAME"]
     )
     code, _, err = scripts.finish()
@@ -85,6 +85,7 @@ def test_without_the_flag_nothing_is_called_horovod_and_programs_get_the_variabl
     assert out == "[0] 1\n[0] localhost\n"
 
 
+@pytest.mark.usefixtures("forks_as_python")
 def test_a_function_returns_its_results_by_rank_or_raises_and_leaves_the_environment(tmp_path) -> None:
     before = dict(os.environ)
     base = 100

@@ -49,11 +49,11 @@ def network(tmp_path_factory):
 
 
 @pytest.fixture
-def run_hosts(network, start, tmp_path):
+def run_hosts(network, fork, tmp_path):
     """Starts `gossamer run` on host 0 of the network, with these slots of hosts 0, 1, ..."""
     hosts, ssh = network
 
-    def run(slots, *arguments, script, env=None):
+    def run(slots, *arguments, script, env=None, start=fork):
         (tmp_path / "train.py").write_text(script)
         listing = ",".join(f"{hosts.address(host)}:{count}" for host, count in slots)
         flags = ["-H", listing, "-p", str(sshd.PORT), "-i", ssh.key]
@@ -147,9 +147,9 @@ def test_the_end_of_the_launcher_ends_the_workers_of_all_hosts(run_hosts, tmp_pa
 
 
 @needs_hosts
-def test_a_host_that_is_lost_is_named(run_hosts, network, tmp_path) -> None:
+def test_a_host_that_is_lost_is_named(run_hosts, network, start, tmp_path) -> None:
     hosts, _ = network
-    job = run_hosts([(0, 1), (1, 1)], "train.py", "none", script=WAIT)
+    job = run_hosts([(0, 1), (1, 1)], "train.py", "none", script=WAIT, start=start)
     worker = pids(tmp_path, 2)[1]
     agent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(agent, signal.SIGKILL)
@@ -164,12 +164,12 @@ def test_a_host_that_is_lost_is_named(run_hosts, network, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("port", "words"), [("2223", "Connection refused"), (str(sshd.PORT), "")], ids=["refused", "silent"]
 )
-def test_a_host_that_cannot_be_reached_is_named_in_time(run_hosts, network, start, port, words) -> None:
+def test_a_host_that_cannot_be_reached_is_named_in_time(network, fork, port, words) -> None:
     hosts, ssh = network
     address = hosts.address(1) if words else "10.213.0.99"
     flags = ["-H", f"{address}:1", "-p", port, "-i", ssh.key, "--start-timeout", "5"]
     began = time.monotonic()
-    code, _, err = start([*RUN, *flags, "train.py"], env=ssh.env, prefix=hosts.prefix(0)).finish(60)
+    code, _, err = fork([*RUN, *flags, "train.py"], env=ssh.env, prefix=hosts.prefix(0)).finish(60)
     assert code == 1
     assert time.monotonic() - began < 30
     assert re.search(rf"gossamer run: host {address}: (ssh ended with code 255|not ready after 5 s)", err)
@@ -189,12 +189,12 @@ print(horovod.run(place, (5,), **settings))
 
 
 @needs_hosts
-def test_a_function_runs_on_other_hosts_and_its_results_come_back(network, start, tmp_path) -> None:
+def test_a_function_runs_on_other_hosts_and_its_results_come_back(network, fork, tmp_path) -> None:
     hosts, ssh = network
     (tmp_path / "calls.py").write_text(CALLS)
     first, second = hosts.address(1), hosts.address(2)
     arguments = ["calls.py", f"{first}:1,{second}:1", str(sshd.PORT), ssh.key]
-    code, out, err = start(arguments, env=ssh.env, prefix=hosts.prefix(0)).finish(90)
+    code, out, err = fork(arguments, env=ssh.env, prefix=hosts.prefix(0)).finish(90)
     assert code == 0, err
     assert out == f"[('{first}', 0), ('{second}', 5)]\n"
     await_none_left(tmp_path, within_s=0)

@@ -72,11 +72,11 @@ def test_module_form_runs_a_module(fork, script, tmp_path) -> None:
     assert out.strip() == "[0] package ['--fast']"
 
 
-def test_workers_find_each_other_with_init(start, script) -> None:
+def test_workers_find_each_other_with_init(fork, script) -> None:
     train = script(
         "import gossamer as gs; gs.init(); print(gs.rank(), gs.size(), gs.local_size()); gs.shutdown()"
     )
-    code, out, err = start([*RUN, "--nproc-per-node", "2", train]).finish()
+    code, out, err = fork([*RUN, "--nproc-per-node", "2", train]).finish()
     assert code == 0, err
     assert sorted(out.splitlines()) == ["[0] 0 2 2", "[1] 1 2 2"]
 
@@ -140,13 +140,13 @@ def test_syntax_error_is_reported_like_any_other(fork, script) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_workers(start, script, tmp_path, number) -> None:
+def test_a_signal_ends_all_workers(fork, script, tmp_path, number) -> None:
     train = script("""
         open(f"pid{rank}.part", "w").write(str(os.getpid()))
         os.rename(f"pid{rank}.part", f"pid{rank}")
         time.sleep(60)
     """)
-    command = start([*RUN, "-np", "2", train])
+    command = fork([*RUN, "-np", "2", train])
     files = [tmp_path / f"pid{rank}" for rank in range(2)]
     deadline = time.monotonic() + 30
     while not all(file.exists() for file in files):

@@ -141,7 +141,7 @@ def test_a_wait_for_a_worker_that_never_joins_is_told_meanwhile(rank, monkeypatc
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-def test_two_processes_meet_through_launcher_variables(start, free_port, launcher, tmp_path) -> None:
+def test_two_processes_meet_through_launcher_variables(fork, free_port, launcher, tmp_path) -> None:
     def variables(rank: int) -> dict[str, str]:
         if launcher == "torchrun":
             return {
@@ -163,7 +163,7 @@ def test_two_processes_meet_through_launcher_variables(start, free_port, launche
             "SLURM_STEP_ID": "0",
         }
 
-    workers = [start(["-c", WORKER], env=variables(rank)) for rank in range(2)]
+    workers = [fork(["-c", WORKER], env=variables(rank)) for rank in range(2)]
     for worker in workers:
         code, _, err = worker.finish()
         assert code == 0, err
@@ -181,10 +181,10 @@ def test_two_processes_meet_under_mpirun(start, tmp_path) -> None:
     assert places(tmp_path) == EXPECTED
 
 
-def test_mpirun_without_mpi4py_names_the_package(start, tmp_path) -> None:
+def test_mpirun_without_mpi4py_names_the_package(fork, tmp_path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ImportError('hidden by the test')\n")
     places = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
     variables = {f"OMPI_COMM_WORLD_{name}": value for name, value in places.items()}
-    code, _, err = start(["-c", WORKER], env=variables).finish()
+    code, _, err = fork(["-c", WORKER], env=variables).finish()
     assert code == 1
     assert "pip install mpi4py" in err.splitlines()[-1]

@@ -11,12 +11,12 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture
-def run_example(start):
+def run_example(fork):
     """``run_example("train.py")`` runs it with two workers and returns what they printed."""
 
     def run(name: str, *arguments: str) -> str:
         argv = ["-m", "gossamer.launch.cli", "run", "-np", "2", str(EXAMPLES / name), *arguments]
-        code, out, errors = start(argv).finish()
+        code, out, errors = fork(argv).finish()
         assert code == 0, errors
         return out
 

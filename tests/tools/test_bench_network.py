@@ -6,13 +6,13 @@ Tests that need hosts are skipped where there can be none; test_netlab.py tests 
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
 from gossamer import netlab
 from gossamer.netlab.comparison.lines import of_steps
 from tests import ROOT
+from tests.support import quick_python
 
 unavailable = netlab.missing()
 needs_hosts = pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
@@ -20,8 +20,20 @@ needs_hosts = pytest.mark.skipif(bool(unavailable), reason=unavailable or "avail
 
 def run_command(algorithms: str, *flags: str) -> tuple[list[dict], str]:
     """The lines of a tiny run of the command between two hosts, and its output."""
-    command = [sys.executable, "-m", "gossamer.launch.cli", "bench", "network", "--hosts", "2"]
-    command += ["--rate", "200mbit", "--model", "cnn", "--steps", "2", "--algorithms", algorithms, *flags]
+    command = [quick_python.program(), "-m", "gossamer.launch.cli", "bench", "network", "--hosts", "2"]
+    command += [
+        "--rate",
+        "1gbit",
+        "--model",
+        "cnn",
+        "--steps",
+        "2",
+        "--rows",
+        "1",
+        "--algorithms",
+        algorithms,
+        *flags,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
     assert done.returncode == 0, done.stderr
@@ -54,13 +66,13 @@ def test_the_command_writes_a_line_a_variant_a_table_and_a_picture(quick_run) ->
         assert (line["hosts"], line["ranks_per_host"], line["rate"], line["model"]) == (
             2,
             1,
-            "200mbit",
+            "1gbit",
             "cnn",
         )
         assert line["step_ms"] > 0
         assert line["compute_ms"] > 0
         sent = line["bytes_per_step"] or line["payload_by_kernel"]
-        assert line["byte_limit_ms"] == pytest.approx(1e3 * sent / 25e6, rel=1e-3)
+        assert line["byte_limit_ms"] == pytest.approx(1e3 * sent / 125e6, rel=1e-3)
         assert line["step_over_limit"] == pytest.approx(line["step_ms"] / line["byte_limit_ms"], rel=1e-3)
         allowed_ms = 1.15 * line["byte_limit_ms"] + line["compute_ms"]
         assert line["step_over_allowed"] == pytest.approx(line["step_ms"] / allowed_ms, rel=1e-3)
@@ -69,7 +81,7 @@ def test_the_command_writes_a_line_a_variant_a_table_and_a_picture(quick_run) ->
     assert "over limit" in shown
     assert "of ddp's" in shown
     assert "bytegrad" in shown
-    written = folder / "steps-2x1-200mbit-cnn.jsonl"
+    written = folder / "steps-2x1-1gbit-cnn.jsonl"
     assert [json.loads(line) for line in written.read_text().splitlines()] == lines
     assert written.with_suffix(".png").stat().st_size > 0
 
@@ -108,8 +120,8 @@ def test_a_step_is_over_no_limit_where_nothing_leaves_a_host() -> None:
     assert (line["byte_limit_ms"], line["step_over_limit"], line["bytes_over_ddp"]) == (0, None, None)
 
 
-def test_help_of_the_command_shows_examples_and_every_variant(start) -> None:
-    code, out, err = start(["-m", "gossamer.launch.cli", "bench", "network", "--help"]).finish()
+def test_help_of_the_command_shows_examples_and_every_variant(fork) -> None:
+    code, out, err = fork(["-m", "gossamer.launch.cli", "bench", "network", "--help"]).finish()
     assert code == 0, err
     assert "examples:" in out
     for name in ("ddp_fp16_hook", "bytegrad", "local_sgd", "flat_int4"):

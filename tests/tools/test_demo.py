@@ -18,6 +18,8 @@ from gossamer.errors import GossamerError
 from gossamer.launch.cli import main as gossamer
 from gossamer.workloads import source_text
 from gossamer.workloads.gpt import CONTEXT, GPT
+from tests.support import quick_python
+from tests.support.started import starting
 
 TINY = ["demo", "--steps", "4", "--ranks", "2", "--batch", "2", "--link-steps", "0"]
 PARAMETERS = sum(parameter.numel() for parameter in GPT().parameters())
@@ -157,20 +159,30 @@ def test_demo_fails_when_ranks_on_slow_links_hold_different_bits(monkeypatch, ca
 unavailable = netlab.missing()
 
 
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """The folder of a tiny demo, over slow links too where there can be hosts; what it printed; and its process id."""
+    code = "import os, sys; print(os.getpid(), flush=True); from gossamer.launch import cli; sys.exit(cli.main())"
+    folder = tmp_path_factory.mktemp("demo")
+    flags = [*TINY[:-1], "0" if unavailable else "6", "--rate", "50mbit", "--json", "figures.json"]
+    with starting(quick_python.program(), folder) as start:
+        ended, out, errors = start(["-c", code, *flags, "--out", "plots.png"]).finish()
+    assert ended == 0, errors
+    process, _, out = out.partition("\n")
+    return folder, out, process
+
+
 @pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
-def test_demo_is_faster_on_slow_links_with_fewer_bytes_and_leaves_no_host(start, tmp_path: Path) -> None:
-    tiny = [*TINY[:-1], "6", "--rate", "50mbit", "--no-plot", "--json", "figures.json"]
-    demo = start(["-m", "gossamer.launch.cli", *tiny])
-    code, out, errors = demo.finish()
-    assert code == 0, errors
+def test_demo_is_faster_on_slow_links_with_fewer_bytes_and_leaves_no_host(tiny_run) -> None:
+    folder, out, process = tiny_run
     assert "step ms at" in out
-    runs = json.loads((tmp_path / "figures.json").read_text())["slow_runs"]
+    runs = json.loads((folder / "figures.json").read_text())["slow_runs"]
     assert list(runs) == link.RUNS
     bytes_s = 50e6 / 8
     assert runs["ddp"]["step_ms"] > 900 * 4 * PARAMETERS / bytes_s
     assert runs["bytegrad"]["bytes_per_step"] <= 0.26 * runs["ddp"]["bytes_per_step"]
     assert link.speedup(runs, "bytegrad") > 1.5  # 3.5 on an idle machine
-    assert list(Path("/run/netns").glob(f"gs{demo.process.pid}x*")) == []
+    assert list(Path("/run/netns").glob(f"gs{process}x*")) == []
 
 
 def test_demo_refuses_zero_steps(capsys) -> None:
@@ -178,13 +190,11 @@ def test_demo_refuses_zero_steps(capsys) -> None:
     assert "at least 1, got (0, 4, 8)" in capsys.readouterr().err
 
 
-def test_demo_ends_with_equal_bits_equal_losses_and_a_quarter_of_the_bytes(fork, tmp_path: Path) -> None:
-    demo = fork(["-m", "gossamer.launch.cli", *TINY, "--json", "figures.json", "--out", "plots.png"])
-    code, out, errors = demo.finish()
-    assert code == 0, errors
+def test_demo_ends_with_equal_bits_equal_losses_and_a_quarter_of_the_bytes(tiny_run) -> None:
+    folder, out, _ = tiny_run
     assert "bytegrad" in out
-    assert (tmp_path / "plots.png").stat().st_size > 10_000
-    written = json.loads((tmp_path / "figures.json").read_text())
+    assert (folder / "plots.png").stat().st_size > 10_000
+    written = json.loads((folder / "figures.json").read_text())
     assert [written[key] for key in ("steps", "ranks", "batch", "seed")] == [4, 2, 2, 0]
     runs = written["runs"]
     cli.check(runs)
@@ -208,6 +218,7 @@ def test_demo_fails_without_a_table_when_the_losses_disagree(monkeypatch, capfd,
     assert not (tmp_path / "figures.json").exists()
 
 
+@pytest.mark.usefixtures("forks_as_python")
 def test_demo_fails_with_the_workers_own_error(monkeypatch, capfd) -> None:
     monkeypatch.setattr(cli, "TOLERANCE", {"no such algorithm": 0.0})
     assert gossamer([*TINY, "--no-plot"]) == 1
@@ -216,14 +227,14 @@ def test_demo_fails_with_the_workers_own_error(monkeypatch, capfd) -> None:
     assert "no such algorithm" in errors
 
 
-def test_ctrl_c_stops_all_workers_quietly(start, tmp_path: Path) -> None:
+def test_ctrl_c_stops_all_workers_quietly(fork, tmp_path: Path) -> None:
     argv = ["-m", "gossamer.launch.cli", "demo", "--steps", "100000", "--ranks", "2", "--batch", "1"]
-    demo = start([*argv, "--no-plot"], env={"TMPDIR": str(tmp_path)})  # which all command lines then name
+    demo = fork([*argv, "--no-plot"], env={"TMPDIR": str(tmp_path)})  # which all command lines then name
     deadline_s = time.monotonic() + 30
     while len(processes_naming(str(tmp_path))) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.1)
     assert len(processes_naming(str(tmp_path))) >= 3, "launcher and two workers never started"
-    time.sleep(3)
+    time.sleep(1)
     os.kill(demo.process.pid, signal.SIGINT)
     code, _, errors = demo.finish()
     assert code == 130

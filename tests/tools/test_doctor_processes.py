@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +10,7 @@ from gossamer import netlab
 from gossamer.doctor.rows import ERROR, OK, WARNING
 from gossamer.launch.cli import main as gossamer
 from tests import ROOT
+from tests.support import quick_python
 
 CODE = "import sys; from gossamer.launch.cli import main; print(main(['doctor', '--json', *sys.argv[1:]]))"
 unavailable = netlab.missing()
@@ -35,9 +35,9 @@ def test_workers_that_cannot_be_started_are_a_finding_beside_those_of_this_machi
     assert [row["status"] for row in rows if row["check"] == "versions"] == [OK]
 
 
-def test_inside_a_job_rank_0_tells_of_all(start) -> None:
+def test_inside_a_job_rank_0_tells_of_all(fork) -> None:
     argv = ["-m", "gossamer", "run", "-np", "2", "-m", "gossamer.doctor", "--json"]
-    code, out, err = start(argv).finish()
+    code, out, err = fork(argv).finish()
     assert code == 0, out + err
     rows = [json.loads(line.removeprefix("[0] ")) for line in out.splitlines()]
     assert rows[0]["finding"] == "2 ranks on 1 host met"
@@ -52,7 +52,7 @@ def examine(hosts: netlab.Hosts, *arguments: str, device: str) -> tuple[int, lis
     """Runs `gossamer doctor` with one rank on each host, Gloo on `device`. Returns rank 0's exit code and rows."""
     variables = {"PYTHONPATH": str(ROOT / "python"), "GLOO_SOCKET_IFNAME": device}
     ranks = netlab.run_on_hosts(
-        [sys.executable, "-c", CODE, *arguments], hosts, environment=variables, timeout_s=150
+        [quick_python.program(), "-c", CODE, *arguments], hosts, environment=variables, timeout_s=150
     )
     assert [rank.stdout for rank in ranks[1:]] == ["0\n"], "rank 0 alone prints"
     *rows, code = [json.loads(line) for line in ranks[0].stdout.splitlines()]
