@@ -4,10 +4,17 @@
 #include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <map>
+
 #include "errors.h"
 
 namespace gossamer {
 namespace {
+
+std::map<c10::DeviceType, DeviceKernels>& other_kernels() {
+  static std::map<c10::DeviceType, DeviceKernels> instance;
+  return instance;
+}
 
 constexpr int64_t kThreadNumel = 32768;  // a thread for fewer elements does not pay; torch's own limit
 
@@ -68,13 +75,18 @@ void* current_cuda_stream() {
 
 }  // namespace
 
+bool register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels) {
+  return other_kernels().insert_or_assign(type, kernels), true;
+}
+
 const DeviceKernels& device_kernels(c10::DeviceType type) {
   if (type == c10::DeviceType::CPU) return kCpu;
-  const DeviceKernels* cuda = type == c10::DeviceType::CUDA ? cuda_hooks().kernels : nullptr;
-  check_argument(cuda != nullptr,
+  if (type == c10::DeviceType::CUDA && cuda_hooks().kernels != nullptr) return *cuda_hooks().kernels;
+  const auto other = other_kernels().find(type);
+  check_argument(other != other_kernels().end(),
                  "device_kernels: this installation of gossamer has no kernels for device type ", type,
                  "; for CUDA install the wheel of CUDA kernels, or build gossamer where nvcc is on PATH");
-  return *cuda;
+  return other->second;
 }
 
 }  // namespace gossamer

@@ -11,4 +11,7 @@ namespace gossamer {
 // Throws PythonError(config) for a device type that this process has no kernels for.
 const DeviceKernels& device_kernels(c10::DeviceType type);
 
+// For devices besides the CPU and CUDA. Returns true, so that it can initialise a static object.
+bool register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels);
+
 }  // namespace gossamer
