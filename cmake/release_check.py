@@ -67,10 +67,10 @@ def version() -> str:
 
 
 def environment(python: str, site_packages: Path) -> Path:
-    """Makes an environment whose dependencies are links. Returns its Python."""
+    """Makes an environment where pip, setuptools and the dependencies are links. Returns its Python."""
     folder = WORK / "venv"
     shutil.rmtree(folder, ignore_errors=True)
-    run(python, "-m", "venv", folder)
+    run(python, "-m", "venv", "--without-pip", folder)
     (own,) = folder.glob("lib/python3*/site-packages")
     for entry in site_packages.iterdir():
         link = own / entry.name
