@@ -266,7 +266,8 @@ def main() -> None:
         *("torch", arguments.torch, torches),
         f"pip install --no-deps --target {arguments.torches[0]}/v{{0}} 'torch=={{0}}.*'",
     )
-    missing += survey("nvcc of CUDA", [] if arguments.no_cuda else [CUDA], [nvcc], "put it on PATH")
+    if not arguments.no_cuda:
+        missing += survey("nvcc of CUDA", [CUDA], [nvcc], "put it on PATH")
     for line in missing:
         print(line, file=sys.stderr)
     here, there = [each for each in pythons if each], [each for each in torches if each]
