@@ -139,7 +139,8 @@ def python_tests(file: Path, limit_s: float, *options: str) -> Command:
 def gpu_tests(root: Path) -> list[Path]:
     """Returns the Python files that have tests for GPUs, relative to `root`."""
     files = sorted((root / "tests").rglob("test_*.py"))
-    return [file.relative_to(root) for file in files if "pytest.mark.gpu" in file.read_text()]
+    mark = re.compile(r"^\s*@?pytest\.mark\.gpu\b", re.MULTILINE)
+    return [file.relative_to(root) for file in files if mark.search(file.read_text())]
 
 
 def kernel_tests(root: Path) -> list[str]:
