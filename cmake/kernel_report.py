@@ -60,19 +60,18 @@ def sources(tree: Path) -> list[str]:
     return [str(path.relative_to(tree)) for path in sorted((tree / "csrc").rglob("*.cu"))]
 
 
-def remember(tree: Path) -> str:
-    """Keeps what the log says of each file. Returns what is known of all files that are still there."""
+def remember(tree: Path) -> dict[str, str]:
+    """Keeps what the log says of each file. Returns what is known of each file that is still there."""
     folder, log = tree / "build" / "ptxas", tree / "build.log"
     folder.mkdir(parents=True, exist_ok=True)
     if log.exists():
         for name, text in split_by_file(log.read_text()).items():
             (folder / name.replace("/", "-")).write_text(text)
         log.unlink()
-    names = {name.replace("/", "-") for name in sources(tree)}
-    for file in folder.iterdir():
-        if file.name not in names:
-            file.unlink()
-    return "".join(file.read_text() for file in sorted(folder.iterdir()))
+    kept = {name: folder / name.replace("/", "-") for name in sources(tree)}
+    for file in set(folder.iterdir()) - set(kept.values()):
+        file.unlink()
+    return {name: file.read_text() for name, file in kept.items() if file.exists()}
 
 
 def kernels_of(text: str) -> list[Kernel]:
@@ -139,6 +138,10 @@ def wide_accesses(objects: Iterable[Path], architecture: str, cuobjdump: str) ->
     return found
 
 
+def is_claimed(name: str) -> bool:
+    return any(re.match(pattern, name) for pattern in WIDE)
+
+
 def narrow(accesses: dict[str, set[str]]) -> Iterator[str]:
     """Yields what WIDE claims and the machine code does not show."""
     for pattern, wanted in WIDE.items():
@@ -156,45 +159,51 @@ def find_cuobjdump() -> str | None:
     return str(packages[-1]) if packages else shutil.which("cuobjdump")
 
 
+def write_kernels(kernels: Iterable[Kernel], file: Path) -> None:
+    lines = [
+        f"{kernel.architecture} {kernel.registers} registers, {kernel.stack} B stack, {kernel.spilled} B spilled, "
+        f"{kernel.shared} B shared: {kernel.name}\n"
+        for kernel in sorted(kernels, key=lambda kernel: (kernel.name, kernel.architecture))
+    ]
+    file.write_text("".join(lines))
+
+
+def check_accesses(by_file: dict[str, list[Kernel]], tree: Path) -> list[str]:
+    """Returns what WIDE claims and the machine code of the newest architecture does not show."""
+    cuobjdump = find_cuobjdump()
+    if cuobjdump is None:
+        print("128-bit accesses: not looked for, because cuobjdump is not on this machine")
+        return []
+    architectures = {kernel.architecture for group in by_file.values() for kernel in group}
+    newest = max(architectures, key=lambda name: int(re.sub(r"\D", "", name)))
+    # Only files that have such kernels, because cuobjdump takes seconds for each.
+    files = [name for name, group in by_file.items() if any(is_claimed(kernel.name) for kernel in group)]
+    objects = [tree / "build" / "core" / f"{name.removeprefix('csrc/')}.o" for name in files]
+    accesses = wide_accesses(objects, newest, cuobjdump)
+    faults = list(narrow(accesses))
+    claimed = sum(is_claimed(name) for name in accesses)
+    print(f"128-bit accesses for {newest}: {claimed} kernels must have them, {len(faults)} findings")
+    return faults
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tree", type=Path, metavar="TREE")
     tree: Path = parser.parse_args().tree
-    kernels = kernels_of(remember(tree))
+    by_file = {name: kernels_of(text) for name, text in remember(tree).items()}
+    kernels = [kernel for group in by_file.values() for kernel in group]
     if not kernels:
-        print(
-            "kernel_report: the log names no kernel; build with NVCC_APPEND_FLAGS=-Xptxas=-v", file=sys.stderr
-        )
+        print("kernel_report: the log names no kernel; build with -Xptxas=-v", file=sys.stderr)
         return 1
-    lines = [
-        f"{kernel.architecture} {kernel.registers} registers, {kernel.stack} B stack, {kernel.spilled} B spilled, "
-        f"{kernel.shared} B shared: {kernel.name}"
-        for kernel in sorted(kernels, key=lambda kernel: (kernel.name, kernel.architecture))
-    ]
-    (tree / "kernels.txt").write_text("\n".join(lines) + "\n")
+    write_kernels(kernels, tree / "kernels.txt")
     print("\n".join(summary(kernels)))
     print(f"registers: fewest and most; memory: most, in bytes. Each kernel: {tree / 'kernels.txt'}")
     faults = [f"{kernel.name} for {kernel.architecture} spills" for kernel in kernels if kernel.spilled]
-    cuobjdump = find_cuobjdump()
-    if cuobjdump is None:
-        print("128-bit accesses: not looked for, because cuobjdump is not on this machine")
-    else:
-        architecture = max(
-            (kernel.architecture for kernel in kernels), key=lambda name: int(re.sub(r"\D", "", name))
-        )
-        objects = [tree / "build" / "core" / f"{name.removeprefix('csrc/')}.o" for name in sources(tree)]
-        accesses = wide_accesses([file for file in objects if file.exists()], architecture, cuobjdump)
-        narrow_ones = list(narrow(accesses))
-        faults += narrow_ones
-        claimed = sum(any(re.match(pattern, name) for pattern in WIDE) for name in accesses)
-        print(
-            f"128-bit accesses for {architecture}: {claimed} kernels must have them, {len(narrow_ones)} findings"
-        )
-    print(
-        "\n".join(f"kernel_report: {fault}" for fault in faults), end="\n" if faults else "", file=sys.stderr
-    )
+    faults += check_accesses(by_file, tree)
+    for fault in faults:
+        print(f"kernel_report: {fault}", file=sys.stderr)
     return int(bool(faults))
 
 
