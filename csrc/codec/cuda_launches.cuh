@@ -12,9 +12,9 @@ namespace {
 
 using namespace gossamer::device;
 
-constexpr int kThreads = 256;            // of a thread block made of warps
-constexpr int kLargeTeam = 512;          // of a thread block that is one team
-constexpr int64_t kMaxGrid = 16384;      // beyond it a team takes several pieces
+constexpr int kThreads = 256;    // of a thread block made of warps
+constexpr int kLargeTeam = 512;  // of a thread block that is one team
+constexpr int64_t kMaxGrid = GOSSAMER_MAX_GRID;
 constexpr int64_t kMaxWarpGroup = 4096;  // elements of a group that one warp handles
 constexpr int64_t kMaxTeamRow = 32768;   // of a row that one team handles, where statistics span it
 constexpr int64_t kPartNumel = 16384;    // of a part of a longer row
@@ -75,11 +75,11 @@ void encode_long_rows(const Source& source, const Layout& layout, int64_t rows, 
   if (parts > kMaxParts) parts = kMaxParts;
   const int64_t part_numel = round_up(ceil_div(layout.row_numel, parts), kPack);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(rows));
-  observe_parts<kLargeTeam><<<grid, kLargeTeam, 0, stream>>>(source, layout, part_numel, wire);
-  write_headers<<<static_cast<unsigned>(rows), kWarp, 0, stream>>>(source, layout, parts, wire);
+  launch(observe_parts<kLargeTeam, Source>, grid, kLargeTeam, stream, source, layout, part_numel, wire);
+  launch(write_headers<Source>, static_cast<unsigned>(rows), kWarp, stream, source, layout, parts, wire);
   const int64_t chunks = ceil_div(layout.row_numel, kChunk), items = rows * chunks;
-  quantise_chunks<<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(source, layout, chunks, items,
-                                                                             wire);
+  launch(quantise_chunks<Source>, grid_of(items, kThreads / kWarp), kThreads, stream, source, layout, chunks,
+         items, wire);
 }
 
 template <class Source>
@@ -94,13 +94,13 @@ void encode_rows(const Source& source, const Layout& layout, int64_t rows, uint6
   }
   if constexpr (statistics != Statistics::none && !Source::Codec::kSummed) {
     if (layout.group > kMaxWarpGroup) {
-      encode_groups<kLargeTeam>
-          <<<grid_of(items, 1), kLargeTeam, 0, stream>>>(source, layout, items, key, first_row, wire);
+      launch(encode_groups<kLargeTeam, Source>, grid_of(items, 1), kLargeTeam, stream, source, layout, items,
+             key, first_row, wire);
       return;
     }
   }
-  encode_groups<kWarp><<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(source, layout, items, key,
-                                                                                  first_row, wire);
+  launch(encode_groups<kWarp, Source>, grid_of(items, kThreads / kWarp), kThreads, stream, source, layout,
+         items, key, first_row, wire);
 }
 
 }  // namespace
@@ -134,8 +134,9 @@ void Launches<T>::decode(const Spec& spec, const WireRows& wire, const Rows& row
     const int64_t chunk = chunk_numel(layout, Codec::kStatistics);
     const int64_t chunks = ceil_div(rows.row_numel, chunk), items = rows.rows * chunks;
     with_rows("decode", wire, rows.rows, [&](const auto& from) {
-      decode_chunks<Codec><<<grid_of(items, kThreads / kWarp), kThreads, 0, stream>>>(
-          layout, chunk, chunks, items, from, rows.numel, static_cast<T*>(out));
+      using Wire = std::decay_t<decltype(from)>;
+      launch(decode_chunks<Codec, Wire>, grid_of(items, kThreads / kWarp), kThreads, stream, layout, chunk,
+             chunks, items, from, rows.numel, static_cast<T*>(out));
     });
   });
   check_launch("decode", ErrorKind::codec);
@@ -150,8 +151,9 @@ void Launches<T>::decode_add(const Spec& spec, const WireRows& wire, int64_t row
     if (valid <= 0 || rows == 0) return;
     const int64_t chunk = chunk_numel(layout, Codec::kStatistics), chunks = ceil_div(valid, chunk);
     with_rows("decode_add", wire, rows, [&](const auto& from) {
-      decode_add_chunks<Codec><<<grid_of(chunks, kThreads / kWarp), kThreads, 0, stream>>>(
-          layout, chunk, chunks, from, rows, valid, static_cast<Accumulate<T>*>(acc));
+      using Wire = std::decay_t<decltype(from)>;
+      launch(decode_add_chunks<Codec, Wire>, grid_of(chunks, kThreads / kWarp), kThreads, stream, layout,
+             chunk, chunks, from, rows, valid, static_cast<Accumulate<T>*>(acc));
     });
   });
   check_launch("decode_add", ErrorKind::codec);

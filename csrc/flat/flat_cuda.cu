@@ -34,7 +34,7 @@ struct alignas(16) Vector {
 };
 
 template <class T, int kSize>
-__global__ void move_segments(const __grid_constant__ Table<kSize> table, Scaled<T> scaled, bool plain) {
+__global__ void move_segments(const Table<kSize> __grid_constant__ table, Scaled<T> scaled, bool plain) {
   const int chunk = static_cast<int>(blockIdx.x);
   const int segment = device::segment_of(table.first_chunk, table.count, chunk);
   const int64_t begin = (chunk - table.first_chunk[segment]) * kChunk;
@@ -86,7 +86,7 @@ class Mover {
   void launch() {
     if (table_.count == 0) return;
     const auto chunks = static_cast<unsigned>(table_.first_chunk[table_.count]);
-    move_segments<T, kSize><<<chunks, kThreads, 0, stream_>>>(table_, scaled_, plain_);
+    device::launch(move_segments<T, kSize>, chunks, kThreads, stream_, table_, scaled_, plain_);
     table_.count = 0;
     device::check_launch("flat", ErrorKind::config);
   }

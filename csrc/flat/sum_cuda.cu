@@ -13,7 +13,8 @@ using device::Summed;
 using device::with_element_type;
 
 constexpr int kThreads = 256;
-constexpr int64_t kMaxGrid = 2048;  // beyond it a thread takes several packs
+constexpr int64_t kMaxGrid =
+    GOSSAMER_MAX_GRID < 2048 ? GOSSAMER_MAX_GRID : 2048;  // beyond it a thread takes several packs
 
 struct Table {
   const void* row[kMaxRows];
@@ -55,8 +56,8 @@ void launch(const Table& table, int64_t pieces, double scale, cudaStream_t strea
   if (pieces == 0) return;
   const int64_t blocks = (pieces + kThreads - 1) / kThreads;
   const auto grid = static_cast<unsigned>(blocks < kMaxGrid ? blocks : kMaxGrid);
-  sum_pieces<T, kWide>
-      <<<grid, kThreads, 0, stream>>>(table, pieces, static_cast<typename Summed<T>::Sum>(scale));
+  device::launch(sum_pieces<T, kWide>, grid, kThreads, stream, table, pieces,
+                 static_cast<typename Summed<T>::Sum>(scale));
   device::check_launch("sum_rows", ErrorKind::config);
 }
 

@@ -107,7 +107,7 @@ template <class T, class Rule>
 void launch(Table& table, const Rule& rule, cudaStream_t stream) {
   if (table.count == 0) return;
   const auto chunks = static_cast<unsigned>(table.first_chunk[table.count]);
-  update_segments<T><<<chunks, kThreads, 0, stream>>>(table, rule);
+  device::launch(update_segments<T, Rule>, chunks, kThreads, stream, table, rule);
   table.count = 0;
   check_launch("optim", ErrorKind::config);
 }

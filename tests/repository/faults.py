@@ -1,0 +1,214 @@
+"""Faults that a kernel may have. Each changes a text of the sources; the tests must then fail as the fault says."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+KERNELS = "csrc/codec/cuda_kernels.cuh"
+PACK = "csrc/codec/cuda_pack.cuh"
+FLAT = "csrc/flat/flat_cuda.cu"
+SUM = "csrc/flat/sum_cuda.cu"
+OPTIM = "csrc/optim/optim_cuda.cu"
+EMULATED = "tests/cpp/cuda/emulator/test_emulator.cpp"
+
+INT8, MINMAX, ONEBIT = "3, int8, Int8", "4, minmax_u8, MinMaxU8", "6, onebit, OneBit"
+BEYOND = "AddressSanitizer: heap-buffer-overflow"
+MISALIGNED = "misaligned address"
+DIFFERS = r"FAILED Cuda\."
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of `before`, which `path` holds once, to `after`.
+
+    Args:
+        test: part of the name of the test that must fail.
+        says: a pattern of re, searched in its output.
+        codec: the codec whose kernels are compiled, for a file of csrc/codec.
+    """
+
+    name: str
+    path: str
+    before: str
+    after: str
+    test: str
+    says: str
+    codec: str = ""
+
+    def put_into(self, tree: Path) -> None:
+        """Makes the change in the files of `tree`."""
+        path = tree / self.path
+        text = path.read_text()
+        assert text.count(self.before) == 1, (
+            f"{self.name}: {self.path} must hold this text once, and holds it {text.count(self.before)} times; "
+            f"change the fault together with the source:\n{self.before}"
+        )
+        path.write_text(text.replace(self.before, self.after))
+
+
+FAULTS = (
+    Fault(
+        "a barrier before the threads read what the warps wrote is missing",
+        KERNELS,
+        "of_warps[threadIdx.x / kWarp] = stats;\n    __syncthreads();",
+        "of_warps[threadIdx.x / kWarp] = stats;",
+        "int8GivesTheBytesAndValuesOfTheCpuForLongRows",
+        DIFFERS,
+        INT8,
+    ),
+    Fault(
+        "a barrier before the warps write for the next group is missing",
+        KERNELS,
+        "__syncthreads();  // wait for the readers of the previous group",
+        "",
+        "int8GivesTheBytesAndValuesOfTheCpuForLongRows",
+        DIFFERS,
+        INT8,
+    ),
+    Fault(
+        "only one warp comes to a barrier",
+        KERNELS,
+        "__syncthreads();  // wait for the readers of the previous group",
+        "if (threadIdx.x < kWarp) __syncthreads();",
+        "int8GivesTheBytesAndValuesOfTheCpuForLongRows",
+        "threads meet at two barriers",
+        INT8,
+    ),
+    Fault(
+        "a shared array has an element too few",
+        KERNELS,
+        "of_warps[kTeam / kWarp];",
+        "of_warps[kTeam / kWarp - 1];",
+        "int8GivesTheBytesAndValuesOfTheCpuForLongRows",
+        "out of bounds|insufficient space|AddressSanitizer: global-buffer-overflow",
+        INT8,
+    ),
+    Fault(
+        "a mask lacks half of the warp",
+        KERNELS,
+        "__shfl_xor_sync(0xffffffffu, words[w], offset)",
+        "__shfl_xor_sync(0x0000ffffu, words[w], offset)",
+        "int8GivesTheBytesAndValuesOfTheCpuForEveryTail",
+        "which the mask 0xffff does not name|its mask 0xffff does not name it",
+        INT8,
+    ),
+    Fault(
+        "a shuffle is in a branch that half of the lanes take",
+        PACK,
+        "const unsigned next = __shfl_down_sync(0xffffffffu, bits, 1);\n"
+        "      if (i % 8 == 0) codes[i / 8] = static_cast<uint8_t>(bits | next << 4);",
+        "if (i % 8 == 0) codes[i / 8] = static_cast<uint8_t>(bits | __shfl_down_sync(0xffffffffu, bits, 1) << 4);",
+        "onebitGivesTheBytesAndValuesOfTheCpuForEveryTail",
+        "waits in __shfl_down_sync",
+        ONEBIT,
+    ),
+    Fault(
+        "a whole pack is loaded where three elements are left",
+        PACK,
+        "if (left >= kPack && aligned) return",
+        "if (left >= kPack - 1 && aligned) return",
+        "int8GivesTheBytesAndValuesOfTheCpuForEveryTail",
+        BEYOND,
+        INT8,
+    ),
+    Fault(
+        "an element is stored behind the last",
+        PACK,
+        "if (k < left) p[k] = pack.v[k];",
+        "if (k <= left) p[k] = pack.v[k];",
+        "int8GivesTheBytesAndValuesOfTheCpuForEveryTail",
+        BEYOND,
+        INT8,
+    ),
+    Fault(
+        "vectors are loaded from any address",
+        PACK,
+        "return reinterpret_cast<uintptr_t>(p) % alignof(Pack<T>) == 0;",
+        "return p != nullptr;",
+        "int8GivesTheBytesAndValuesOfTheCpuForUnalignedViews",
+        MISALIGNED,
+        INT8,
+    ),
+    Fault(
+        "the last chunk is as long as the others",
+        KERNELS,
+        "end = begin + chunk < valid ? begin + chunk : valid;\n    const int64_t group",
+        "end = begin + chunk;\n    const int64_t group",
+        "minmax_u8GivesTheBytesAndValuesOfTheCpuForEveryTail",
+        BEYOND,
+        MINMAX,
+    ),
+    Fault(
+        "the padding of the header is not written",
+        KERNELS,
+        "if (piece.index == 0) clear_header_padding(",
+        "if (piece.index < 0) clear_header_padding(",
+        "int8GivesTheBytesAndValuesOfTheCpuForEveryTail",
+        DIFFERS,
+        INT8,
+    ),
+    Fault(
+        "a block forgets how many others there are",
+        KERNELS,
+        "for (int64_t c = blockIdx.x * teams + threadIdx.x / kWarp; c < chunks; c += gridDim.x * teams) {",
+        "for (int64_t c = blockIdx.x * teams + threadIdx.x / kWarp; c < chunks; c += teams) {",
+        "minmax_u8GivesTheBytesAndValuesOfTheCpuForLongRows",
+        DIFFERS,
+        MINMAX,
+    ),
+    Fault(
+        "a move ends one element late",
+        FLAT,
+        "i < count; i += kThreads) {",
+        "i <= count; i += kThreads) {",
+        "Gather",
+        BEYOND,
+    ),
+    Fault(
+        "vectors move where elements are aligned",
+        FLAT,
+        "reinterpret_cast<uintptr_t>(to)) % 16 == 0;",
+        "reinterpret_cast<uintptr_t>(to)) % sizeof(T) == 0;",
+        "Gather",
+        MISALIGNED,
+    ),
+    Fault(
+        "a sum has a piece too many",
+        SUM,
+        "i < pieces; i += step)",
+        "i <= pieces; i += step)",
+        "SummedRows",
+        BEYOND,
+    ),
+    Fault(
+        "a block sums what another has summed already",
+        SUM,
+        "int64_t{gridDim.x} * kThreads;",
+        "kThreads;",
+        "SummedRows",
+        DIFFERS,
+    ),
+    Fault(
+        "the last pack of an update reaches beyond its segment",
+        OPTIM,
+        "aligned ? count / kWidth : 0;",
+        "aligned ? (count + kWidth - 1) / kWidth : 0;",
+        "Optimizers",
+        DIFFERS,
+    ),
+    Fault(
+        "lanes read what other lanes write without __syncwarp between",
+        EMULATED,
+        "  __syncwarp();\n",
+        "",
+        "BeforeSyncwarp",
+        r"FAILED Emulator\.",
+    ),
+    Fault(
+        "dynamic shared memory is smaller than what the threads use",
+        EMULATED,
+        "results_of(count, 64 * sizeof(int))",
+        "results_of(count, 63 * sizeof(int))",
+        "DynamicMemory",
+        BEYOND,
+    ),
+)

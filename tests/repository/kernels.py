@@ -1,0 +1,85 @@
+"""Builds the CUDA kernels for the host, under sanitizers, with tests/cpp/cuda/emulator in place of CUDA's header.
+
+It needs g++ and GNU ld alone: neither CMake nor GoogleTest, so that a changed kernel is compiled and tested in seconds.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+FOLDERS = ("codec", "flat", "optim")
+EMULATOR = "tests/cpp/cuda/emulator"
+INCLUDES = ("csrc", EMULATOR, "tests/cpp", "tests/cpp/cuda/without_googletest")
+COMMON = ("-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
+SANITIZED = (
+    "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-Wno-unknown-pragmas",
+    "-fdata-sections",  # for shared.ld
+    "-DGOSSAMER_MAX_GRID=4",  # so that blocks take several pieces
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A file to compile.
+
+    Args:
+        source: its path in the tree.
+        flags: besides those of its kind.
+        sanitized: whether sanitizers look at it.
+        name: of the object, without its suffix. shared.ld looks at objects that end in .cu.o.
+    """
+
+    source: str
+    flags: tuple[str, ...] = ()
+    sanitized: bool = True
+    name: str = ""
+
+    def object(self, folder: Path) -> Path:
+        return folder / f"{self.name or self.source.replace('/', '-')}.o"
+
+
+def units_of(suffix: str, *, sanitized: bool) -> tuple[Unit, ...]:
+    paths = (path for folder in FOLDERS for path in sorted((ROOT / "csrc" / folder).glob(f"*{suffix}")))
+    return tuple(Unit(str(path.relative_to(ROOT)), sanitized=sanitized) for path in paths)
+
+
+KERNELS = units_of(".cu", sanitized=True)
+# What the kernels are compared with. test_cpp.py tests it under sanitizers.
+REFERENCE = units_of(".cpp", sanitized=False)
+SCHEDULER = Unit(f"{EMULATOR}/emulator.cpp", sanitized=False)
+COMPARISON = Unit("tests/cpp/cuda/test_cuda.cpp")
+OWN_TESTS = Unit(f"{EMULATOR}/test_emulator.cpp", name="test_emulator.cu")
+
+
+def run(*command: str | Path, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    words = [str(part) for part in command]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=timeout_s)
+
+
+def compile_unit(unit: Unit, folder: Path, tree: Path = ROOT) -> None:
+    """Compiles a unit of `tree` into `folder`. Headers that `tree` lacks are those of the checkout."""
+    includes = [f"-I{path}" for path in (tree / "csrc", *(ROOT / name for name in INCLUDES))]
+    flags = [*COMMON, *(SANITIZED if unit.sanitized else ()), *unit.flags, *includes]
+    compiled = run("g++", *flags, "-x", "c++", "-c", tree / unit.source, "-o", unit.object(folder))
+    assert compiled.returncode == 0, compiled.stderr[-6000:]
+
+
+def compile_units(units: Sequence[Unit], folder: Path) -> None:
+    """Compiles two at a time. The first should be those that take the longest."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda unit: compile_unit(unit, folder), units))
+
+
+def link(objects: Sequence[Path], program: Path) -> None:
+    script = f"-Wl,-T,{ROOT / EMULATOR / 'shared.ld'}"
+    linked = run("g++", "-fsanitize=address,undefined", *objects, script, "-o", program)
+    assert linked.returncode == 0, linked.stderr[-6000:]
