@@ -31,7 +31,7 @@ class C10dPending : public Pending {
     const auto works = std::exchange(works_, {});
     flight_.waiting();
     for (const auto& work : works) {
-      if (!work) continue;  // done when it was posted
+      if (!work) continue;  // done when it was posted, or ordered in the current stream
       try {
         owner_->wait(*work);
       } catch (const std::exception& error) {
@@ -80,7 +80,8 @@ C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend, at
       ranks_(std::move(ranks)),
       shared_memory_(dynamic_cast<GossamerBackend*>(backend_.get())),
       gloo_(backend_->getBackendName() == "gloo"),
-      async_(!shared_memory_ || shared_memory_->hosts().size() > 1) {
+      nccl_(backend_->getBackendName() == "nccl"),
+      async_(!nccl_ && (!shared_memory_ || shared_memory_->hosts().size() > 1)) {
   if (shared_memory_ && !ranks_.empty()) shared_memory_->name_ranks(ranks_);
 }
 
@@ -124,7 +125,7 @@ PendingPtr C10dCommunicator::all_reduce(at::Tensor x, ReduceOp op) {
   require(x, "all_reduce");
   const int64_t bytes = static_cast<int64_t>(x.nbytes());
   return start("all_reduce", bytes, 2 * bytes * (size() - 1) / size(), [&](auto& works) {
-    auto tensors = async_ ? detached(x) : std::vector<at::Tensor>{std::move(x)};
+    auto tensors = async_ || nccl_ ? detached(x) : std::vector<at::Tensor>{std::move(x)};
     c10d::AllreduceOptions options;
     options.reduceOp = to_c10d(op);
     options.asyncOp = async_;
@@ -243,7 +244,7 @@ PendingPtr C10dCommunicator::exchange(const std::vector<Swap>& swaps) {
     sent += x_bytes;
   }
   std::function<void()> finish;
-  if (!device_.is_cpu() && backend_->getBackendName() != "nccl") {  // only NCCL sends a device's memory
+  if (!device_.is_cpu() && !nccl_) {  // only NCCL sends a device's memory
     std::vector<std::pair<at::Tensor, at::Tensor>> landed;
     for (auto& [tensors, source] : incoming) {
       landed.emplace_back(tensors[0], at::empty_like(tensors[0], at::kCPU));
@@ -272,7 +273,7 @@ at::Tensor C10dCommunicator::allocate(int64_t bytes) {
 }
 
 std::string C10dCommunicator::capture_refusal() const {
-  if (backend_->getBackendName() == "nccl") return "";
+  if (nccl_) return "";
   return "its group uses '" + backend_->getBackendName() +
          "' for CUDA tensors, which takes them through the host; use NCCL, or process_group=gs.Symmetric() "
          "on one host";

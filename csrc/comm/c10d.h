@@ -89,7 +89,10 @@ class C10dCommunicator : public Communicator {
   std::vector<int> ranks_;
   GossamerBackend* shared_memory_;  // backend_ if it is one; else null
   bool gloo_;
-  bool async_;  // false if running an operation costs less than handing it to a thread
+  bool nccl_;
+  // False for NCCL, whose operations then run on the current stream and not on one of its own, which has a normal priority.
+  // False where running an operation costs less than handing it to a thread.
+  bool async_;
   std::atomic<bool> gave_up_{false};
   std::once_flag looking_;
   std::unique_ptr<Lookout> lookout_;  // ends waits for single messages
