@@ -4,7 +4,11 @@
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
+#include <future>
+#include <thread>
 #include <utility>
 
 #include "backend/backend.h"
@@ -60,6 +64,8 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   }
 }
 
+constexpr auto kShutdownTimeout = std::chrono::seconds(10);
+
 // The same memory without a Python object. A backend's thread may drop the last reference to a tensor while the
 // interpreter ends, and must not need the GIL for that.
 std::vector<at::Tensor> detached(const at::Tensor& x) { return {x.tensor_data()}; }
@@ -92,7 +98,32 @@ C10dCommunicator::~C10dCommunicator() {
     // Leaked. The destructor would join a thread that waits for the operation's timeout; a forked child has no threads.
     backend_.release();
   } else {
+    if (nccl_) finish_nccl();
     backend_.reset();
+  }
+}
+
+// The ranks of a host leave NCCL together: shutdown() waits until each has called it. So it runs on a thread of its own, and
+// ranks that drop their models in different orders do not wait for each other for ever.
+void C10dCommunicator::finish_nccl() noexcept {
+  if (backend_.use_count() > 1) return;                   // its owner lives on
+  if (failed_ || gave_up_ || !trouble().empty()) return;  // the operations in flight may never end
+  try {
+    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+    auto ended = std::make_shared<std::promise<void>>();
+    auto end = ended->get_future();
+    std::thread([backend = std::move(backend_), ended]() mutable {
+      try {
+        backend->shutdown();
+      } catch (const std::exception&) {
+        // The destructor aborts what is left.
+      }
+      backend.reset();
+      ended->set_value();
+    }).detach();
+    end.wait_for(kShutdownTimeout);
+  } catch (const std::exception&) {
+    // The device has failed. The destructor aborts what is left.
   }
 }
 

@@ -81,6 +81,8 @@ class C10dCommunicator : public Communicator {
   std::string key(const std::string& leaf) const;
   void require(const at::Tensor& x, const char* operation) const;
   bool leaves_unfinished() const;
+  // Lets torch's NCCL backend finish what is in flight: its destructor aborts it. Nothing to do for other backends.
+  void finish_nccl() noexcept;
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   at::Device device_;
@@ -94,6 +96,7 @@ class C10dCommunicator : public Communicator {
   // False where running an operation costs less than handing it to a thread.
   bool async_;
   std::atomic<bool> gave_up_{false};
+  std::atomic<bool> failed_{false};  // this rank has told the others so
   std::once_flag looking_;
   std::unique_ptr<Lookout> lookout_;  // ends waits for single messages
   std::mutex left_mutex_;

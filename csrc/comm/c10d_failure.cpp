@@ -114,6 +114,7 @@ std::string C10dCommunicator::who_is_to_blame(const std::string& reason) {
 }
 
 void C10dCommunicator::tell(const std::string& text) noexcept {
+  failed_ = true;
   try {
     if (shared_memory_) return shared_memory_->announce(text);
     if (!store_ || !announced(*store_, key("failed")).empty()) return;  // the first reason stays
