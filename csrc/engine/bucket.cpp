@@ -4,8 +4,6 @@
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <numeric>
@@ -14,6 +12,7 @@
 
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
+#include "engine/record_use.h"
 #include "errors.h"
 
 namespace gossamer {
@@ -140,7 +139,13 @@ const Bucket::Field& Bucket::field(const std::string& name) const {
   return found->second;
 }
 
-at::Tensor Bucket::flat(const std::string& name) const { return field(name).flat; }
+// Everything that works on the memory of a field asks for it here, also on the worker's stream, which may be late when the
+// bucket is dropped.
+at::Tensor Bucket::flat(const std::string& name) const {
+  const at::Tensor& memory = field(name).flat;
+  record_use_on_current_stream(memory);
+  return memory;
+}
 
 const std::vector<at::Tensor>& Bucket::views(const std::string& name) const {
   const auto& views = field(name).views;
@@ -251,10 +256,7 @@ void Bucket::copy_in(const std::vector<size_t>& positions, double scale,
       continue;
     }
     const bool fresh = is_fresh(grad, i);
-    if (fresh && grad.is_cuda()) {
-      const c10::impl::VirtualGuardImpl device(grad.device().type());
-      grad.record_stream(device.getStream(grad.device()));
-    }
+    if (fresh) record_use_on_current_stream(grad);
     if (fresh && !same_layout(grad, grad_views[i])) {
       grad_views[i].copy_(grad);
       segments.push_back({grad_views[i].data_ptr(), offset, numel});

@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "engine/ending/ending.h"
+#include "engine/record_use.h"
 
 namespace gossamer {
 
@@ -91,6 +92,7 @@ void Flight::keep_gradients(bool keep) {
 
 std::map<int64_t, at::Tensor> Flight::kept_gradients() const {
   const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [index, kept] : kept_) record_use_on_current_stream(kept);
   return kept_;
 }
 

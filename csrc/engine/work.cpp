@@ -13,6 +13,7 @@
 #include <limits>
 #include <utility>
 
+#include "engine/record_use.h"
 #include "errors.h"
 
 namespace gossamer {
@@ -85,6 +86,7 @@ void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucke
   for (const auto& param : bucket->params()) {
     const at::Tensor& grad = param.grad();
     if (!grad.defined() || grad.layout() != at::kStrided || grad.numel() == 0) continue;
+    record_use_on_current_stream(grad);
     const auto [low, high] = at::aminmax(grad.detach());
     extremes.push_back(low);
     extremes.push_back(high);
