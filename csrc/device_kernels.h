@@ -3,15 +3,16 @@
 #pragma once
 
 #include <c10/core/DeviceType.h>
+#include <c10/macros/Export.h>
 
 #include "kernels/table.h"
 
 namespace gossamer {
 
 // Throws PythonError(config) for a device type that this process has no kernels for.
-const DeviceKernels& device_kernels(c10::DeviceType type);
+C10_EXPORT const DeviceKernels& device_kernels(c10::DeviceType type);
 
 // For devices besides the CPU and CUDA. Returns true, so that it can initialise a static object.
-bool register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels);
+C10_EXPORT bool register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels);
 
 }  // namespace gossamer

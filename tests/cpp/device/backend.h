@@ -1,0 +1,122 @@
+// A c10d backend for the simulated device that orders its work as torch's ProcessGroupNCCL does. asyncOp=true: on a stream of
+// its own, and wait() makes the caller's current stream wait for it. asyncOp=false: on the current stream, without a Work.
+// Messages of one group are posted together. Destroyed before shutdown(), it destroys what is in flight. All ranks are
+// equal: what this rank would receive from another is what it has itself.
+#pragma once
+
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <string>
+
+#include "streams.h"
+
+namespace late {
+
+StreamId current_stream();
+
+// The same memory as a CPU tensor, which does not keep it alive.
+inline at::Tensor on_host(const at::Tensor& x) {
+  return at::from_blob(x.data_ptr(), x.sizes(), x.strides(), x.options().device(at::kCPU));
+}
+
+class Work : public c10d::Work {
+ public:
+  Work(MarkPtr end, std::vector<at::Tensor> tensors) : end_(std::move(end)), tensors_(std::move(tensors)) {}
+  bool wait(std::chrono::milliseconds) override {
+    Device::instance().block(current_stream(), end_);
+    tensors_.clear();
+    return true;
+  }
+  bool isCompleted() override { return Device::instance().is_done(*end_); }
+
+ private:
+  MarkPtr end_;
+  std::vector<at::Tensor> tensors_;  // kept until the caller's stream waits
+};
+
+class Backend : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  Backend(int rank, int size) : c10d::Backend(rank, size) {}
+  ~Backend() override {
+    if (!shut_down_) *aborted_ = true;
+  }
+  const std::string getBackendName() const override { return "nccl"; }
+  bool supportsCoalescing() const override { return true; }
+
+  void shutdown() override {
+    Device::instance().synchronize();
+    shut_down_ = true;
+    ++shutdowns;
+  }
+  void abort() override { *aborted_ = shut_down_ = true; }
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    const bool sums = options.reduceOp == c10d::ReduceOp::SUM;
+    const auto call = [x = host(tensors[0]), factor = sums ? getSize() : 1]() mutable { x.mul_(factor); };
+    return start(options.asyncOp, tensors, tensors[0], call);
+  }
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return start(options.asyncOp, tensors, tensors[0], [] {});
+  }
+  WorkPtr _allgather_base(at::Tensor& out, at::Tensor& x, const c10d::AllgatherOptions& options) override {
+    const auto call = [rows = host(out).view({getSize(), -1}), x = host(x).view({1, -1})]() mutable {
+      rows.copy_(x);
+    };
+    return start(options.asyncOp, {out, x}, out, call);
+  }
+  WorkPtr _reduce_scatter_base(at::Tensor& out, at::Tensor& x,
+                               const c10d::ReduceScatterOptions& options) override {
+    const auto call = [out = host(out).view({-1}), own = host(x).view({getSize(), -1})[getRank()],
+                       n = getSize()]() mutable { out.copy_(own).mul_(n); };
+    return start(options.asyncOp, {out, x}, out, call);
+  }
+  WorkPtr alltoall_base(at::Tensor& out, at::Tensor& x, std::vector<int64_t>&, std::vector<int64_t>&,
+                        const c10d::AllToAllOptions& options) override {
+    const auto call = [rows = host(out).view({getSize(), -1}),
+                       own = host(x).view({getSize(), -1})[getRank()]]() mutable { rows.copy_(own); };
+    return start(options.asyncOp, {out, x}, out, call);
+  }
+
+  int64_t own_stream_calls() const { return own_stream_calls_; }
+  inline static std::atomic<int> shutdowns{0};
+
+ private:
+  static at::Tensor host(const at::Tensor& x) { return x.is_cpu() ? x : on_host(x); }
+
+  template <class Call>
+  WorkPtr start(bool async, Tensors tensors, const at::Tensor& out, Call call) {
+    auto& device = Device::instance();
+    if (out.is_cpu()) {
+      call();
+      if (!async) return {};
+      return c10::make_intrusive<Work>(device.record(current_stream()), Tensors());
+    }
+    const auto task = [call, aborted = aborted_, memory = out.data_ptr(), bytes = out.nbytes()]() mutable {
+      if (*aborted) {
+        std::memset(memory, kScribble, bytes);
+      } else {
+        call();
+      }
+    };
+    if (!async) {
+      device.push(current_stream(), task);
+      return {};
+    }
+    ++own_stream_calls_;
+    device.block(stream_, device.record(current_stream()));
+    device.push(stream_, task);
+    return c10::make_intrusive<Work>(device.record(stream_), std::move(tensors));
+  }
+
+  const StreamId stream_ = Device::instance().new_stream();
+  const std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> shut_down_{false};
+  std::atomic<int64_t> own_stream_calls_{0};
+};
+
+}  // namespace late

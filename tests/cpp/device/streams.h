@@ -1,0 +1,231 @@
+// A simulated device whose work is late on purpose: streams, events and memory, in host memory and without threads. A task
+// that is queued on a late stream runs only when the host waits for it, or when another stream that the host waits for needs
+// it. Tasks of the other streams run as soon as the events that they wait for allow it. So a missing event wait, or memory
+// that is freed while a stream still uses it, gives wrong numbers every time. late_device.cpp gives it to torch.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace late {
+
+using StreamId = int64_t;
+constexpr StreamId kMain = 0;  // the default stream
+constexpr StreamId kReaper = -1;
+constexpr int kScribble = 0xff;  // each float of it is NaN
+
+enum class Lateness : int { none = 0, main = 1, side = 2, all = 3 };
+
+// A place in a stream. It is done once everything that was queued before it has run.
+struct Mark {
+  StreamId stream;
+  bool done = false;
+};
+using MarkPtr = std::shared_ptr<Mark>;
+
+class Device {
+ public:
+  static Device& instance() {
+    static auto* device = new Device();
+    return *device;
+  }
+
+  StreamId new_stream() {
+    const Lock lock(mutex_);
+    return ++streams_;
+  }
+
+  void set_lateness(Lateness lateness) {
+    const Lock lock(mutex_);
+    lateness_ = lateness;
+    run_prompt();
+  }
+
+  void push(StreamId stream, std::function<void()> task) {
+    const Lock lock(mutex_);
+    queues_[stream].push_back({std::move(task), nullptr, nullptr});
+    run_prompt();
+  }
+
+  MarkPtr record(StreamId stream) {
+    const Lock lock(mutex_);
+    return record_locked(stream);
+  }
+
+  void block(StreamId stream, MarkPtr mark) {
+    const Lock lock(mutex_);
+    if (stream != mark->stream && waits_++ == dropped_wait_) return;
+    queues_[stream].push_back({nullptr, std::move(mark), nullptr});
+    run_prompt();
+  }
+
+  // Seeded faults. From now on waits of one stream for another are counted, and the wait with this number is dropped.
+  void drop_wait(int number) {
+    const Lock lock(mutex_);
+    dropped_wait_ = number;
+    waits_ = 0;
+  }
+  int waits() {
+    const Lock lock(mutex_);
+    return waits_;
+  }
+  void drop_records(bool drop) {
+    const Lock lock(mutex_);
+    drops_records_ = drop;
+  }
+
+  bool is_done(const Mark& mark) {
+    const Lock lock(mutex_);
+    return mark.done;
+  }
+  void synchronize(const MarkPtr& mark) {
+    const Lock lock(mutex_);
+    run_until(mark);
+    rethrow();
+  }
+  void synchronize(StreamId stream) { synchronize(record(stream)); }
+  void synchronize() {
+    const Lock lock(mutex_);
+    std::vector<MarkPtr> ends;
+    for (const auto& [stream, queue] : queues_) ends.push_back(std::make_shared<Mark>(Mark{stream}));
+    for (const auto& end : ends) queues_[end->stream].push_back({nullptr, nullptr, end});
+    for (const auto& end : ends) run_until(end);
+    rethrow();
+  }
+
+  // Memory belongs to the stream on which it was allocated. Where it is freed, that stream overwrites it, as if the next
+  // allocation of the stream did so. Memory that was recorded on other streams waits for them first.
+  void* allocate(size_t bytes, StreamId stream) {
+    const Lock lock(mutex_);
+    void* memory = std::malloc(bytes);
+    std::memset(memory, kScribble, bytes);
+    blocks_[memory] = {bytes, stream, {}};
+    return memory;
+  }
+
+  void use(const void* address, StreamId stream) {
+    const Lock lock(mutex_);
+    if (drops_records_) return;
+    auto found = blocks_.upper_bound(const_cast<void*>(address));
+    if (found == blocks_.begin()) throw std::runtime_error("late: this memory was not allocated here");
+    --found;
+    if (stream != found->second.owner) found->second.users.insert(stream);
+  }
+
+  void free(void* memory) {
+    const Lock lock(mutex_);
+    const auto found = blocks_.find(memory);
+    const Block block = found->second;
+    blocks_.erase(found);
+    freed_.push_back(memory);
+    const auto scribble = [memory, block] { std::memset(memory, kScribble, block.bytes); };
+    if (block.users.empty()) {
+      queues_[block.owner].push_back({scribble, nullptr, nullptr});
+    } else {
+      auto& queue = queues_[kReaper];
+      for (const StreamId user : block.users) queue.push_back({nullptr, record_locked(user), nullptr});
+      queue.push_back({nullptr, record_locked(block.owner), nullptr});
+      queue.push_back({scribble, nullptr, nullptr});
+    }
+    run_prompt();
+  }
+
+  // Runs everything, and gives freed memory back to the host.
+  void settle() {
+    synchronize();
+    const Lock lock(mutex_);
+    for (void* memory : freed_) std::free(memory);
+    freed_.clear();
+    lateness_ = Lateness::none;
+    dropped_wait_ = -1;
+    drops_records_ = false;
+  }
+
+ private:
+  using Lock = std::lock_guard<std::mutex>;
+  struct Item {
+    std::function<void()> task;
+    MarkPtr wait;  // for this
+    MarkPtr mark;  // is done now
+  };
+  struct Block {
+    size_t bytes;
+    StreamId owner;
+    std::set<StreamId> users;
+  };
+
+  MarkPtr record_locked(StreamId stream) {
+    auto mark = std::make_shared<Mark>(Mark{stream});
+    queues_[stream].push_back({nullptr, nullptr, mark});
+    run_prompt();
+    return mark;
+  }
+
+  bool is_prompt(StreamId stream) const {
+    if (stream == kReaper || lateness_ == Lateness::none) return true;
+    return lateness_ == (stream == kMain ? Lateness::side : Lateness::main);
+  }
+
+  void run(std::deque<Item>& queue) {
+    const Item item = std::move(queue.front());
+    queue.pop_front();
+    try {
+      if (item.task) item.task();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    if (item.mark) item.mark->done = true;
+  }
+
+  void run_prompt() {
+    for (bool again = true; again;) {
+      again = false;
+      for (auto& [stream, queue] : queues_) {
+        while (is_prompt(stream) && !queue.empty() && !(queue.front().wait && !queue.front().wait->done)) {
+          run(queue);
+          again = true;
+        }
+      }
+    }
+  }
+
+  void run_until(const MarkPtr& mark) {
+    while (!mark->done) {
+      auto& queue = queues_[mark->stream];
+      if (queue.empty()) throw std::runtime_error("late: a stream waits for itself");
+      if (const MarkPtr wait = queue.front().wait; wait && !wait->done) {
+        run_until(wait);
+      } else {
+        run(queue);
+        run_prompt();
+      }
+    }
+  }
+
+  void rethrow() {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+
+  std::mutex mutex_;
+  std::map<StreamId, std::deque<Item>> queues_;
+  std::map<void*, Block> blocks_;
+  std::vector<void*> freed_;
+  StreamId streams_ = kMain;
+  Lateness lateness_ = Lateness::none;
+  int waits_ = 0, dropped_wait_ = -1;
+  bool drops_records_ = false;
+  std::exception_ptr failure_;
+};
+
+}  // namespace late

@@ -1,0 +1,142 @@
+"""Run by test_late.py. The engine and its executor on a device whose work is late: a missing wait gives wrong numbers.
+
+Streams of tests/cpp/device/streams.h run in an order that is as bad as the waits between them allow. The tests also
+drop one wait at a time, and all records of memory on a stream, and see that this is noticed.
+"""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import gossamer as gs
+from gossamer import _C
+from gossamer.engine import Connections
+from tests.support import late_device
+
+STEPS = 3
+LAYERS = 4
+ALGORITHMS = {
+    "exact": lambda: gs.GradientAllReduce(),
+    "deterministic": lambda: gs.GradientAllReduce(deterministic=True),
+    "int8": lambda: gs.GradientAllReduce(codec=gs.Int8()),
+    "int4 with feedback": lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.Int4())),
+    "one bit": lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.OneBit())),
+}
+
+
+class Layer(torch.autograd.Function):
+    """Has a gradient of one value everywhere. Forward and backward only queue work, and never wait for the device."""
+
+    @staticmethod
+    def forward(ctx, x, param, value):
+        ctx.save_for_backward(param)
+        ctx.value = value
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        [param] = ctx.saved_tensors
+        return grad, torch.empty_like(param).fill_(ctx.value), None
+
+
+class Network(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.full((300,), float(i), device=device) for i in range(LAYERS))
+        self.step = 0
+
+    def forward(self, x):
+        self.step += 1
+        for i, param in enumerate(self.weights):
+            x = Layer.apply(x, param, float(self.step * (i + 1)))
+        return x
+
+
+def train(algorithm, which, monkeypatch, seed=lambda native: None):
+    """Trains STEPS steps, the last one after `seed`. Returns the weights and the number of waits in the last step."""
+    with late_device.late("none") as native:
+        links = Connections(late_device.communicator(), late_device.communicator(device="cpu"), None)
+        monkeypatch.setattr("gossamer.engine.face.connect", lambda module, group: links)
+        network = Network("late")
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.5, foreach=False)
+        model = gs.DataParallel(
+            network, optimizer, algorithm=ALGORITHMS[algorithm](), bucket_bytes=1000, first_bucket_bytes=1000
+        )
+        for step in range(STEPS):
+            if step == STEPS - 1:
+                native.synchronize()
+                native.set_late(late_device.LATENESS[which])
+                native.drop_wait(-1)
+                seed(native)
+            optimizer.zero_grad()
+            model(torch.zeros((), device="late", requires_grad=True)).backward()
+            optimizer.step()
+        waits = native.waits()
+        weights = [param.detach().cpu() for param in network.weights]
+        model.close()
+    return torch.stack(weights), waits
+
+
+def expected():
+    network = Network("cpu")
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.5)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        network(torch.zeros((), requires_grad=True)).backward()
+        optimizer.step()
+    return torch.stack([param.detach() for param in network.weights])
+
+
+def is_right(weights):
+    return torch.allclose(weights, expected(), rtol=0.02)
+
+
+@pytest.mark.parametrize("which", ["none", "main", "side", "all"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_training_gives_the_right_weights_whichever_streams_are_late(algorithm, which, monkeypatch):
+    weights, waits = train(algorithm, which, monkeypatch)
+    assert is_right(weights)
+    assert waits >= LAYERS + 1  # one for each bucket, and one for the optimizer
+
+
+@pytest.mark.parametrize("algorithm", ["exact", "int8"])
+def test_each_wait_between_streams_is_needed(algorithm, monkeypatch):
+    _, waits = train(algorithm, "none", monkeypatch)
+    for number in range(waits):
+        runs = [
+            train(algorithm, which, monkeypatch, lambda native, number=number: native.drop_wait(number))[0]
+            for which in ("main", "side")
+        ]
+        assert not all(map(is_right, runs)), number
+
+
+def test_a_gradient_that_is_replaced_while_the_side_stream_is_late_must_be_recorded(monkeypatch):
+    weights, _ = train("exact", "side", monkeypatch, lambda native: native.drop_records(True))
+    assert not is_right(weights)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_flat_memory_outlives_a_bucket_that_is_dropped_while_the_side_stream_is_late(recorded):
+    with late_device.late("side") as native:
+        native.drop_records(not recorded)
+        device = torch.device("late", 0)
+        param = nn.Parameter(torch.zeros(100, device=device))
+        buckets = [_C.Bucket(0, [0], [param], ["param"], _C.Placement.in_turn([param], 1, 1))]
+        buckets[0].add_field("grad", None)
+        buckets[0].flat("grad").fill_(3.0)
+        result = torch.zeros(100, device=device)
+        executor, done = _C.Executor(device), threading.Event()
+
+        def task():
+            bucket = buckets.pop()
+            result.copy_(bucket.flat("grad")[:100])
+            del bucket
+            done.set()
+
+        executor.submit(task)
+        assert done.wait(30)
+        executor.wait()
+        assert torch.equal(result.cpu(), torch.full((100,), 3.0)) == recorded
+        executor.stop()

@@ -1,0 +1,69 @@
+"""The simulated device of tests/cpp/device as torch's device "late". It is compiled on first use, into build/.
+
+For a process of its own: see tests/late/test_late.py.
+"""
+
+import fcntl
+import functools
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import cpp_extension
+
+import gossamer as gs
+from gossamer import _C
+from tests import ROOT
+
+LATENESS = {"none": 0, "main": 1, "side": 2, "all": 3}
+
+
+@functools.cache
+def load() -> Any:
+    """Returns the extension. Its first call makes the device "late" known to torch."""
+    library = Path(_C.__file__)
+    folder = ROOT / "build" / "late_device" / f"{torch.__version__}-{library.stem.split('.')[0]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "turn").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)  # torch's own lock stays after a compile that was killed
+        native = cpp_extension.load(
+            name="late_device",
+            sources=[str(ROOT / "tests" / "cpp" / "device" / "late_device.cpp")],
+            extra_cflags=["-O0", "-std=c++20", "-fvisibility=hidden"],
+            extra_ldflags=[str(library), f"-Wl,-rpath,{library.parent}"],
+            extra_include_paths=[str(ROOT / "csrc")],
+            build_directory=str(folder),
+        )
+    torch.utils.rename_privateuse1_backend("late")
+    module = types.ModuleType("torch.late")
+    module.__dict__.update(
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        is_initialized=lambda: True,
+        _is_in_bad_fork=lambda: False,
+        manual_seed_all=lambda seed: None,
+        synchronize=lambda device=None: native.synchronize(),
+    )
+    torch._register_device_module("late", module)
+    return native
+
+
+@contextmanager
+def late(which: str) -> Iterator[Any]:
+    """Makes streams late: "main", the default stream; "side", all others; "all" or "none". Yields the extension."""
+    native = load()
+    native.set_late(LATENESS[which])
+    try:
+        yield native
+    finally:
+        native.settle()
+
+
+def communicator(size: int = 2, device: str = "late:0") -> gs.comm.Communicator:
+    """Returns rank 0's communicator of `size` ranks with equal values over the backend of the simulated device."""
+    return gs.comm.from_backend(load().Backend(0, size), device=device)
