@@ -207,6 +207,8 @@ def _enter(
             if store is None:
                 # A store outlives the group, and still holds the addresses of the group before.
                 store = dist.PrefixStore(f"gossamer/join{_joins}", _store_of(placement, timeout_s))
+            if "nccl" in chosen:
+                _require_own_gpu(store, placement)
             dist.init_process_group(
                 chosen,
                 rank=placement.rank,
@@ -230,15 +232,32 @@ def _choose(backend: str | None, placement: Placement) -> str:
     chosen = backend or ("cpu:gossamer,cuda:nccl" if torch.cuda.is_available() else "gossamer")
     if "nccl" in chosen and not (placement.source == "elastic" and _has_gpu):
         count = torch.cuda.device_count()
-        if placement.local_rank >= count:
+        index = 0 if count == 1 else placement.local_rank  # a launcher may show each worker its own GPU alone
+        if index >= count:
             raise ConfigError(
                 f"gossamer.init: rank {placement.rank}/{placement.size} is local worker {placement.local_rank} "
                 f"of {placement.local_size}, but {count} GPU(s) are visible; NCCL needs one GPU per worker. "
                 "Start fewer workers, or use gossamer.init(backend='gloo')."
             )
-        torch.cuda.set_device(placement.local_rank)
+        torch.cuda.set_device(index)
         _has_gpu = True
     return chosen
+
+
+def _require_own_gpu(store: dist.Store, placement: Placement) -> None:
+    """Refuses workers that share a GPU. Collective over all workers. Indices do not show it, so UUIDs are compared."""
+    own = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    store.set(f"gpu/{placement.rank}", own)
+    if torch.cuda.device_count() > 1 or placement.local_size == 1:
+        return  # the local rank is the index
+    every = [store.get(f"gpu/{rank}").decode() for rank in range(placement.size)]
+    shared = next((rank for rank, uuid in enumerate(every) if every.index(uuid) < rank), None)
+    if shared is not None:
+        raise ConfigError(
+            f"gossamer.init: ranks {every.index(every[shared])} and {shared} of {placement.size} share "
+            f"GPU-{every[shared]}; NCCL needs one GPU per worker. "
+            "Start fewer workers, or use gossamer.init(backend='gloo')."
+        )
 
 
 def _not_joined(what: str, placement: Placement, why: str) -> CommError:

@@ -7,13 +7,16 @@ import re
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import gossamer as gs
-from gossamer import ConfigError
+from gossamer import ConfigError, runtime
+from gossamer.config import Placement
+from tests.support.ranks import run_threads
 
 WORKER = """
 import json, sys, torch, torch.distributed as dist, gossamer as gs
@@ -94,17 +97,46 @@ def test_group_of_the_caller_is_adopted_and_left_alone() -> None:
 
 def test_fewer_gpus_than_local_workers_is_an_error(monkeypatch) -> None:
     variables = {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "1",
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "2",
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "1",
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=r"rank 1/2 is local worker 1 of 2, but 1 GPU\(s\) are visible"):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"rank 2/3 is local worker 2 of 3, but 2 GPU\(s\) are visible"):
         gs.init(backend="cpu:gloo,cuda:nccl")
+
+
+@pytest.mark.parametrize(("gpus", "shared"), [((0, 1, 2), None), ((0, 1, 0), (0, 2)), ((0, 1, 1), (1, 2))])
+def test_workers_that_each_see_one_gpu_must_see_different_ones(gpus, shared, monkeypatch) -> None:
+    here, chosen, store = threading.local(), [], dist.HashStore()
+
+    def of_this_worker(_index):
+        return SimpleNamespace(uuid=f"uuid{here.gpu}")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", of_this_worker)
+    monkeypatch.setattr(runtime, "_has_gpu", False)
+
+    def body(rank):
+        here.gpu = gpus[rank]
+        place = Placement("srun", rank, len(gpus), rank, len(gpus))
+        runtime._choose("cpu:gloo,cuda:nccl", place)
+        runtime._require_own_gpu(store, place)
+
+    errors = run_threads(len(gpus), body, errors=True)
+    assert chosen == [0] * len(gpus)
+    if shared is None:
+        assert errors == [None] * len(gpus)
+        return
+    for error in errors:
+        assert isinstance(error, ConfigError)
+        assert f"ranks {shared[0]} and {shared[1]} of 3 share GPU-uuid{gpus[shared[0]]}" in str(error)
 
 
 def test_missing_peer_is_an_error_naming_rank_and_address(monkeypatch, free_port) -> None:
