@@ -3,6 +3,7 @@
 
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -111,6 +112,46 @@ at::Tensor SymmetricCommunicator::allocate(int64_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   blocks_.insert_or_assign(memory.data_ptr(), std::move(block));
   return memory.narrow(0, 0, bytes);
+}
+
+template <class Part>
+void SymmetricCommunicator::together(int64_t bytes, const Part& part) {
+  std::string problem;
+  try {
+    part();
+    if (!device().is_cpu()) c10::impl::VirtualGuardImpl(device().type()).synchronizeDevice(device().index());
+  } catch (const std::exception& error) {
+    problem = first_line(error.what());
+  }
+  agree(bytes, problem);
+}
+
+std::vector<int> SymmetricCommunicator::unreached_peers() {
+  const c10::OptionalDeviceGuard guard(device());
+  const int64_t n = size(), bytes = (n + 1) * static_cast<int64_t>(sizeof(int64_t));
+  const at::Tensor memory = allocate(bytes);  // one number from each rank, and one for all to read
+  const auto& bases = peers_of(memory)->bases();
+  const auto numbers_of = [&](int64_t peer) {
+    return at::for_blob(bases.at(static_cast<size_t>(peer)), {n + 1})
+        .options(at::TensorOptions().dtype(at::kLong).device(device()))
+        .target_device(device())
+        .make_tensor();
+  };
+  const auto number = [n](int64_t from, int64_t to) { return 0x676f73 + from * (n + 1) + to; };
+  together(bytes, [&] {
+    for (int64_t peer = 0; peer < n; ++peer) numbers_of(peer)[rank()].fill_(number(rank(), peer));
+    numbers_of(rank())[n].fill_(number(rank(), n));
+  });
+  std::vector<int> unreached;
+  together(bytes, [&] {
+    const at::Tensor arrived = numbers_of(rank()).cpu();
+    for (int peer = 0; peer < n; ++peer) {
+      const auto read = numbers_of(peer)[n].clone().item<int64_t>();
+      if (arrived[peer].item<int64_t>() != number(peer, rank()) || read != number(peer, n))
+        unreached.push_back(peer);
+    }
+  });
+  return unreached;
 }
 
 // Entries of the map keep their address as long as they exist.

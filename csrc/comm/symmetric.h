@@ -18,6 +18,9 @@ class SymmetricCommunicator : public Forwarding {
 
   // Collective. It blocks the host, and cannot be done while a graph is captured.
   at::Tensor allocate(int64_t bytes) override;
+  // Collective. Each rank writes a number into every rank's memory and reads one from it, on the device. Returns the ranks
+  // from whom a number did not arrive here, or from whose memory it could not be read.
+  std::vector<int> unreached_peers();
   bool shares_memory() const override { return true; }
   PeerBlock* peers_of(const at::Tensor& x) override;
 
@@ -35,6 +38,9 @@ class SymmetricCommunicator : public Forwarding {
   void require_no_capture(int64_t bytes) const;
   // Throws on every rank if any rank has something to tell.
   void agree(int64_t bytes, const std::string& problem);
+  // Runs a part of unreached_peers() on every rank, and waits until all ranks' devices have done it.
+  template <class Part>
+  void together(int64_t bytes, const Part& part);
 
   CommunicatorPtr control_;
   std::unique_ptr<PeerGroup> group_;

@@ -109,6 +109,14 @@ void bind_communicator(py::module_& module) {
         return std::make_shared<SymmetricCommunicator>(other, std::move(control), std::move(group));
       },
       py::arg("other"), py::arg("control"), py::arg("store"), py::arg("timeout_ms"), Release());
+  module.def(
+      "unreached_peers",
+      [](const CommunicatorPtr& comm) {
+        const auto own = std::dynamic_pointer_cast<SymmetricCommunicator>(comm);
+        check_argument(own != nullptr, "unreached_peers: needs a communicator over symmetric memory");
+        return own->unreached_peers();
+      },
+      py::arg("comm"), Release());
 }
 
 void bind_collectives(py::module_& module) {

@@ -133,6 +133,7 @@ def c10d_communicator(
 def symmetric_communicator(
     other: Communicator, control: Communicator, store: Store, timeout_ms: int
 ) -> Communicator: ...
+def unreached_peers(comm: Communicator) -> list[int]: ...
 
 class AsideStore:
     """A clone of a store. Its requests run on a native thread, so that a waiting caller can be told to leave."""

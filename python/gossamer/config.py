@@ -20,6 +20,8 @@ _HOROVOD_ADDRESSES = (
     ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
 )
 BUILD_VARIABLES = ("GOSSAMER_BUILD_CUDA",)  # read by setup.py alone
+# torch's symmetric memory refuses ranks whose GPUs have the same index, unless this is set.
+EQUAL_GPU_INDICES = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 ELASTIC_VARIABLES = ("GOSSAMER_ELASTIC_BOARD", "GOSSAMER_ELASTIC_WORKER", "GOSSAMER_ELASTIC_LAUNCHER")
 
 
@@ -63,6 +65,16 @@ def current() -> Config:
             known = ", ".join([*names, *BUILD_VARIABLES])
             raise ConfigError(f"environment: unknown variable {variable}; the known ones are {known}.")
     return Config(**values)
+
+
+def allows_equal_gpu_indices() -> bool:
+    """Whether torch's symmetric memory takes ranks whose GPUs have the same index, such as ranks on one GPU."""
+    return os.environ.get(EQUAL_GPU_INDICES) == "1"
+
+
+def allow_equal_gpu_indices() -> None:
+    """Lets torch's symmetric memory take such ranks, in this process. torch reads the variable at each rendezvous."""
+    os.environ[EQUAL_GPU_INDICES] = "1"
 
 
 def launcher_environment() -> Placement | None:

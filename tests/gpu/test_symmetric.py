@@ -227,12 +227,11 @@ report(*facts)
 
 OVERLAP = """
 comm, control = comms.private(None, device)
-own = comms.symmetric(comm, control)
 try:
-    own.allocate(1000)
+    comms.symmetric(comm, control)
     fact = False
-except gs.CommError as error:
-    fact = "overlapping devices" in str(error) and "rank 1" in str(error)
+except gs.ConfigError as error:
+    fact = "ranks 0 and 1 share GPU-" in str(error)
 report(fact)
 """
 

@@ -10,7 +10,11 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import UUID
 
+import torch
+
+from gossamer import _C, config
 from gossamer._C import Communicator
 from gossamer.comm.c10d import gather_numbers, hosts_of, share_memory
 from gossamer.errors import ConfigError
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 72  # as torch's; the kernels take as many addresses
 """The largest number of ranks that can read each other's memory in place."""
+_UUID_SHIFTS = (96, 64, 32, 0)  # a UUID travels as four numbers of 32 bits
 
 
 @dataclass
@@ -42,7 +47,8 @@ def symmetric(comm: Communicator, control: Communicator) -> Communicator:
         control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
 
     Raises:
-        ConfigError: on every rank, if the ranks cannot share memory, or are more than MAX_RANKS.
+        ConfigError: on every rank, if the ranks cannot share memory, or are more than MAX_RANKS. It names the first
+            pair of ranks whose GPUs do not reach each other.
     """
     if comm.size == 1:
         return comm
@@ -53,9 +59,37 @@ def symmetric(comm: Communicator, control: Communicator) -> Communicator:
         raise ConfigError(
             f"Symmetric: all ranks must be on one host, got {hosts}; for several, Hierarchical compresses between them"
         )
-    if comm.device.type == "cuda":
-        _require_that_ranks_see_each_other(control)
-    return share_memory(comm, control)
+    if comm.device.type != "cuda":
+        return share_memory(comm, control)
+    _require_that_ranks_see_each_other(control)
+    index = comm.device.index
+    require_peer_access(control, torch.cuda.current_device() if index is None else index)
+    own = share_memory(comm, control)
+    require_that_memory_arrives(own, control)
+    return own
+
+
+def require_that_memory_arrives(own: Communicator, control: Communicator) -> None:
+    """Lets each rank write into the memory of all ranks and read from it, and checks the values. Collective.
+
+    With an IOMMU or PCIe's access control, the driver may allow access, and what is written never arrives.
+
+    Args:
+        own: a communicator over symmetric memory.
+        control: the same ranks for CPU tensors.
+
+    Raises:
+        ConfigError: on every rank. It names the first pair of ranks between whom a value was lost.
+    """
+    broken = set(_C.unreached_peers(own))
+    every = gather_numbers(control, *(int(peer in broken) for peer in range(own.size)))
+    for rank, row in enumerate(every):
+        if any(row):
+            raise ConfigError(
+                f"Symmetric: values must arrive in the memory of other ranks' devices, but were lost between ranks "
+                f"{rank} and {row.index(1)}; turn off the IOMMU or PCIe's access control services (ACS), or use NCCL "
+                f"or Gloo"
+            )
 
 
 def _require_that_ranks_see_each_other(control: Communicator) -> None:
@@ -76,3 +110,55 @@ def _require_that_ranks_see_each_other(control: Communicator) -> None:
         raise ConfigError(
             f"Symmetric: each rank must be a process of its own on a GPU, got process ids {list(processes)}"
         )
+
+
+def visible_uuids() -> list[str]:
+    """Returns the UUIDs of the GPUs that this process sees, by index."""
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
+
+
+def can_access(index: int, peer: int) -> bool:
+    """Whether one visible GPU can access the memory of another one."""
+    return index == peer or torch.cuda.can_device_access_peer(index, peer)
+
+
+def require_peer_access(control: Communicator, index: int) -> None:
+    """Checks that each rank has a GPU of its own, which can access the GPUs of all ranks. Collective.
+
+    GPUs are compared by UUID. Where each rank sees one GPU alone, as with Slurm's --gpus-per-task, all have index 0.
+    The driver is not asked about GPUs that a process does not see.
+
+    Args:
+        control: the ranks, for CPU tensors.
+        index: the GPU of this rank.
+
+    Raises:
+        ConfigError: on every rank. It names the first pair of ranks that share a GPU, or whose GPUs cannot access each
+            other's memory.
+    """
+    visible = visible_uuids()
+    own = UUID(visible[index]).int
+    rows = gather_numbers(control, index, *[own >> shift & 0xFFFFFFFF for shift in _UUID_SHIFTS])
+    indices = [row[0] for row in rows]
+    uuids = [
+        str(UUID(int=sum(part << at for part, at in zip(row[1:], _UUID_SHIFTS, strict=True)))) for row in rows
+    ]
+    pairs = [(rank, peer) for rank in range(control.size) for peer in range(control.size) if rank != peer]
+    shared = next((pair for pair in pairs if uuids[pair[0]] == uuids[pair[1]]), None)
+    if shared is not None and not config.allows_equal_gpu_indices():
+        raise ConfigError(
+            f"Symmetric: each rank must have a GPU of its own, but ranks {shared[0]} and {shared[1]} share "
+            f"GPU-{uuids[shared[0]]}; start one rank for each GPU, or for a test set "
+            f"{config.EQUAL_GPU_INDICES}=1"
+        )
+    reached = [each not in visible or can_access(index, visible.index(each)) for each in uuids]
+    reach = gather_numbers(control, *map(int, reached))
+    apart = next((pair for pair in pairs if not reach[pair[0]][pair[1]]), None)
+    if apart is not None:
+        raise ConfigError(
+            f"Symmetric: GPUs must access each other's memory, but the GPU of rank {apart[0]} "
+            f"(GPU-{uuids[apart[0]]}) cannot access the GPU of rank {apart[1]} (GPU-{uuids[apart[1]]}); "
+            f"see `nvidia-smi topo -p2p r`, or use NCCL or Gloo"
+        )
+    if len(set(indices)) < control.size:
+        config.allow_equal_gpu_indices()
