@@ -2,17 +2,25 @@
 // it has a store, a rank and a size.
 #include "backend/peers.h"
 
+#include <ATen/ops/full.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <atomic>
 #include <utility>
 
+#include "device_kernels.h"
 #include "errors.h"
 
 namespace gossamer {
 
 namespace symm = c10d::symmetric_memory;
+
+namespace {
+
+constexpr size_t kOfTorch = 128;  // words of a signal pad that torch's own channel 0 may use
+
+}  // namespace
 
 PeerBlock::PeerBlock(const at::Tensor& memory, c10::intrusive_ptr<symm::SymmetricMemory> handle,
                      int64_t timeout_ms)
@@ -21,6 +29,12 @@ PeerBlock::PeerBlock(const at::Tensor& memory, c10::intrusive_ptr<symm::Symmetri
       bytes_(static_cast<int64_t>(memory.nbytes())),
       timeout_ms_(timeout_ms) {
   for (void* base : handle_->get_buffer_ptrs()) bases_.push_back(static_cast<uint8_t*>(base));
+  if (device_kernels(memory.device().type()).meet == nullptr) return;
+  const size_t needed = (kOfTorch + flat::kMeetingWords) * sizeof(uint32_t);
+  check_argument(handle_->get_signal_pad_size() >= needed, "symmetric memory: torch's signal pads must have ",
+                 needed, " bytes, got ", handle_->get_signal_pad_size(), "; call no set_signal_pad_size()");
+  for (void* pad : handle_->get_signal_pad_ptrs()) pads_.push_back(static_cast<uint32_t*>(pad) + kOfTorch);
+  missing_ = at::full({1}, -1, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
 }
 
 PeerBlock::~PeerBlock() = default;
@@ -33,7 +47,15 @@ bool PeerBlock::holds(const at::Tensor& x) const {
 
 void PeerBlock::meet() {
   constexpr int kChannel = 0;  // one collective at a time
-  handle_->barrier(kChannel, static_cast<size_t>(timeout_ms_));
+  if (pads_.empty()) return handle_->barrier(kChannel, static_cast<size_t>(timeout_ms_));
+  device_kernels(handle_->get_device().type())
+      .meet({pads_.data(), handle_->get_rank(), handle_->get_world_size(), timeout_ms_,
+             missing_.data_ptr<int>()});
+}
+
+std::optional<int> PeerBlock::missing() const {
+  const int rank = missing_.defined() ? *static_cast<const volatile int*>(missing_.data_ptr<int>()) : -1;
+  return rank < 0 ? std::nullopt : std::optional<int>(rank);
 }
 
 void PeerBlock::leak() noexcept { (void)handle_.release(); }

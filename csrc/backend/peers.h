@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,10 @@ class PeerBlock {
 
   // Orders the current streams of all ranks: what this rank queues next begins once all that any rank queued before its
   // meet() is done. On the CPU it returns at that time. On CUDA the host does not wait. The device waits for timeout_ms
-  // at most; then torch prints an error, and no later CUDA call of this process works.
+  // at most. Then no later CUDA call of this process works, and missing() names a rank.
   void meet();
+  // The rank that did not come to a meeting of the devices in time.
+  std::optional<int> missing() const;
 
   // Gives up the memory without freeing it: the device may be waiting in it for a rank that is gone.
   void leak() noexcept;
@@ -44,6 +47,8 @@ class PeerBlock {
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> handle_;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   std::vector<uint8_t*> bases_;
+  std::vector<uint32_t*> pads_;  // for meetings of the devices; empty where the handle's own barrier serves
+  at::Tensor missing_;           // [1] on the host, which the device writes
   int64_t bytes_;
   int64_t timeout_ms_;
 };

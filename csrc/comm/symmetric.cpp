@@ -50,6 +50,19 @@ void SymmetricCommunicator::tell(const std::string& text) noexcept {
   other_->tell(text);
 }
 
+std::string SymmetricCommunicator::trouble() noexcept {
+  try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [base, block] : blocks_) {
+      if (const auto rank = block.missing())
+        return "rank " + std::to_string(*rank) + " did not come to a meeting of the GPUs in time";
+    }
+  } catch (const std::exception&) {
+    return {};
+  }
+  return other_->trouble();
+}
+
 void SymmetricCommunicator::agree(int64_t bytes, const std::string& problem) {
   const auto mine = at::zeros({kTextBytes}, at::kByte);
   std::memcpy(mine.data_ptr(), problem.data(), std::min<size_t>(problem.size(), kTextBytes - 1));

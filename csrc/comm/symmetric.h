@@ -25,7 +25,7 @@ class SymmetricCommunicator : public Forwarding {
   PeerBlock* peers_of(const at::Tensor& x) override;
 
   void tell(const std::string& text) noexcept override;
-  std::string trouble() noexcept override { return other_->trouble(); }
+  std::string trouble() noexcept override;
   std::string capture_refusal() const override { return ""; }
   uint64_t bytes_sent() const override { return Communicator::bytes_sent() + other_->bytes_sent(); }
   uint64_t bytes_received() const override {

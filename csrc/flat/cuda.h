@@ -14,7 +14,11 @@ void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* fl
              cudaStream_t stream);
 void scale(Dtype dtype, void* flat, int64_t numel, double scale, cudaStream_t stream);
 // At most kMaxRows rows and outs: their addresses travel as an argument of the kernel.
-constexpr int kMaxRows = 72;  // the most ranks that torch's symmetric memory takes
+constexpr int kMaxRows = kMostRanks;
 void sum_rows(Dtype dtype, const RowSum& sum, double scale, cudaStream_t stream);
+
+// What the stream runs next begins once all that any rank queued before its meeting is done, and sees what it wrote. The
+// host does not wait. The device waits for timeout_ms; then it writes `missing` and ends the CUDA context.
+void meet(const Meeting& meeting, cudaStream_t stream);
 
 }  // namespace gossamer::flat::cuda

@@ -39,4 +39,15 @@ struct RowSum {
 // Gives the bits of the identity codec's reduce_encode.
 void sum_rows(Dtype dtype, const RowSum& sum, double scale);
 
+// A meeting of ranks on their devices. `pads[r]` is memory of rank r that all ranks map: kMeetingWords words, zeros at
+// first, which only meetings change.
+constexpr int kMostRanks = 72;  // that torch's symmetric memory takes
+constexpr int kMeetingWords = kMostRanks + 1;
+struct Meeting {
+  uint32_t* const* pads;
+  int rank, size;
+  int64_t timeout_ms;
+  int* missing;  // host memory that the device writes: the number of a rank that did not come in time
+};
+
 }  // namespace gossamer::flat

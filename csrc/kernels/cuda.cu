@@ -45,6 +45,7 @@ const DeviceKernels kCuda{
     [](Dtype dtype, const flat::RowSum& sum, double scale) {
       flat::cuda::sum_rows(dtype, sum, scale, current_stream());
     },
+    [](const flat::Meeting& meeting) { flat::cuda::meet(meeting, current_stream()); },
     [](Dtype dtype, const optim::Adam& adam, const optim::Segment* segments, int64_t count) {
       optim::cuda::adam(dtype, adam, segments, count, current_stream());
     },

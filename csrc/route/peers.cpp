@@ -10,6 +10,7 @@
 
 #include "backend/peers.h"
 #include "device_kernels.h"
+#include "errors.h"
 #include "float_dtype.h"
 #include "observe/recorder.h"
 #include "route/route.h"
@@ -54,6 +55,16 @@ class RowsOfPeers : public Rows {
   std::vector<const uint8_t*> rows_;
 };
 
+void meet_in_time(PeerBlock& block) {
+  try {
+    block.meet();
+  } catch (const std::exception& error) {
+    const auto rank = block.missing();
+    if (!rank) throw;
+    raise_python(ErrorKind::comm, "meet: rank ", *rank, " did not come in time: ", first_line(error.what()));
+  }
+}
+
 }  // namespace
 
 RowsPtr rows_of_peers(Communicator& comm, const Shape& shape) {
@@ -62,7 +73,7 @@ RowsPtr rows_of_peers(Communicator& comm, const Shape& shape) {
 
 void meet(PeerBlock& block) {
   observe::Flight flight("meet", 0);
-  block.meet();
+  meet_in_time(block);
   flight.posted();
 }
 
@@ -86,9 +97,9 @@ bool sum_in_place(Communicator& comm, const at::Tensor& x, double scale) {
 
   const int64_t moved = 2 * static_cast<int64_t>(x.nbytes()) * (n - 1) / n;
   observe::Flight flight("sum_in_place", moved);
-  block->meet();
+  meet_in_time(*block);
   device_kernels(comm.device().type()).sum_rows(*dtype, {rows.data(), n, rows.data(), n, valid}, scale);
-  block->meet();
+  meet_in_time(*block);
   flight.posted();
   comm.count(moved, moved);
   return true;

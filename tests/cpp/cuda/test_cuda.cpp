@@ -264,5 +264,70 @@ TEST_F(Cuda, OptimizersLeaveTheBitsOfTheCpu) {
     }
 }
 
+// The pads of ranks that meet, all on one device.
+class Pads {
+ public:
+  using Words = std::vector<uint32_t>;
+  explicit Pads(int size) {
+    for (int rank = 0; rank < size; ++rank) {
+      all_.push_back(std::make_unique<DeviceBytes>(Bytes(sizeof(uint32_t) * flat::kMeetingWords)));
+      addresses_.push_back(reinterpret_cast<uint32_t*>(all_.back()->data()));
+    }
+  }
+  Words get(int rank) const {
+    const Bytes bytes = all_[rank]->get();
+    Words words(flat::kMeetingWords);
+    std::memcpy(words.data(), bytes.data(), bytes.size());
+    return words;
+  }
+  void set(int rank, const Words& words) {
+    EXPECT_EQ(
+        cudaMemcpy(addresses_[rank], words.data(), sizeof(uint32_t) * words.size(), cudaMemcpyHostToDevice),
+        cudaSuccess);
+  }
+  void meet(int rank) {
+    auto* missing = reinterpret_cast<int*>(missing_.data());
+    flat::cuda::meet({addresses_.data(), rank, static_cast<int>(all_.size()), 10'000, missing}, nullptr);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  }
+
+ private:
+  std::vector<std::unique_ptr<DeviceBytes>> all_;
+  std::vector<uint32_t*> addresses_;
+  DeviceBytes missing_{Bytes(sizeof(int), 0xff)};
+};
+
+TEST_F(Cuda, a_meeting_tells_its_number_to_every_rank_and_counts_it) {
+  for (const int size : {1, 2, 31, 32, 33, flat::kMostRanks}) {
+    Pads pads(size);
+    const int rank = size - 1;
+    for (uint32_t meeting = 1; meeting <= 3; ++meeting) {
+      Pads::Words mine = pads.get(rank);  // the others have come, some of them to the next meeting too
+      for (int peer = 0; peer < rank; ++peer) mine[peer] = meeting + peer % 2;
+      pads.set(rank, mine);
+      pads.meet(rank);
+      mine[rank] = mine[flat::kMostRanks] = meeting;
+      ASSERT_EQ(pads.get(rank), mine) << size << " ranks, meeting " << meeting;
+      for (int peer = 0; peer < rank; ++peer) {
+        Pads::Words theirs(flat::kMeetingWords);
+        theirs[rank] = meeting;
+        ASSERT_EQ(pads.get(peer), theirs) << size << " ranks, rank " << peer;
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, the_number_of_a_meeting_may_wrap_around) {
+  Pads pads(3);
+  Pads::Words mine(flat::kMeetingWords);
+  mine[flat::kMostRanks] = 0xffffffff;
+  mine[1] = 0;  // has come to this meeting
+  mine[2] = 1;  // and to the next one
+  pads.set(0, mine);
+  pads.meet(0);
+  mine[flat::kMostRanks] = 0;
+  EXPECT_EQ(pads.get(0), mine);
+}
+
 }  // namespace
 }  // namespace gossamer::test
