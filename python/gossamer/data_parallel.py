@@ -68,7 +68,7 @@ class DataParallel(nn.Module, Face):
         settings = config.current()
         self.module = module
         self.training: bool = module.training
-        self.algorithm = resolve(algorithm)
+        self.algorithm: Algorithm = resolve(algorithm)
         bucket_bytes = settings.bucket_bytes if bucket_bytes is None else bucket_bytes
         first = settings.first_bucket_bytes if first_bucket_bytes is None else first_bucket_bytes
         if bucket_bytes <= 0 or first <= 0:

@@ -24,7 +24,7 @@ REFUSED = {
     "fused": "the step is fused without it",
 }
 # These options choose among torch's own ways to the same result, so a state_dict that holds them can be loaded.
-CHOICES = {"capturable": False, "foreach": None, "fused": None}
+CHOICES: dict[str, bool | None] = {"capturable": False, "foreach": None, "fused": None}
 
 Options: TypeAlias = dict[str, Any]
 

@@ -6,6 +6,7 @@ The algorithm is Bagua's. Ranks hold different weights: model.consensus() averag
 import threading
 import time
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -34,7 +35,7 @@ class AsyncModelAverage(Algorithm):
     """
 
     name = "async"
-    methods = (
+    methods: ClassVar[tuple[Method, ...]] = (
         Method(
             "async",
             lambda _: AsyncModelAverage(),
@@ -44,7 +45,7 @@ class AsyncModelAverage(Algorithm):
             trial=Trial(apart=True, by_clock=True, periodic=True),
         ),
     )
-    fields = ("grad", "weight")
+    fields: ClassVar[tuple[str, ...]] = ("grad", "weight")
     needs_optimizer = True
 
     def __init__(self, sync_interval_ms: float = 500, warmup_steps: int = 0) -> None:

@@ -4,6 +4,8 @@ It follows Bagua's algorithm of that name. Bagua has one scale for a rank's whol
 one, which makes about a tenth of the error for 3 % more bytes. MinMaxUInt8 is Bagua's own wire format.
 """
 
+from typing import ClassVar
+
 from gossamer.algorithms.gradient_allreduce import GradientAllReduce
 from gossamer.codec import Codec, Int8
 from gossamer.facts import ROUNDED, Method, Trial
@@ -20,7 +22,7 @@ class ByteGrad(GradientAllReduce):
     """
 
     name = "bytegrad"
-    methods = (
+    methods: ClassVar[tuple[Method, ...]] = (
         Method(
             "bytegrad",
             lambda _: ByteGrad(),

@@ -33,7 +33,7 @@ class CommHook(Algorithm):
     def __init__(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         if not callable(hook):
             raise ConfigError(f"register_comm_hook: hook must be callable, got {hook!r}")
-        self.hook = getattr(hook, "__qualname__", type(hook).__name__)  # public: ranks compare it
+        self.hook: str = getattr(hook, "__qualname__", type(hook).__name__)  # public: ranks compare it
         self._state, self._hook = state, hook
         self._count = 0
 

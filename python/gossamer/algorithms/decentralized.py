@@ -4,7 +4,7 @@ It follows Bagua's algorithm of that name (D-PSGD: Lian et al. 2017, arXiv:1705.
 with graphs that change. Ranks hold different weights: model.consensus() averages them exactly.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Decentralized(Algorithm):
     """
 
     name = "decentralized"
-    methods = tuple(
+    methods: ClassVar[tuple[Method, ...]] = tuple(
         Method(
             "decentralized" if name == "all" else f"decentralized_{name}",
             lambda _, name=name: Decentralized(name),  # type: ignore[misc]
@@ -41,12 +41,12 @@ class Decentralized(Algorithm):
         )
         for name in TOPOLOGIES
     )
-    fields = ("weight",)
+    fields: ClassVar[tuple[str, ...]] = ("weight",)
     needs_optimizer = True
 
     def __init__(self, topology: str | Topology = "all", interval: int = 1) -> None:
         require_steps("Decentralized", interval=interval)
-        self.topology = resolve(topology)
+        self.topology: Topology = resolve(topology)
         self.interval: int = interval
 
     def connect(self, worker: Worker) -> None:

@@ -74,7 +74,7 @@ class GradientAllReduce(Algorithm):
             ErrorFeedback(OneBit()),
         ),
     )
-    state_fields = ("error",)
+    state_fields: ClassVar[tuple[str, ...]] = ("error",)
     uneven_inputs = True
 
     def __init__(
@@ -86,7 +86,7 @@ class GradientAllReduce(Algorithm):
             )
         self.deterministic: bool = deterministic
         self.average: bool = average
-        self.codec = codec if codec is not None or not deterministic else Identity()
+        self.codec: Codec | Adaptive | None = codec if codec is not None or not deterministic else Identity()
         self._comm: Communicator | None = None
         self._tuned: dict[str, Codec | None] = {}
 

@@ -7,7 +7,7 @@ al. 2025, arXiv:2501.18512. Between averagings ranks hold different weights: mod
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class LocalSGD(Algorithm):
 
     name = "local_sgd"
     # Trials are short, so their momentum is 0.5. DiLoCo's 0.9 needs more averagings.
-    methods = (
+    methods: ClassVar[tuple[Method, ...]] = (
         Method(
             "local_sgd",
             lambda settings: LocalSGD(settings.period),
@@ -97,8 +97,8 @@ class LocalSGD(Algorithm):
             ),
         ),
     )
-    fields = ("weight",)
-    state_fields = ("anchor", "error", "change")
+    fields: ClassVar[tuple[str, ...]] = ("weight",)
+    state_fields: ClassVar[tuple[str, ...]] = ("anchor", "error", "change")
     needs_optimizer = True
 
     def __init__(

@@ -6,6 +6,7 @@ exactly.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -33,7 +34,7 @@ class LowPrecisionDecentralized(Algorithm):
     """
 
     name = "low_precision_decentralized"
-    methods = (
+    methods: ClassVar[tuple[Method, ...]] = (
         Method(
             "low_precision_decentralized",
             lambda _: LowPrecisionDecentralized(),
@@ -44,8 +45,8 @@ class LowPrecisionDecentralized(Algorithm):
             trial=Trial(apart=True),
         ),
     )
-    fields = ("weight",)
-    state_fields = ("replica", "replica_0", "replica_1")
+    fields: ClassVar[tuple[str, ...]] = ("weight",)
+    state_fields: ClassVar[tuple[str, ...]] = ("replica", "replica_0", "replica_1")
     needs_optimizer = True
 
     def __init__(
@@ -66,8 +67,8 @@ class LowPrecisionDecentralized(Algorithm):
         require_steps(where, interval=interval)
         if not 0 < gamma <= 1:
             raise ConfigError(f"{where}: gamma must be above 0 and at most 1, got {gamma!r}")
-        self.codec = codec if codec is not None else Int8()
-        self.topology = resolve(topology)
+        self.codec: Codec = codec if codec is not None else Int8()
+        self.topology: Topology = resolve(topology)
         self.gamma: float = gamma
         self.interval: int = interval
 

@@ -8,7 +8,7 @@ import math
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class PowerSGD(Algorithm):
     """
 
     name = "powersgd"
-    methods = (
+    methods: ClassVar[tuple[Method, ...]] = (
         Method(
             "powersgd",
             lambda settings: PowerSGD(settings.rank),
@@ -47,7 +47,7 @@ class PowerSGD(Algorithm):
             hook=True,
         ),
     )
-    state_fields = ("error",)
+    state_fields: ClassVar[tuple[str, ...]] = ("error",)
     needs_optimizer = True
 
     def __init__(self, rank: int = 4, *, start_step: int = 0, min_compression_rate: float = 2.0) -> None:

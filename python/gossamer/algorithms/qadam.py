@@ -136,7 +136,7 @@ class AdamAlgorithm(Algorithm):
         codec: the codec of the field.
     """
 
-    state_fields = ("error",)
+    state_fields: ClassVar[tuple[str, ...]] = ("error",)
     needs_optimizer = True
 
     #: QAdamOptimizer or a subclass of it.
@@ -242,7 +242,7 @@ class QAdam(AdamAlgorithm):
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         super().use_optimizers(optimizers)
-        self.warmup_steps = self._optimizer.warmup_steps  # public: ranks compare it
+        self.warmup_steps: int = self._optimizer.warmup_steps  # public: ranks compare it
 
     def averages_gradients(self, step: int) -> bool:
         return step < self.warmup_steps
@@ -270,7 +270,7 @@ class OneBitAdam(QAdam):
     """QAdam whose momentum travels in 1 bit an element, with error feedback: 1-bit Adam."""
 
     name = "onebit_adam"
-    methods = (
+    methods: ClassVar[tuple[Method, ...]] = (
         adam_method(
             "onebit_adam", lambda _: OneBitAdam(), "is Adam with a frozen variance and its momentum in 1 bit"
         ),

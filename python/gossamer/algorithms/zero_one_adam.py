@@ -6,7 +6,7 @@ At the other steps ranks send the sum of the momenta since the last synchronisat
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from gossamer.algorithms.base import require_steps
 from gossamer.algorithms.qadam import AdamAlgorithm, QAdamOptimizer, adam_method, largest_move, limited
 from gossamer.codec import Codec, ErrorFeedback, OneBit
 from gossamer.errors import ConfigError
+from gossamer.facts import Method
 
 
 class ZeroOneAdamOptimizer(QAdamOptimizer):
@@ -128,7 +129,7 @@ class ZeroOneAdam(AdamAlgorithm):
     """
 
     name = "zero_one_adam"
-    methods = (
+    methods: ClassVar[tuple[Method, ...]] = (
         adam_method(
             "zero_one_adam",
             lambda _: ZeroOneAdam(),
@@ -147,8 +148,8 @@ class ZeroOneAdam(AdamAlgorithm):
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         super().use_optimizers(optimizers)
-        self.freeze_steps = self._optimizer.warmup_steps  # public: ranks compare both
-        self.variance_scaler = self._optimizer.variance_scaler
+        self.freeze_steps: int = self._optimizer.warmup_steps  # public: ranks compare both
+        self.variance_scaler: int = self._optimizer.variance_scaler
 
     @property
     def own_weights(self) -> bool:

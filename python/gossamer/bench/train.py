@@ -122,8 +122,8 @@ class Training:
         network = GPT()
         # The warm-up ends after the first step.
         kind = type(algorithm or GradientAllReduce())
-        self.optimizer = kind.make_optimizer(network.parameters(), lr=1e-4, warmup_steps=1)
-        self.model = wrap(network, self.optimizer)
+        self.optimizer: optim.Optimizer = kind.make_optimizer(network.parameters(), lr=1e-4, warmup_steps=1)
+        self.model: nn.Module = wrap(network, self.optimizer)
         seed = torch.Generator().manual_seed(runtime.rank())
         self.text: torch.Tensor = torch.randint(256, (rows, CONTEXT + 1), generator=seed)
 

@@ -32,7 +32,7 @@ class Adaptive:
         self, codec: Codec, rules: Mapping[str | int, Codec | None] | None = None, *, tiny: int = 1024
     ) -> None:
         self.codec = codec
-        self.rules = dict(rules or {})
+        self.rules: dict[str | int, Codec | None] = dict(rules or {})
         self.tiny: int = tiny
         for matcher, choice in {"": codec, **self.rules}.items():
             if not isinstance(matcher, (str, int)) or isinstance(matcher, bool):

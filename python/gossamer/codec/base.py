@@ -120,6 +120,15 @@ class NativeCodec(Codec):
     def native(self) -> _C.CodecChoice:
         return _C.CodecChoice(self.kind, self.block, self.stochastic, self.seed)
 
+    def _round_by(self, stochastic: bool, seed: int) -> None:
+        """Raises CodecError unless `stochastic` is a bool and `seed` an unsigned 64-bit number."""
+        name = type(self).__name__
+        if not isinstance(stochastic, bool):
+            raise CodecError(f"{name}: stochastic must be True or False, got {stochastic!r}")
+        if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+            raise CodecError(f"{name}: seed must be an integer from 0 to 2^64 - 1, got {seed!r}")
+        self.stochastic, self.seed = stochastic, seed
+
     def wire_bytes(self, numel: int, dtype: torch.dtype = torch.float32) -> int:
         return _ops.wire_bytes(self.kind, self.block, dtype, numel)
 
@@ -139,15 +148,6 @@ class NativeCodec(Codec):
     def decode_add(self, wire: Tensor, acc: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         _ops.decode_add(wire, self.kind, self.block, dtype, acc)
         return acc
-
-
-def check_rounding(name: str, stochastic: bool, seed: int) -> tuple[bool, int]:
-    """Returns both values. Raises CodecError unless `stochastic` is a bool and `seed` an unsigned 64-bit number."""
-    if not isinstance(stochastic, bool):
-        raise CodecError(f"{name}: stochastic must be True or False, got {stochastic!r}")
-    if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-        raise CodecError(f"{name}: seed must be an integer from 0 to 2^64 - 1, got {seed!r}")
-    return stochastic, seed
 
 
 def check_block(name: str, block: int, multiple: int) -> int:

@@ -3,6 +3,8 @@
 Identity makes the two-shot all-reduce exact and deterministic; BF16 and FP16 halve the bytes of float32.
 """
 
+from typing import ClassVar
+
 from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec
 
 
@@ -11,7 +13,7 @@ class Identity(NativeCodec):
 
     name = "identity"
     kind = 0
-    facts = CodecFacts(CodecSpeed(10e9, 10e9, 10e9), error=0.0, loses="nothing")
+    facts: ClassVar[CodecFacts] = CodecFacts(CodecSpeed(10e9, 10e9, 10e9), error=0.0, loses="nothing")
 
 
 class BF16(NativeCodec):
@@ -19,7 +21,7 @@ class BF16(NativeCodec):
 
     name = "bf16"
     kind = 1
-    facts = CodecFacts(CodecSpeed(20e9, 20e9, 20e9), error=0.00166, loses="precision")
+    facts: ClassVar[CodecFacts] = CodecFacts(CodecSpeed(20e9, 20e9, 20e9), error=0.00166, loses="precision")
 
 
 class FP16(NativeCodec):
@@ -27,4 +29,6 @@ class FP16(NativeCodec):
 
     name = "fp16"
     kind = 2
-    facts = CodecFacts(CodecSpeed(20e9, 20e9, 20e9), error=0.000208, loses="precision and range")
+    facts: ClassVar[CodecFacts] = CodecFacts(
+        CodecSpeed(20e9, 20e9, 20e9), error=0.000208, loses="precision and range"
+    )

@@ -3,7 +3,9 @@
 The arithmetic is csrc/codec/int4.h, for CPU and CUDA alike.
 """
 
-from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec, check_block, check_rounding
+from typing import ClassVar
+
+from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec, check_block
 
 
 class Int4(NativeCodec):
@@ -21,7 +23,7 @@ class Int4(NativeCodec):
 
     name = "int4"
     kind = 5
-    facts = CodecFacts(
+    facts: ClassVar[CodecFacts] = CodecFacts(
         CodecSpeed(5e9, 25e9, 35e9),
         error=0.0838,
         loses="at most 3/16 of the largest magnitude in a block, most often far less",
@@ -31,4 +33,4 @@ class Int4(NativeCodec):
 
     def __init__(self, block: int = 32, stochastic: bool = False, seed: int = 0) -> None:
         self.block: int = check_block("Int4", block, 32)
-        self.stochastic, self.seed = check_rounding("Int4", stochastic, seed)
+        self._round_by(stochastic, seed)

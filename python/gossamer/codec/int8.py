@@ -3,7 +3,9 @@
 The arithmetic is csrc/codec/int8.h, for CPU and CUDA alike.
 """
 
-from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec, check_block, check_rounding
+from typing import ClassVar
+
+from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec, check_block
 
 
 class Int8(NativeCodec):
@@ -25,7 +27,7 @@ class Int8(NativeCodec):
 
     name = "int8"
     kind = 3
-    facts = CodecFacts(
+    facts: ClassVar[CodecFacts] = CodecFacts(
         CodecSpeed(20e9, 35e9, 40e9),
         error=0.00596,
         loses="at most 1/253 of the largest magnitude in a block",
@@ -34,4 +36,4 @@ class Int8(NativeCodec):
 
     def __init__(self, block: int = 64, stochastic: bool = False, seed: int = 0) -> None:
         self.block: int = check_block("Int8", block, 32)
-        self.stochastic, self.seed = check_rounding("Int8", stochastic, seed)
+        self._round_by(stochastic, seed)

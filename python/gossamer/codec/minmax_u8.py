@@ -3,6 +3,8 @@
 The arithmetic is csrc/codec/minmax_u8.h. Source of the format: the `bagua` project's ByteGrad.
 """
 
+from typing import ClassVar
+
 from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec
 
 
@@ -16,6 +18,6 @@ class MinMaxUInt8(NativeCodec):
 
     name = "minmax_u8"
     kind = 4
-    facts = CodecFacts(
+    facts: ClassVar[CodecFacts] = CodecFacts(
         CodecSpeed(25e9, 40e9, 40e9), error=0.0107, loses="about 1/510 of the range of a whole chunk"
     )

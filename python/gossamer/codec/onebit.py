@@ -4,6 +4,8 @@ The arithmetic is csrc/codec/onebit.h, for CPU and CUDA alike. Source: scaled si
 (Seide et al. 2014) and EF-SGD (Karimireddy et al. 2019).
 """
 
+from typing import ClassVar
+
 from gossamer.codec.base import CodecFacts, CodecSpeed, NativeCodec, check_block
 
 
@@ -23,7 +25,7 @@ class OneBit(NativeCodec):
 
     name = "onebit"
     kind = 6
-    facts = CodecFacts(
+    facts: ClassVar[CodecFacts] = CodecFacts(
         CodecSpeed(12e9, 50e9, 50e9),
         error=0.601,
         loses="everything but the signs and the mean magnitude of each block",

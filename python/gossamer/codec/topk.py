@@ -3,6 +3,8 @@
 Source: Stich, Cordonnier, Jaggi: Sparsified SGD with Memory (2018), arXiv:1809.07599.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class TopK(Codec):
     """
 
     name = "topk"
-    facts = CodecFacts(
+    facts: ClassVar[CodecFacts] = CodecFacts(
         CodecSpeed(0.2e9, 1e9, 0.5e9),
         error=0.957,
         loses="all but the largest magnitudes",

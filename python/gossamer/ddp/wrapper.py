@@ -62,6 +62,11 @@ class DistributedDataParallel(nn.Module, Face):
         UsageError: the same, where torch raises RuntimeError.
     """
 
+    device_ids: list[int] | None
+    output_device: int | None
+    forward_sync_buffers: bool
+    require_backward_grad_sync: bool
+    require_forward_param_sync: bool
     _buffer_hook: BufferHook | None = None
 
     def __init__(
@@ -104,7 +109,7 @@ class DistributedDataParallel(nn.Module, Face):
             broadcast_buffers, forward_sync_buffers, chosen
         )
         self.find_unused_parameters: bool = find_unused_parameters
-        self.static_graph = static_graph
+        self.static_graph: bool = static_graph
         self.gradient_as_bucket_view: bool = gradient_as_bucket_view
         self.batched_grad_copy: bool = batched_grad_copy
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params

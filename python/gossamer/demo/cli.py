@@ -19,6 +19,7 @@ from rich.table import Table
 
 from gossamer import netlab
 from gossamer.demo import link
+from gossamer.demo.train import Figures
 from gossamer.errors import GossamerError
 from gossamer.units import parse_rate, rate_text
 
@@ -75,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def train(args: argparse.Namespace) -> dict:
+def train(args: argparse.Namespace) -> dict[str, Figures]:
     """The figures of each run, by its name. Whatever happens, no process is left behind."""
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log.txt", "w+") as log:
         result = Path(folder, "runs.json")
@@ -95,7 +96,7 @@ def train(args: argparse.Namespace) -> dict:
         return json.loads(result.read_text())
 
 
-def check(runs: dict) -> None:
+def check(runs: dict[str, Figures]) -> None:
     """Raise unless every run ended within its tolerance of one process, with equal bits on all ranks."""
     wanted = runs["one process"]["validation_loss"]
     for name, seen in runs.items():
@@ -106,14 +107,14 @@ def check(runs: dict) -> None:
     check_bits(runs)
 
 
-def check_bits(runs: dict) -> None:
+def check_bits(runs: dict[str, Figures]) -> None:
     """Raise unless all ranks ended every run with equal bits."""
     for name, seen in runs.items():
         if not seen["equal_bits"]:
             raise GossamerError(f"the ranks hold different bits after {len(seen['losses'])} steps of {name}")
 
 
-def show(runs: dict, slow: dict, args: argparse.Namespace) -> None:
+def show(runs: dict[str, Figures], slow: dict[str, Figures], args: argparse.Namespace) -> None:
     """Print the table; write the JSON and the PNG.
 
     Args:

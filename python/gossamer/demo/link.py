@@ -9,13 +9,14 @@ import tempfile
 from pathlib import Path
 
 from gossamer import netlab
+from gossamer.demo.train import Figures
 from gossamer.units import parse_rate, rate_text
 
 STOCK = "ddp"  # the run that the others are compared with
 RUNS = [STOCK, "gradient_allreduce", "bytegrad"]
 
 
-def train(steps: int, *, ranks: int, rate: str, seed: int) -> dict:
+def train(steps: int, *, ranks: int, rate: str, seed: int) -> dict[str, Figures]:
     """Train each of RUNS with one worker on each of ``ranks`` hosts; return the figures of each run by its name.
 
     A worker takes one row of text a step, because all hosts compute on the cores of this machine.
@@ -34,12 +35,12 @@ def train(steps: int, *, ranks: int, rate: str, seed: int) -> dict:
         return json.loads(result.read_text())
 
 
-def speedup(runs: dict, name: str) -> float:
+def speedup(runs: dict[str, Figures], name: str) -> float:
     """Returns how many times as fast as stock DDP a step of this run is."""
     return runs[STOCK]["step_ms"] / runs[name]["step_ms"]
 
 
-def why_not(why: str, runs: dict, rate: str) -> str:
+def why_not(why: str, runs: dict[str, Figures], rate: str) -> str:
     """Returns the text to print if the hosts cannot be made: why, and the time of a step's bytes at that rate."""
     needed = [
         f"{name} {1e3 * seen['bytes_per_step'] / parse_rate(rate):,.0f} ms"

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,19 @@ from gossamer.workloads.gpt import CONTEXT, GPT
 COLUMNS = "{task.description:32}", BarColumn(30), "{task.completed}/{task.total} {task.fields[now]}"
 
 
-def train(algorithm: str, job: dict, group: Any) -> dict:
+class Figures(TypedDict):
+    """The figures of one run. `losses` and `bytes` have an entry for each step."""
+
+    validation_loss: float
+    step_ms: float
+    bytes_per_step: float
+    engine_bytes_per_step: float
+    equal_bits: bool
+    losses: list[float]
+    bytes: list[float]
+
+
+def train(algorithm: str, job: dict[str, Any], group: Any) -> Figures:
     """Train on this rank's rows of each global batch; return the figures, means over the group's ranks."""
     rank, size = group.rank(), group.size()
     torch.manual_seed(job["seed"])
@@ -78,7 +90,8 @@ def bytes_sent(model: nn.Module) -> list[int]:
     return [wire.bytes_sent(), model.engine.bytes_sent if isinstance(model, gs.DataParallel) else 0]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Trains the runs of the job, and writes their figures into its file."""
     job = json.loads(sys.argv[1])
     gs.init(backend="gloo")
     alone, runs = dist.new_subgroups(1)[0], {}
@@ -88,3 +101,7 @@ if __name__ == "__main__":
     if gs.rank() == 0:
         Path(job["result"]).write_text(json.dumps(runs))
     gs.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,8 @@ class Members:
     """
 
     def __init__(self, module: nn.Module, ignore: Collection[str] = ()) -> None:
-        self._module, self.ignore = weakref.ref(module), frozenset(ignore)
+        self._module = weakref.ref(module)
+        self.ignore: frozenset[str] = frozenset(ignore)
         known = {name for name, _ in [*module.named_parameters(), *module.named_buffers()]}
         if strangers := sorted(self.ignore - known):
             raise ConfigError(f"engine: ignore must name parameters or buffers of the model, got {strangers}")

@@ -26,9 +26,9 @@ class Background:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self.comm = duplicate(comm)
+        self.comm: Communicator = duplicate(comm)
         self._executor = _C.Executor(comm.device)
-        self.step = 0  # tasks so far, for the stall watch
+        self.step: int = 0  # tasks so far, for the stall watch
         self._last, self._waiting = "", False
         self._watch = watch_of(self, self.comm, None, describe=str, unit="background task")
         _open.add(self)

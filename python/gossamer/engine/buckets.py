@@ -37,7 +37,8 @@ class Buckets:
     def __init__(self, parts: Parts, sizes: Sizes) -> None:
         self._names, self._params = list(parts.named), list(parts.named.values())
         self._algorithm, self._comm, self._control = parts.algorithm, parts.comm, parts.control
-        self._sizes, self.bucket_bytes = sizes, sizes.bucket_bytes
+        self._sizes = sizes
+        self.bucket_bytes: int = sizes.bucket_bytes
         self._last = {index for index, name in enumerate(self._names) if name in sizes.last}
         self._order: list[int] = []
         self._timed = False

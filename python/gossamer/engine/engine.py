@@ -82,7 +82,8 @@ class Engine:
         named = dict(self._members.parameters())
         self._names, self._params = list(named), list(named.values())
         trainable = [i for i, param in enumerate(self._params) if param.requires_grad]
-        self._comm, self._control, self.algorithm = comm, control, algorithm
+        self._comm, self._control = comm, control
+        self.algorithm: Algorithm = algorithm
         parts = Parts(algorithm, self._members, named, comm, control)
         self._buckets = Buckets(parts, Sizes(bucket_bytes, first_bucket_bytes, last))
         self._steps = StepCounter(algorithm, self._count_step)
@@ -106,7 +107,7 @@ class Engine:
         )
         self._buckets.native = self._native
         self._worker = Worker(self._native, comm)
-        self.uneven = UnevenInputs(self._native, parts, self._steps)
+        self.uneven: UnevenInputs = UnevenInputs(self._native, parts, self._steps)
         algorithm.connect(self._worker)
         if algorithm.follows_gradients:
             # The native engine is no part of Python's garbage collection, so it must not hold the algorithm.
@@ -117,7 +118,7 @@ class Engine:
                 lambda index: ready(*named_params[index]),
                 lambda missing: ended([named_params[index] for index in missing]),
             )
-        self.graph = Graph(self._native, parts)
+        self.graph: Graph = Graph(self._native, parts)
         self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
         self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())
         self._buckets.arrive(trainable[::-1])

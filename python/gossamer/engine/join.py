@@ -38,7 +38,7 @@ class UnevenInputs:
         )
         self._comm, self._control = parts.comm, parts.control
         self.sync_buffers = False
-        self.copies_buffers = False
+        self.copies_buffers: bool = False
         self._shadowing = False
 
     @property

@@ -25,7 +25,7 @@ class StepCounter:
     """
 
     def __init__(self, algorithm: Algorithm, on_count: Callable[[int], None]) -> None:
-        self.count = 0
+        self.count: int = 0
         self._algorithm, self._on_count = algorithm, weakref.WeakMethod(on_count)
         self._hooks: list[Any] = []
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []

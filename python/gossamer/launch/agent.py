@@ -59,7 +59,7 @@ def leave(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def watch(control: IO[bytes], folder: tempfile.TemporaryDirectory) -> None:
+def watch(control: IO[bytes], folder: "tempfile.TemporaryDirectory[str]") -> None:
     """Ends this process and its workers once the input has ended."""
     while os.read(control.fileno(), 1024):  # a file object would block the interpreter's end
         pass

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gossamer.errors import ConfigError
 
 # Options of torchrun that say in another way where workers are, and their defaults.
-OTHER_WAYS = {
+OTHER_WAYS: dict[str, object] = {
     "nnodes": "1:1",
     "nproc_per_node": "1",
     "rdzv_backend": "static",

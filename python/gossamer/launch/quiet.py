@@ -10,7 +10,7 @@ from gossamer.launch.outcome import how_it_ended
 
 SWITCHES = ("LOGLEVEL", "TORCH_LOGS")  # torch's own switches: with either set, all of torch's lines are shown
 FAILED = "failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s"
-TOLD_BY_US = {
+TOLD_BY_US: dict[str, tuple[str, ...]] = {
     "torch.distributed.elastic.multiprocessing.api": (
         FAILED,
         "Sending process %s closing signal %s",

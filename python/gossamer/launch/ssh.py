@@ -116,14 +116,17 @@ class Agent:
         args: argparse.Namespace,
         events: "queue.Queue[AgentEvent]",
     ) -> None:
-        self.host, self._index, self._events, self._ready, self._last_words = host, index, events, False, ""
+        self.host: Host = host
+        self._index, self._events, self._ready, self._last_words = index, events, False, ""
         command = [sys.executable, "-c", BOOTSTRAP]
         self.reached_by: list[str] = [] if host.is_local() else ["ssh", *ssh_options(args), host.name]
         if self.reached_by:
             command = [*self.reached_by, shlex.join(command)]
         self._program, pipe = command[0], subprocess.PIPE
         # A session of its own, so that Ctrl-C reaches only this process, which then ends the agent.
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
         pairs = (self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)
         readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in pairs]
         for thread in (*readers, threading.Thread(target=self._wait, args=(readers,), daemon=True)):

@@ -10,7 +10,8 @@ class HorovodEnvironment:
     """A ClusterEnvironment with the ranks of hvd.init(). namespaces.subclass() makes it a subclass."""
 
     creates_processes_externally = True
-    main_address, main_port = "", 0  # hvd.init() has made the connections
+    main_address: str = ""  # hvd.init() has made the connections
+    main_port: int = 0
 
     @staticmethod
     def detect() -> bool:

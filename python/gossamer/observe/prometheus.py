@@ -15,11 +15,11 @@ from gossamer.errors import ConfigError
 try:
     import prometheus_client
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
-        f"gossamer.observe.prometheus: needs the package prometheus_client ({error}); "
+        f"gossamer.observe.prometheus: needs the package prometheus_client ({_error}); "
         f"run `pip install 'gossamer[metrics]'`"
-    ) from error
+    ) from _error
 
 # metric, its key in a report, factor from the report's unit, help
 _GAUGES = (
@@ -68,7 +68,9 @@ class Exporter:
         rank = dist.get_rank() if dist.is_initialized() else 0
         self._labels = {**(labels or {}), "rank": str(rank)}
         self._models = {str(name): weakref.ref(model) for name, model in named.items()}
-        self.registry = prometheus_client.REGISTRY if registry is None else registry
+        self.registry: prometheus_client.CollectorRegistry = (
+            prometheus_client.REGISTRY if registry is None else registry
+        )
         self.registry.register(self)
 
     def close(self) -> None:

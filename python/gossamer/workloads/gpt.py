@@ -16,9 +16,13 @@ class Block(nn.Module):
     def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
         self.heads = heads
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query_key_value, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.attention_norm: nn.Module = nn.LayerNorm(width)
+        self.mlp_norm: nn.Module = nn.LayerNorm(width)
+        self.query_key_value: nn.Module = nn.Linear(width, 3 * width)
+        self.project: nn.Module = nn.Linear(width, width)
+        self.mlp: nn.Module = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
@@ -35,9 +39,10 @@ class GPT(nn.Module):
         self, *, context: int = CONTEXT, width: int = WIDTH, heads: int = HEADS, layers: int = LAYERS
     ) -> None:
         super().__init__()
-        self.byte, self.position = nn.Embedding(256, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256))
+        self.byte: nn.Embedding = nn.Embedding(256, width)
+        self.position: nn.Embedding = nn.Embedding(context, width)
+        self.blocks: nn.Module = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.head: nn.Module = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         x = self.blocks(self.byte(text[:, :-1]) + self.position.weight)

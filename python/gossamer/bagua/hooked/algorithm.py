@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -36,7 +36,8 @@ class HookAlgorithm(Algorithm):
         bucket_bytes: size of the buckets that tensors_to_buckets() is offered.
     """
 
-    fields = ()  # the engine's buckets only count gradients; what travels lies in Bagua's buckets
+    # The engine's buckets only count gradients; what travels lies in Bagua's buckets.
+    fields: ClassVar[tuple[str, ...]] = ()
     follows_gradients = True
     lockstep = False  # the hooks decide when ranks wait for each other
     independent = True

@@ -5,13 +5,14 @@ Afterwards the group gives them. Without a launcher the process is alone.
 """
 
 import socket
+from collections.abc import Callable
 
 from gossamer import config, runtime
 from gossamer.config import Placement
 
-get_default_bucket_size = config.bagua_bucket_bytes
-get_autotune = config.bagua_autotune
-get_master_addr = config.master_addr
+get_default_bucket_size: Callable[[], int] = config.bagua_bucket_bytes
+get_autotune: Callable[[], bool] = config.bagua_autotune
+get_master_addr: Callable[[], str] = config.master_addr
 
 
 def get_world_size() -> int:

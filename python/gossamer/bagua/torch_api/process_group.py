@@ -28,7 +28,9 @@ class BaguaCommunicator:
     """One group of ranks. Its ranks count from 0."""
 
     def __init__(self, group: dist.ProcessGroup, stream: "torch.cuda.Stream | None" = None) -> None:
-        self.group, self.stream, self._aborted = group, stream, False
+        self.group: dist.ProcessGroup = group
+        self.stream: torch.cuda.Stream | None = stream
+        self._aborted = False
 
     def rank(self) -> int:
         """This rank's number in this communicator."""
@@ -82,7 +84,7 @@ class BaguaProcessGroup:
         self.ranks: list[int] = ranks
         self.stream = stream
         self.torch_group = every
-        self.by_hosts = by_hosts
+        self.by_hosts: tuple[Any, Any] | int = by_hosts
         self._communicators: dict[Any, BaguaCommunicator] = {}
 
     def get_global_communicator(self) -> Any:

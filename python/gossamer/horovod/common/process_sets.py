@@ -103,7 +103,7 @@ def checked_ranks(ranks: Iterable[int]) -> list[int]:
     return ordered
 
 
-global_process_set = ProcessSet([])
+global_process_set: ProcessSet = ProcessSet([])
 """The process set of all ranks. Operations use it unless they are given another."""
 global_process_set.process_set_id, global_process_set.ranks = 0, None
 

@@ -54,13 +54,13 @@ class _NarrowCompressor(Compressor):
 class FP16Compressor(_NarrowCompressor):
     """Sends floating-point tensors as float16, others as they are."""
 
-    dtype = torch.float16
+    dtype: torch.dtype = torch.float16
 
 
 class BF16Compressor(_NarrowCompressor):
     """Sends floating-point tensors as bfloat16: float32's range, 8 bits of precision. Others as they are."""
 
-    dtype = torch.bfloat16
+    dtype: torch.dtype = torch.bfloat16
 
 
 class GossamerCompressor(Compressor):

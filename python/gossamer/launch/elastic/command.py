@@ -32,7 +32,7 @@ FLAGS = (
     "blacklist_cooldown_range",
 )
 # Flags that do not go with elastic runs: torchrun's for groups that its agents make, and files by rank.
-OTHERS = host_lists.OTHER_WAYS | {
+OTHERS: dict[str, object] = host_lists.OTHER_WAYS | {
     "max_restarts": 0,
     "run_path": False,
     "output_filename": None,

@@ -58,9 +58,12 @@ class Driver:
         board: Board,
         limits: Limits,
     ) -> None:
-        self.start, self.slots, self.board, self.limits = start, slots, board, limits
-        self.newcomers = Newcomers(board)
-        self.epoch = 0
+        self._start = start
+        self.slots: Slots = slots
+        self.board: Board = board
+        self.limits: Limits = limits
+        self.newcomers: Newcomers = Newcomers(board)
+        self.epoch: int = 0
         self.workers: dict[int, Worker] = {}  # the workers that run
         self.members: list[int] = []  # the present group by rank, also members that have ended
         # Workers that ended by an error of their own. Such an error ends the run.
@@ -164,7 +167,7 @@ class Driver:
                 "HOROVOD_ELASTIC": "1",
                 "HOROVOD_HOSTNAME": slot.host,
             }
-            self.workers[number] = self.start(number, slot, env)
+            self.workers[number] = self._start(number, slot, env)
 
     def _regroup(self) -> None:
         """Forms a new group if one is due and all its workers have come; otherwise asks them to come."""

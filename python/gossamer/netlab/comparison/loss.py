@@ -17,7 +17,7 @@ from gossamer import runtime
 from gossamer.algorithms import AsyncModelAverage
 from gossamer.bench.measuring import note
 from gossamer.netlab.comparison.tasks import Task
-from gossamer.netlab.comparison.variants import VARIANTS, Setting, Training
+from gossamer.netlab.comparison.variants import VARIANTS, Setting, Training, Variant
 
 FIRST = "ddp"  # the others must reach the loss that it ends with
 PATIENCE = 3  # a variant may take this many times the steps of stock DDP
@@ -49,7 +49,7 @@ class Run:
 
     def __init__(self, task: Task, name: str, setting: Setting, *, seed: int, rows: int, every: int) -> None:
         torch.manual_seed(seed)
-        self.variant = VARIANTS[name]
+        self.variant: Variant = VARIANTS[name]
         self.task = task
         self.lr: float = setting.lr
         self.rows: int = rows
@@ -58,7 +58,7 @@ class Run:
         self.every: int = (
             -(-every // period) * period
         )  # whole periods, after which ranks hold the same weights
-        self.training = Training(task.model(), self.variant, setting)
+        self.training: Training = Training(task.model(), self.variant, setting)
 
     def train(self, steps: int, validator: "Validator", target: float | None) -> dict[str, Any]:
         """Trains to the end, or until the target is reached. Returns seconds, losses and steps at each validation."""
@@ -110,7 +110,7 @@ class Validator:
 
     def __init__(self, task: Task, file: str) -> None:
         self.task = task
-        self.network = copy.deepcopy(task.model())
+        self.network: nn.Module = copy.deepcopy(task.model())
         count, size = sum(each.numel() for each in self.network.parameters()), runtime.size()
         dist.barrier()
         self.weights: torch.Tensor = torch.from_file(file, shared=True, size=size * count).view(size, count)

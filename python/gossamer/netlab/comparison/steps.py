@@ -18,7 +18,7 @@ from gossamer import runtime
 from gossamer.bench.measuring import note
 from gossamer.netlab import DEVICE, Counters
 from gossamer.netlab.comparison.tasks import Task
-from gossamer.netlab.comparison.variants import PERIOD, VARIANTS, Setting, Training
+from gossamer.netlab.comparison.variants import PERIOD, VARIANTS, Setting, Training, Variant
 
 ALONE = "alone, "  # before the optimizer's name: a step without communication
 PER_TURN = 2
@@ -43,14 +43,16 @@ class Timed:
 
     def __init__(self, task: Task, name: str, setting: Setting, rows: int) -> None:
         torch.manual_seed(0)
-        self.variant = None if name.startswith(ALONE) else VARIANTS[name]
-        self.training = Training(task.model(), self.variant, setting, alone=name.removeprefix(ALONE))
+        self.variant: Variant | None = None if name.startswith(ALONE) else VARIANTS[name]
+        self.training: Training = Training(
+            task.model(), self.variant, setting, alone=name.removeprefix(ALONE)
+        )
         self.batch: list[torch.Tensor] = [
             part.chunk(runtime.size())[runtime.rank()] for part in task.batch(0, rows * runtime.size())
         ]
-        self.turns = Turns()
+        self.turns: Turns = Turns()
         self.period: int = 1 if self.variant is None else self.variant.period
-        self.steps = PER_TURN if self.period == 1 else self.period
+        self.steps: int = PER_TURN if self.period == 1 else self.period
         if self.variant is not None and self.variant.trial.by_clock:
             self.steps = _PER_TURN_BY_CLOCK
 

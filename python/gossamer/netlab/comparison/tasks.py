@@ -40,7 +40,9 @@ class CNN(nn.Module):
         super().__init__()
         first, second = nn.Conv2d(1, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
         convolutions = first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
-        self.body = nn.Sequential(*convolutions, nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 10))
+        self.body: nn.Module = nn.Sequential(
+            *convolutions, nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.body(images), labels)

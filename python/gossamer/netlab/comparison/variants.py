@@ -132,9 +132,10 @@ class Training:
     def __init__(
         self, network: nn.Module, variant: Variant | None, setting: Setting, *, alone: str = "AdamW"
     ) -> None:
-        self.network, self.variant = network, variant
+        self.network: nn.Module = network
+        self.variant: Variant | None = variant
         algorithm = ALGORITHM_OF_OPTIMIZER[alone] if variant is None else variant.algorithm
-        self.optimizer = algorithm.make_optimizer(
+        self.optimizer: optim.Optimizer = algorithm.make_optimizer(
             network.parameters(), lr=setting.lr, warmup_steps=setting.warmup_steps
         )
         self.model: nn.Module = network

@@ -105,4 +105,4 @@ class WatchThreads:
             thread.join(_END_S)
 
 
-threads = WatchThreads()
+threads: WatchThreads = WatchThreads()

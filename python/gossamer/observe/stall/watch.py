@@ -93,7 +93,7 @@ class Watch:
         unit: str = "step",
     ) -> None:
         self.tick_s: float = min(limits.shortest_s / 4, LONGEST_TICK_S)
-        self.thread = threading.get_ident()  # the thread that trains this model
+        self.thread: int = threading.get_ident()  # the thread that trains this model
         self._native, self._describe, self._limits = weakref.ref(native), describe, limits
         self._rank, self._size, self._unit = rank, size, unit
         self._calls: list[Wait] = []

@@ -100,7 +100,7 @@ class NativeImpl:
     def __init__(self, process_group: Any, declared: Any) -> None:
         self.process_group = process_group
         self.declared = declared
-        self.native = declared.native()
+        self.native: algorithms.Algorithm = declared.native()
 
     def require_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """ConfigError unless the algorithm can work with the optimizers that with_bagua() was given."""
@@ -112,7 +112,7 @@ class NativeAlgorithm(Algorithm):
     """Declares a NativeImpl."""
 
     hierarchical: bool
-    by_hosts = False  # sums go inside hosts first and then across, where the codec is
+    by_hosts: bool = False  # sums go inside hosts first and then across, where the codec is
     tunable = True  # by BAGUA_AUTOTUNE; gossamer's algorithm may refuse it still
     impl = NativeImpl
 
@@ -151,5 +151,5 @@ class _Registry:
         return sorted(self._algorithms)
 
 
-GlobalAlgorithmRegistry = _Registry()
+GlobalAlgorithmRegistry: _Registry = _Registry()
 """The algorithms by the names that `Algorithm.init` takes."""

@@ -50,8 +50,8 @@ class CacheLoader:
         self.backend = backend
         self.dataset_name: str = dataset_name
         self.writer_buffer_size: int = writer_buffer_size
-        self.store = backend if isinstance(backend, Store) else kinds[backend](**kwargs)
-        self.store_errors = 0
+        self.store: Store = backend if isinstance(backend, Store) else kinds[backend](**kwargs)
+        self.store_errors: int = 0
         self._unwritten: dict[str, bytes] = {}
 
     def get(self, key: Any, load_fn: Callable[[Any], Any]) -> Any:

@@ -25,7 +25,7 @@ class CachedDataset(Dataset[Any]):
         **kwargs: Any,
     ) -> None:
         self.dataset = dataset
-        self.cache_loader = CacheLoader(backend, dataset_name, writer_buffer_size, **kwargs)
+        self.cache_loader: CacheLoader = CacheLoader(backend, dataset_name, writer_buffer_size, **kwargs)
 
     def __getitem__(self, item: Any) -> Any:
         return self.cache_loader.get(item, self.dataset.__getitem__)

@@ -49,7 +49,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         self.drop_last: bool = drop_last
         self.num_replicas: int = env.get_world_size() if num_replicas is None else num_replicas
         self.rank: int = env.get_rank() if rank is None else rank
-        self.epoch = 0
+        self.epoch: int = 0
         if not 0 <= self.rank < self.num_replicas:
             raise ConfigError(
                 f"LoadBalancingDistributedSampler: rank must be from 0 to {self.num_replicas - 1}, got {self.rank}."
@@ -143,4 +143,4 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
                 f"LoadBalancingDistributedBatchSampler: batch_fn must give every rank a batch, got {counts} by rank."
             )
         self.total_batch: int = min(counts) if self.drop_last else max(counts)
-        self.padded_batches = list(islice(cycle(every[self.sampler.rank]), self.total_batch))
+        self.padded_batches: list[list[int]] = list(islice(cycle(every[self.sampler.rank]), self.total_batch))

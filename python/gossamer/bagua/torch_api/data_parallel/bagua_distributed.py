@@ -12,11 +12,11 @@ from torch import nn
 from gossamer import _C
 from gossamer.bagua.hooked.algorithm import HookAlgorithm
 from gossamer.bagua.torch_api import env
-from gossamer.bagua.torch_api.algorithms.base import Algorithm, NativeImpl
+from gossamer.bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, NativeImpl
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
 from gossamer.bagua.torch_api.process_group import default_group, is_initialized, torch_group_of
 from gossamer.comm import Flat, Hierarchical, given_group
-from gossamer.engine import Autotune, Face, autotune_of, weak_call
+from gossamer.engine import Autotune, Connections, Face, autotune_of, weak_call
 from gossamer.errors import ConfigError
 
 _numbers: dict[str, "count[int]"] = defaultdict(count)  # of models without a name, by class
@@ -47,7 +47,7 @@ class BaguaDistributedDataParallel(Face):
         autotune: bool | Autotune | None = None,
     ) -> None:
         super().__init__()
-        self.bagua_optimizers = _checked(module, optimizers, algorithm)
+        self.bagua_optimizers: list[torch.optim.Optimizer] = _checked(module, optimizers, algorithm)
         self._module = weakref.ref(module)
         if process_group is None and is_initialized():
             process_group = default_group()  # whose communicators an algorithm may ask for
@@ -56,7 +56,7 @@ class BaguaDistributedDataParallel(Face):
         kind = type(module).__name__
         self.bagua_module_name: str = bagua_module_name or f"{kind}_{next(_numbers[kind])}"
         self.parameters_to_ignore: list[str] = _ignored(module)
-        self.bagua_algorithm = algorithm.reify(process_group)
+        self.bagua_algorithm: AlgorithmImpl | NativeImpl = algorithm.reify(process_group)
         self.bagua_train_step_counter = 0
         tuning = autotune_of(env.get_autotune() if autotune is None else autotune)
         if tuning is not None and not getattr(algorithm, "tunable", False):
@@ -80,7 +80,9 @@ class BaguaDistributedDataParallel(Face):
             native = self._hooked = HookAlgorithm(self, self.bagua_algorithm, bucket_bytes=size)
         settings = {"bucket_bytes": size, "first_bucket_bytes": size, "ignore": self.parameters_to_ignore}
         try:
-            self.links = self._wrap(native, group, self.bagua_optimizers, autotune=tuning, **settings)
+            self.links: Connections = self._wrap(
+                native, group, self.bagua_optimizers, autotune=tuning, **settings
+            )
             self.broadcast_optimizers()
             if self._hooked is not None:
                 self._hooked.begin()

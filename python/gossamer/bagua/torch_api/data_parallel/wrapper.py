@@ -1,14 +1,13 @@
 """Bagua's DistributedDataParallel: a wrapper with the arguments of torch's, around with_bagua()."""
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer import algorithms
-from gossamer.bagua.torch_api.algorithms.base import Algorithm, NativeAlgorithm
+from gossamer.bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, NativeAlgorithm, NativeImpl
 from gossamer.bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from gossamer.bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
 from gossamer.bagua.torch_api.distributed import with_bagua
@@ -89,14 +88,26 @@ class DistributedDataParallel(nn.Module, Face):
 
     require_backward_grad_sync = BaguaDistributedDataParallel.require_backward_grad_sync
     """Whether backward communicates."""
-    parameters_to_ignore = property(attrgetter("inner.parameters_to_ignore"))
-    """Names that are each rank's own."""
-    bagua_algorithm = property(attrgetter("inner.bagua_algorithm"))
-    """The algorithm at work."""
-    bagua_optimizers = property(attrgetter("inner.bagua_optimizers"))
-    """The optimizers."""
-    bagua_buckets = property(attrgetter("inner.bagua_buckets"))
-    """The buckets as they are now."""
+
+    @property
+    def parameters_to_ignore(self) -> list[str]:
+        """Names that are each rank's own."""
+        return self.inner.parameters_to_ignore
+
+    @property
+    def bagua_algorithm(self) -> AlgorithmImpl | NativeImpl:
+        """The algorithm at work."""
+        return self.inner.bagua_algorithm
+
+    @property
+    def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers."""
+        return self.inner.bagua_optimizers
+
+    @property
+    def bagua_buckets(self) -> list[Any]:
+        """The buckets as they are now."""
+        return self.inner.bagua_buckets
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """torch's communication hooks, in the place of the algorithm: hook(state, bucket) -> Future. Collective.

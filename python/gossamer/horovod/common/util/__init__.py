@@ -6,8 +6,8 @@ Helpers for building Horovod, and for its other frameworks, are not here.
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -16,6 +16,10 @@ from gossamer.horovod.common import built
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
 
 _Answer = TypeVar("_Answer")
+
+
+class _Query(Protocol):
+    def __call__(self, verbose: bool = False) -> int: ...
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -35,10 +39,10 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     return _printed(found, f"Extension {ext_base_name}", "running with GPU", verbose)
 
 
-def _query(name: str, what: str) -> Callable[..., Any]:
+def _query(name: str, what: str) -> _Query:
     query = getattr(built, name)
 
-    def ask(verbose: bool = False) -> Any:
+    def ask(verbose: bool = False) -> int:
         return _printed(query(), "Extension torch", f"built with {what}", verbose)
 
     ask.__name__ = ask.__qualname__ = name
@@ -46,11 +50,11 @@ def _query(name: str, what: str) -> Callable[..., Any]:
     return ask
 
 
-mpi_built = _query("mpi_built", "MPI")
-gloo_built = _query("gloo_built", "Gloo")
-nccl_built = _query("nccl_built", "NCCL")
-ddl_built = _query("ddl_built", "DDL")
-ccl_built = _query("ccl_built", "CCL")
+mpi_built: _Query = _query("mpi_built", "MPI")
+gloo_built: _Query = _query("gloo_built", "Gloo")
+nccl_built: _Query = _query("nccl_built", "NCCL")
+ddl_built: _Query = _query("ddl_built", "DDL")
+ccl_built: _Query = _query("ccl_built", "CCL")
 
 
 def _printed(answer: _Answer, subject: str, what: str, verbose: bool) -> _Answer:

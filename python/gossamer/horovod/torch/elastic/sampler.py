@@ -28,8 +28,8 @@ class ElasticSampler(Sampler[int]):
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
-        self.epoch = 0
-        self.processed_num = 0  # samples of this epoch, by all workers
+        self.epoch: int = 0
+        self.processed_num: int = 0  # samples of this epoch, by all workers
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:

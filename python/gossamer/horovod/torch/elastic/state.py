@@ -20,7 +20,7 @@ class StateHandler:
     """Saves and restores one kind of object by copies of its state_dict(). A subclass defines sync()."""
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value: Any = value
         self.save()
 
     def save(self) -> None:

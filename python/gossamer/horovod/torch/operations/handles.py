@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gossamer import _C
 from gossamer.errors import CommError, ConfigError
 from gossamer.horovod.common.exceptions import HorovodInternalError
 
@@ -20,9 +21,9 @@ class Pending:
 
     __slots__ = ("operation", "target")
 
-    def __init__(self, operation: Any, target: torch.Tensor | None) -> None:
-        self.operation = operation
-        self.target = target
+    def __init__(self, operation: _C.NamedOperation, target: torch.Tensor | None) -> None:
+        self.operation: _C.NamedOperation = operation
+        self.target: torch.Tensor | None = target
 
     def done(self) -> bool:
         return self.operation.done()
@@ -53,7 +54,7 @@ class PendingGroup:
     __slots__ = ("members",)
 
     def __init__(self, members: list[Pending]) -> None:
-        self.members = members
+        self.members: list[Pending] = members
 
     def done(self) -> bool:
         return all(member.done() for member in self.members)

@@ -24,7 +24,7 @@ class Passes:
 
     def __init__(self, request: Request, passes: int) -> None:
         self.request = request
-        self.passes = passes
+        self.passes: int = passes
         self._hooks: dict[int, Any] = {}
         self.reset()
         if self.active:

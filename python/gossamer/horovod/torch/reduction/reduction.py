@@ -39,7 +39,7 @@ class Reduction(Passes):
         super().__init__(request, passes)
         self._number: int | None = None
         self._way: EngineReduction | NegotiatedReduction | None = None
-        self.why = "the first synchronize() chooses"
+        self.why: str = "the first synchronize() chooses"
         # Whether a later Reduction has some of the parameters: their gradients must not be reduced twice.
         self._replaced = False
         ids = {id(param) for param in request.params}

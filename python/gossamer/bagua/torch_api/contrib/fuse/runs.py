@@ -26,7 +26,7 @@ class Run:
 
     def __init__(self, params: Sequence[Tensor], weight: Tensor, state: Any) -> None:
         self.params: list[torch.Tensor] = list(params)
-        self.flat = nn.Parameter(weight)
+        self.flat: nn.Parameter = nn.Parameter(weight)
         self.state: dict[str, Any] = {}
         self._sizes = [param.numel() for param in params]
         self._before: dict[str, Any] = {}

@@ -79,7 +79,7 @@ class ClusterStore(Store):
     def __init__(self, stores: Sequence[Store]) -> None:
         if not stores:
             raise ConfigError("ClusterStore: needs one store at least, got none.")
-        self.stores = list(stores)
+        self.stores: list[Store] = list(stores)
 
     def place(self, key: str) -> int:
         """Which of the stores a key belongs to."""
