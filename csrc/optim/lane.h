@@ -3,6 +3,8 @@
 // registers. V has the operators + - * / and unary -, through the compiler's vectors. Included by rules.h.
 #pragma once
 
+#include <math.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -11,29 +13,11 @@
 namespace gossamer::GOSSAMER_ISA {
 
 // a * b + c, rounded once. Without the instruction it is a library call: correct but slow.
-HD float multiply_add(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return __fmaf_rn(a, b, c);
-#else
-  return __builtin_fmaf(a, b, c);
-#endif
-}
-HD double multiply_add(double a, double b, double c) {
-#if defined(__CUDA_ARCH__)
-  return __fma_rn(a, b, c);
-#else
-  return __builtin_fma(a, b, c);
-#endif
-}
+HD float multiply_add(float a, float b, float c) { return ::fmaf(a, b, c); }
+HD double multiply_add(double a, double b, double c) { return ::fma(a, b, c); }
 
 HD float square_root(float x) { return Scalar::sqrt(x); }
-HD double square_root(double x) {
-#if defined(__CUDA_ARCH__)
-  return __dsqrt_rn(x);
-#else
-  return __builtin_sqrt(x);
-#endif
-}
+HD double square_root(double x) { return ::sqrt(x); }
 
 template <class Number>
 struct One {
