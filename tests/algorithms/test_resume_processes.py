@@ -1,74 +1,84 @@
 """For every algorithm, a run that other processes resume has the bits of an uninterrupted run.
 
-The runs stay a script, because the processes that resume must start fresh.
+The processes of one job train whole runs and first parts, and end. The processes of another job train the second parts.
 """
 
-from tests.support.forks import fork_job
+from pathlib import Path
 
-JOB = """
-import json, pathlib, sys
+import pytest
 import torch
-import gossamer as gs
 
-folder, parts = pathlib.Path(sys.argv[1]), sys.argv[2:]  # "whole", "first", "second"
-gs.init("gossamer")
-STEPS = {"whole": range(10), "first": range(6), "second": range(6, 10)}
-EXACT_NAMES = ["gradient_allreduce", "bytegrad", "decentralized", "low_precision_decentralized", "qadam", "powersgd",
-               "local_sgd", "zero_one_adam"]
-SETTINGS = {"local_sgd": {"period": 4}, "powersgd": {"rank": 1, "min_compression_rate": 1.0},
-            "zero_one_adam": {"double_every": 1, "longest": 4}}
-MORE = {
+import gossamer as gs
+from tests.support.jobs import Job
+
+WHOLE, FIRST, SECOND = range(10), range(6), range(6, 10)
+ALGORITHMS = {
+    "gradient_allreduce": gs.GradientAllReduce,
+    "bytegrad": gs.ByteGrad,
+    "decentralized": gs.Decentralized,
+    "low_precision_decentralized": gs.LowPrecisionDecentralized,
+    "qadam": gs.QAdam,
+    "powersgd": lambda: gs.PowerSGD(1, min_compression_rate=1.0),
+    "local_sgd": lambda: gs.LocalSGD(4),
+    "zero_one_adam": lambda: gs.ZeroOneAdam(double_every=1, longest=4),
     "few bits": lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.Int4(stochastic=True))),
     "one bit": lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.OneBit())),
     "by rows": lambda: gs.ByteGrad(codec=gs.MinMaxUInt8()),
 }
+ADAMS = {"qadam": gs.QAdamOptimizer, "zero_one_adam": gs.ZeroOneAdamOptimizer}
 
-def build(name):
-    if name in MORE:
-        return MORE[name]()
-    from gossamer.algorithms import ALGORITHMS
-    return ALGORITHMS[name](**SETTINGS.get(name, {}))
 
-def run(name, part):
+def train(name, steps, saved=None):
+    """The state after these steps, of a new run or of one that goes on from `saved`."""
     torch.manual_seed(3)
     module = torch.nn.Sequential(torch.nn.Linear(10, 40), torch.nn.Tanh(), torch.nn.Linear(40, 5))
     params = module.parameters()
-    adams = {"qadam": gs.QAdamOptimizer, "zero_one_adam": gs.ZeroOneAdamOptimizer}
-    optimizer = adams[name](params, 0.01, 3) if name in adams else torch.optim.SGD(params, 0.1, momentum=0.9)
-    file = folder / f"{name}-{gs.rank()}.pt"
-    saved = torch.load(file) if part == "second" else None
-    model = gs.DataParallel(module, optimizer, algorithm=build(name), broadcast=saved is None, bucket_bytes=1000)
-    if saved:
+    optimizer = ADAMS[name](params, 0.01, 3) if name in ADAMS else torch.optim.SGD(params, 0.1, momentum=0.9)
+    algorithm, broadcast = ALGORITHMS[name](), saved is None
+    model = gs.DataParallel(module, optimizer, algorithm=algorithm, broadcast=broadcast, bucket_bytes=1000)
+    if saved is not None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         model.load_algorithm_state_dict(saved["algorithm"])
-    for step in STEPS[part]:
+    for step in steps:
         inputs = torch.randn(6, 10, generator=torch.Generator().manual_seed(100 * step + gs.rank()))
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
-    if part == "first":
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**state, "algorithm": model.algorithm_state_dict()}, file)
-    else:
-        torch.save(model.state_dict(), folder / f"{name}-{gs.rank()}-{part}.pt")
-        if part == "second":
-            whole = torch.load(folder / f"{name}-{gs.rank()}-whole.pt")
-            equal = all(torch.equal(whole[key], value) for key, value in model.state_dict().items())
-            sys.stdout.write("\\n" + json.dumps([name, gs.rank(), equal]) + "\\n")  # at once: ranks share the stream
-            sys.stdout.flush()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state["algorithm"] = model.algorithm_state_dict()
     model.close()
-
-for part in parts:
-    for name in [*EXACT_NAMES, *MORE]:
-        run(name, part)
-gs.shutdown()
-"""
+    return state
 
 
-def test_other_processes_go_on_where_the_first_ones_ended(tmp_path):
-    fork_job(JOB, 2, tmp_path, str(tmp_path), "whole", "first")
-    out = fork_job(JOB, 2, tmp_path, str(tmp_path), "second")
-    verdicts = [line for line in out.splitlines() if line.startswith("[")]
-    assert len(verdicts) == 2 * 11
-    assert [line for line in verdicts if "true" not in line] == []
+def own_file(folder: Path, name):
+    return folder / f"{name} of rank {gs.rank()}.pt"
+
+
+def train_until_the_end(folder):
+    for name in ALGORITHMS:
+        torch.save([train(name, WHOLE)["model"], train(name, FIRST)], own_file(folder, name))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the ranks of the first job have saved."""
+    folder = tmp_path_factory.mktemp("runs")
+    with Job(2) as job, job.within(gs.init, gs.shutdown, backend="gossamer"):
+        job.run(train_until_the_end, {"folder": folder})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_processes(folder):
+    with Job(2) as job, job.within(gs.init, gs.shutdown, backend="gossamer"):
+        yield job
+
+
+@pytest.mark.usefixtures("other_processes")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_other_processes_go_on_where_the_first_ones_ended(folder, name):
+    whole, saved = torch.load(own_file(folder, name))
+    resumed = train(name, SECOND, saved)["model"]
+    assert resumed.keys() == whole.keys()
+    assert [key for key in whole if not torch.equal(whole[key], resumed[key])] == []
