@@ -174,7 +174,8 @@ class LocalSGD(Algorithm):
                 # The anchors are then equal, even if the ranks began with different weights.
                 all_reduce(anchor, op="mean", deterministic=True, group=comm)
             bucket.add_field("change", comm)
-            Unsent.by(self.codec, bucket).prepare()
+            if self.codec is not None and self.codec.feeds_back:
+                Unsent.prepare(bucket)
             if self.outer_optimizer is not None and bucket.index not in self._outer:
                 self._outer[bucket.index] = self.outer_optimizer([bucket.flat("anchor")])
 
