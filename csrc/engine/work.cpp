@@ -29,37 +29,23 @@ void ScaledAllReduce::run(Communicator& comm, const std::shared_ptr<Bucket>& buc
   bucket->flat("grad").mul_(postscale_);
 }
 
-void Unsent::prepare(Bucket& bucket) {
-  bucket.add_field(kField, nullptr, bucket.dtype() == at::kDouble ? at::kDouble : at::kFloat);
-}
-
-at::Tensor Unsent::begin() {
-  if (!kept_) return {};
-  bucket_->clear_padding(kField);
-  if (of_gradients_) aside_ = bucket_->set_aside(kField);
-  return bucket_->flat(kField);
-}
-
-void Unsent::end() {
-  for (const auto& [view, kept] : aside_) view.add_(kept);
-  aside_.clear();
-}
-
 void CodecAllReduce::run_around(Communicator& comm, const std::shared_ptr<Bucket>& bucket,
                                 const Around& around) {
   const at::Tensor grad = bucket->flat("grad");
-  Unsent unsent(bucket, "grad", bucket->has(Unsent::kField));
-  const at::Tensor error = unsent.begin();
+  at::Tensor error;
+  if (bucket->has("error")) error = bucket->flat("error");
+  if (error.defined()) bucket->clear_padding("error");
   // Any number that differs from bucket to bucket and from step to step.
   const uint64_t nonce =
       codec::make_key(0, static_cast<uint64_t>(bucket->step()), 0, static_cast<uint64_t>(bucket->index()));
   const double scale = average_ ? 1.0 / comm.size() : 1.0;
   if (error.defined()) {
+    const auto aside = bucket->set_aside("error");
     two_shot::all_reduce_with_error(comm, codec_, grad, scale, scratch_, nonce, error, around);
+    for (const auto& [view, kept] : aside) view.add_(kept);
   } else {
     two_shot::all_reduce(comm, codec_, grad, scale, scratch_, nonce, around);
   }
-  unsent.end();
 }
 
 void TimedWork::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {

@@ -62,31 +62,8 @@ class ScaledAllReduce : public BucketWork {
   Scratch scratch_;
 };
 
-// Error feedback: what a codec has left out of a bucket's messages, which the next message brings. Surrounds one message.
-// The memory is the bucket's field "error", so it follows its parameters into another plan and into a checkpoint.
-class Unsent {
- public:
-  static constexpr const char* kField = "error";
-  // Makes the memory, filled with zeros, if there is none yet.
-  static void prepare(Bucket& bucket);
-
-  // `field`: what the message sends. `kept`: whether there is error feedback; without, what the codec leaves out is lost.
-  Unsent(std::shared_ptr<Bucket> bucket, const std::string& field, bool kept)
-      : bucket_(std::move(bucket)), of_gradients_(field == "grad"), kept_(kept) {}
-  // The error [numel] that joins the message, which changes it in place. Undefined if none is kept.
-  at::Tensor begin();
-  void end();
-
- private:
-  std::shared_ptr<Bucket> bucket_;
-  bool of_gradients_, kept_;
-  // The errors of parameters without a gradient on this rank wait for a later step: if no rank has a gradient, no
-  // optimizer sees what is sent of such a parameter.
-  std::vector<std::pair<at::Tensor, at::Tensor>> aside_;
-};
-
 // The two-shot all-reduce through a codec; Identity makes it the deterministic exact one. It uses error feedback where
-// the bucket has its memory.
+// the bucket has a field "error".
 class CodecAllReduce : public BucketWork {
  public:
   CodecAllReduce(CodecChoice codec, bool average) : codec_(codec), average_(average) {}

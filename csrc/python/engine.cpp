@@ -57,6 +57,7 @@ void bind_buckets(py::module_& module) {
           py::arg("field"), py::arg("comm") = nullptr, py::arg("dtype") = py::none(), Release())
       .def("clear_padding", &Bucket::clear_padding, py::arg("field"), Release())
       .def("adopt_weights", &Bucket::adopt_weights, Release())
+      .def("set_aside", &Bucket::set_aside, py::arg("field"), Release())
       .def("value", &Bucket::value, py::arg("field"), py::arg("position"), Release())
       .def("set_value", &Bucket::set_value, py::arg("field"), py::arg("position"), py::arg("value"),
            Release())
@@ -75,16 +76,6 @@ void bind_buckets(py::module_& module) {
       .def("__repr__", &Bucket::describe);
 
   module.def("grad_bucket", &grad_bucket, py::arg("bucket"), py::arg("buffer"), py::arg("count"));
-
-  py::class_<Unsent>(module, "Unsent")
-      .def(py::init<std::shared_ptr<Bucket>, const std::string&, bool>(), py::arg("bucket"), py::arg("field"),
-           py::arg("kept"))
-      .def_static("prepare", &Unsent::prepare, py::arg("bucket"), Release())
-      .def("__enter__", &Unsent::begin, Release())
-      .def("__exit__", [](Unsent& unsent, const py::args&) {
-        const py::gil_scoped_release release;
-        unsent.end();
-      });
 
   py::class_<BucketWork, std::shared_ptr<BucketWork>>(module, "BucketWork");
   py::class_<NativeAllReduce, BucketWork, std::shared_ptr<NativeAllReduce>>(module, "NativeAllReduce")

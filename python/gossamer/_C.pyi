@@ -290,32 +290,10 @@ class Bucket:
     def clear_padding(self, field: str) -> None:
         """Zero what lies between the parameters."""
 
+    def set_aside(self, field: str) -> list[tuple[Tensor, Tensor]]:
+        """Zero the field where this rank has no gradient; return pairs (view, its former content)."""
+
 def grad_bucket(bucket: Bucket, buffer: Tensor, count: int) -> GradBucket: ...
-
-class Unsent:
-    """Error feedback: what a codec has left out of a bucket's messages, which the next message brings.
-
-    It surrounds one message, in `with`. The memory is the bucket's field "error", so it follows its parameters into
-    another plan and into a checkpoint.
-
-    Args:
-        field: what the message sends.
-        kept: whether there is error feedback. False: what the codec leaves out is lost.
-    """
-
-    def __init__(self, bucket: Bucket, field: str, kept: bool) -> None: ...
-    @staticmethod
-    def prepare(bucket: Bucket) -> None:
-        """Make the memory, filled with zeros, if there is none yet. Call it in an algorithm's setup()."""
-
-    def __enter__(self) -> Tensor | None:
-        """Return the error [numel] that joins the message, which changes it in place. None if none is kept.
-
-        The error of a parameter without a gradient on this rank waits for a later step: if no rank has a gradient, no
-        optimizer sees what is sent of that parameter.
-        """
-
-    def __exit__(self, *_: object) -> None: ...
 
 class BucketWork:
     """What the engine does with a bucket whose gradients are complete."""

@@ -26,10 +26,6 @@ def arguments(signature: str, *, method: bool) -> str:
     return ", ".join(name + "=..." * has_default for name, has_default in pairs[1 if method else 0 :])
 
 
-def without_operators(found: dict[str, str]) -> dict[str, str]:
-    return {place: what for place, what in found.items() if ".__" not in place or place.endswith(".__init__")}
-
-
 def of_extension() -> dict[str, str]:
     """Every public name of the extension, and what it is. pybind11 writes signatures into docstrings."""
 
@@ -57,7 +53,7 @@ def of_extension() -> dict[str, str]:
                 found[place] = "value"
             elif (not member.startswith("_") or member == "__init__") and "(self: " in str(bound.__doc__):
                 found[place] = signature(bound, method=True)
-    return without_operators(found)
+    return {place: what for place, what in found.items() if ".__" not in place or place.endswith(".__init__")}
 
 
 def of_stub() -> dict[str, str]:
@@ -83,7 +79,7 @@ def of_stub() -> dict[str, str]:
                     found[prefix + node.name] = f"static {given}" if static else given
 
     add(ast.parse(STUB.read_text()).body, "")
-    return without_operators(found)
+    return found
 
 
 def test_the_stub_has_every_name_and_argument_of_the_extension_and_no_other() -> None:

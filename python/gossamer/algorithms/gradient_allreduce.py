@@ -108,9 +108,7 @@ class GradientAllReduce(Algorithm):
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm = comm
         for bucket in buckets:
-            codec = self.codec_of(bucket)
-            if codec is not None and codec.feeds_back:
-                Unsent.prepare(bucket)
+            Unsent.by(self.codec_of(bucket), bucket).prepare()
 
     def native_work(self, bucket: _C.Bucket) -> _C.BucketWork | None:
         codec = self.codec_of(bucket)

@@ -174,8 +174,7 @@ class LocalSGD(Algorithm):
                 # The anchors are then equal, even if the ranks began with different weights.
                 all_reduce(anchor, op="mean", deterministic=True, group=comm)
             bucket.add_field("change", comm)
-            if self.codec is not None and self.codec.feeds_back:
-                Unsent.prepare(bucket)
+            Unsent.by(self.codec, bucket).prepare()
             if self.outer_optimizer is not None and bucket.index not in self._outer:
                 self._outer[bucket.index] = self.outer_optimizer([bucket.flat("anchor")])
 

@@ -96,11 +96,11 @@ class PowerSGD(Algorithm):
                         bucket.names[position], _start(bucket, position, shape[1], columns)
                     )
             self._groups[bucket.index] = list(groups.values())
-            Unsent.prepare(bucket)
+            Unsent(bucket).prepare()
 
     def bucket_ready(self, bucket: _C.Bucket) -> None:
         if self._comm.size > 1:
-            with Unsent(bucket, "grad", kept=True):
+            with Unsent(bucket).joining("grad"):
                 self._reduce(bucket)
 
     def _reduce(self, bucket: _C.Bucket) -> None:

@@ -191,8 +191,7 @@ class AdamAlgorithm(Algorithm):
                 if param not in self._groups:
                     raise ConfigError(f"{type(self).__name__}: parameter '{name}' is not in the optimizer")
             bucket.add_field(self.field, comm)
-            if self.codec.feeds_back:
-                Unsent.prepare(bucket)
+            Unsent.by(self.codec, bucket).prepare()
 
     def bucket_ready(self, bucket: _C.Bucket) -> None:
         if self.averages_gradients(self.optimizer_steps):

@@ -1,6 +1,5 @@
 """The engine: it decides when a bucket is sent and in what memory it lies. The native part is csrc/engine."""
 
-from gossamer._C import Unsent
 from gossamer.autotune import Autotune, Tuned, autotune_of
 from gossamer.engine.admission import Members, refusal_of, tensors_in
 from gossamer.engine.agree import (
@@ -18,6 +17,7 @@ from gossamer.engine.join import ShadowHook, UnevenInputs
 from gossamer.engine.plan import plan_buckets
 from gossamer.engine.rounds import Rounds
 from gossamer.engine.steps import optimizers_of
+from gossamer.engine.unsent import Unsent
 from gossamer.engine.worker import Worker, agree_on_finite, weak_call
 
 __all__ = ["Engine", "Face", "Members", "plan_buckets", "refusal_of", "refuse_assigned_parameters"]

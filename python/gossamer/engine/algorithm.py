@@ -15,6 +15,7 @@ from gossamer.codec import Codec, settings_text
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine.background import Background
+from gossamer.engine.unsent import Unsent
 from gossamer.engine.worker import Worker
 from gossamer.errors import ConfigError
 from gossamer.facts import Messages, Method, Traffic
@@ -168,8 +169,7 @@ class Algorithm(ABC):
 
         A stochastic codec draws other random numbers in each `step`.
         """
-        bucket.clear_padding(field)  # a codec has written there, also NaN from a block with a NaN
-        with _C.Unsent(bucket, field, codec is not None and codec.feeds_back) as error:
+        with Unsent.by(codec, bucket).joining(field) as error:
             all_reduce(
                 bucket.flat(field),
                 codec=codec,
