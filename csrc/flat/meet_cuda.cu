@@ -49,8 +49,9 @@ void meet(const Meeting& meeting, cudaStream_t stream) {
   Pads pads{};
   for (int r = 0; r < meeting.size; ++r) pads.of[r] = meeting.pads[r];
   const auto threads = static_cast<unsigned>((meeting.size + 31) / 32 * 32);
-  meet_all<<<1, threads, 0, stream>>>(pads, meeting.rank, meeting.size, meeting.timeout_ms * clock_khz,
-                                      meeting.missing);
+  const long long most_clocks = meeting.timeout_ms * clock_khz;
+  device::launch(meet_all, 1, threads, stream, pads, meeting.rank, meeting.size, most_clocks,
+                 meeting.missing);
   device::check_launch("meet", ErrorKind::comm);
 }
 

@@ -155,6 +155,11 @@ T atomicCAS(T* p, std::common_type_t<T> expected, std::common_type_t<T> x) {
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __threadfence_system() {}
+inline long long clock64() {  // goes on by one at each call
+  static long long clocks = 0;
+  return ++clocks;
+}
+inline void __trap() { emulator::fail("a kernel called __trap"); }
 
 // ---- what the host calls. Every call has done its work when it returns, so all streams are in order.
 
@@ -165,7 +170,7 @@ enum cudaError_t {
   cudaErrorInvalidConfiguration = 9,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+enum cudaDeviceAttr { cudaDevAttrClockRate = 13, cudaDevAttrMultiProcessorCount = 16 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
@@ -212,7 +217,8 @@ inline cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 4;  // multiprocessors: few, so that a grid made for them leaves several pieces to each block
+  *value =
+      4;  // kHz; or multiprocessors: few, so that a grid made for them leaves several pieces to each block
   return cudaSuccess;
 }
 template <class Kernel>
