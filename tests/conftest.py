@@ -1,6 +1,7 @@
 # Fixtures of all tests: a clean environment, one thread per process, and real worker processes.
 # Ranks as threads, the default way to test collectives, are in tests/support/ranks.py.
 
+import gc
 import os
 import signal
 import socket
@@ -40,6 +41,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """Tests collect garbage often. What the imports have left need not be looked at each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ Every process claims that all ranks are on its host (LOCAL_WORLD_SIZE), as a bar
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
@@ -35,6 +35,8 @@ from tests.backend.jobs import (
     run_group,
     values,
 )
+from tests.support.forks import Script
+from tests.support.started import Started, starting
 
 FLOATING = [dtype for dtype in (*FLOATS, *FLOAT8) if dtype in DTYPES]
 COUNTS = [1, 2, 257, 65_537, 300_001]
@@ -123,46 +125,38 @@ def lose_the_last(group: dist.ProcessGroup) -> dict:
 
 
 def run_hosts(hosts: netlab.Hosts, ranks_of: list[int], *, container: bool) -> list[dict]:
-    """Starts ranks_of[i] processes on host i, with consecutive ranks. Returns what they printed, in rank order."""
+    """Starts ranks_of[i] processes on host i, with consecutive ranks. Returns what they printed, in rank order.
+
+    The processes are forks, but in a container.
+    """
     size = sum(ranks_of)
-    code = "from tests.backend import test_hosts; test_hosts.host_job()"
-    processes = []
-    try:
-        for host, count in enumerate(ranks_of):
-            for _ in range(count):
-                environment = {
-                    **os.environ,
-                    "RANK": str(len(processes)),
-                    "WORLD_SIZE": str(size),
-                    "LOCAL_RANK": str(len(processes)),
-                    "LOCAL_WORLD_SIZE": str(size),
-                    "MASTER_ADDR": hosts.address(0),
-                    "MASTER_PORT": "29431",
-                    "GLOO_SOCKET_IFNAME": netlab.DEVICE,
-                    "OMP_NUM_THREADS": "1",
-                }
-                command = [*hosts.prefix(host, container=container), sys.executable, "-c", code]
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        cwd=ROOT,
-                        env=environment,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE,
-                        text=True,
-                    )
-                )
-        outputs = [process.communicate(timeout=150) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    argv = ["-c", "from tests.backend import test_hosts; test_hosts.host_job()"]
+    with starting(sys.executable, ROOT) as start, ExitStack() as stack:
+        processes: list[Script | Started] = []
+        for rank, host in enumerate(host for host, count in enumerate(ranks_of) for _ in range(count)):
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(size),
+                "MASTER_ADDR": hosts.address(0),
+                "MASTER_PORT": "29431",
+                "GLOO_SOCKET_IFNAME": netlab.DEVICE,
+                "OMP_NUM_THREADS": "1",
+            }
+            if container:
+                prefix = hosts.prefix(host, container=True)
+                processes.append(start(argv, env=environment, prefix=prefix))
+            else:
+                script = Script(argv, environment, ROOT, network=hosts.namespace(host))
+                processes.append(stack.enter_context(script))
+        ends = [process.finish(150) for process in processes]
     survivors = size if TESTED == "gloo" else size - 1
-    for process, (out, err) in list(zip(processes, outputs, strict=True))[:survivors]:
-        assert process.returncode == 0, out[-2000:] + err[-4000:]
+    for code, out, err in ends[:survivors]:
+        assert code == 0, out[-2000:] + err[-4000:]
     found = []
-    for out, err in outputs:
+    for _, out, err in ends:
         found.append({})
         for line in out.splitlines():
             found[-1] |= json.loads(line) if line.startswith("{") else {}

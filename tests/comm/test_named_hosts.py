@@ -2,14 +2,13 @@
 # threads, and in the last tests of network namespaces, with the Horovod face and its variable.
 
 import re
-import sys
 
 import pytest
 import torch
 
 from gossamer import netlab
-from gossamer.netlab import run_on_hosts
 from tests.comm.named import result, run_named
+from tests.support.forks import fork_on_hosts
 
 BYTES = 4096  # of each tensor here
 needs_netlab = pytest.mark.skipif(bool(netlab.missing()), reason=netlab.missing() or "available")
@@ -128,12 +127,10 @@ hvd.shutdown()
 @pytest.mark.parametrize("said", [None, "1", "0"])
 def test_horovods_sums_go_by_hosts_unless_its_variable_says_otherwise(said, kind) -> None:
     environment = {} if said is None else {"HOROVOD_HIERARCHICAL_ALLREDUCE": said}
-    job = [sys.executable, "-c", BY_HOSTS, kind]
-    outputs = run_on_hosts(job, 2, ranks_per_host=2, environment=environment, threads=1)
-    for output in outputs:
-        decided, *across = output.stdout.split()
+    for out, _ in fork_on_hosts(["-c", BY_HOSTS, kind], 2, ranks_per_host=2, environment=environment):
+        decided, *across = out.split()
         assert decided == str(said != "0")
-        assert [text != "None" and int(text) > 0 for text in across] == [said != "0"] * 2, output
+        assert [text != "None" and int(text) > 0 for text in across] == [said != "0"] * 2, out
 
 
 KILLED = """
@@ -163,11 +160,8 @@ os._exit(0)
 
 @needs_netlab
 @pytest.mark.parametrize("victim", [0, 3])
-def test_all_ranks_of_all_hosts_learn_that_one_was_killed_while_sums_go_by_hosts(victim, tmp_path) -> None:
-    file = tmp_path / "job.py"
-    file.write_text(KILLED)
-    job = ["sh", "-c", '"$0" "$@"; exit 0', sys.executable, str(file), str(victim)]
-    outputs = run_on_hosts(job, 2, ranks_per_host=2, threads=1, timeout_s=60)
-    noticed = [re.search(r"noticed in ([\d.]+) s: ", output.stdout) for output in outputs]
+def test_all_ranks_of_all_hosts_learn_that_one_was_killed_while_sums_go_by_hosts(victim) -> None:
+    outputs = fork_on_hosts(["-c", KILLED, victim], 2, ranks_per_host=2, killed=victim)
+    noticed = [re.search(r"noticed in ([\d.]+) s: ", out) for out, _ in outputs]
     assert [found is not None for found in noticed] == [rank != victim for rank in range(4)], outputs
     assert all(float(found[1]) < 20 for found in noticed if found), outputs

@@ -1,12 +1,11 @@
 # Named operations between processes, one of which is killed.
 
 import re
-import sys
 
 import pytest
 
-from gossamer.netlab import missing, run_on_hosts
-from tests.support.forks import fork_job
+from gossamer.netlab import missing
+from tests.support.forks import fork_job, fork_on_hosts
 
 JOB = """
 import os, signal, subprocess, sys, time
@@ -103,13 +102,8 @@ os._exit(0)
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing() or "available")
-def test_rank_0_learns_of_a_rank_that_is_killed_on_another_host_while_nothing_is_transferred(
-    tmp_path,
-) -> None:
-    file = tmp_path / "job.py"
-    file.write_text(ON_A_HOST)
-    job = ["sh", "-c", '"$0" "$@"; exit 0', sys.executable, str(file), "2"]  # the death of one is no failure
-    outputs = run_on_hosts(job, 3, timeout_s=60)
-    noticed = [re.search(r"noticed in ([\d.]+) s: negotiate: rank 2 ", output.stdout) for output in outputs]
+def test_rank_0_learns_of_a_rank_that_is_killed_on_another_host_while_nothing_is_transferred() -> None:
+    outputs = fork_on_hosts(["-c", ON_A_HOST, 2], 3, killed=2)
+    noticed = [re.search(r"noticed in ([\d.]+) s: negotiate: rank 2 ", out) for out, _ in outputs]
     assert [found is not None for found in noticed] == [True, True, False], outputs
     assert all(float(found[1]) < 20 for found in noticed if found), outputs

@@ -2,17 +2,17 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import gossamer as gs
+from tests.support.forks import Script, until_all_end
 from tests.support.ranks import run_ranks
 
 WORKER = """
@@ -77,26 +77,33 @@ def serve_store() -> dist.TCPStore:
     )
 
 
-def start_worker(script, *arguments) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, str(script), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def start_worker(script: Path, *arguments: object) -> Script:
+    return Script([script, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}, script.parent)
 
 
-def until_all_end(workers: list[subprocess.Popen], victim: int) -> tuple[dict[int, str], float]:
-    """What each rank printed, and the seconds that the others took after the victim had died."""
+def printed_line(worker: Script, limit_s: float = 60) -> str:
+    """The first line that the worker prints. Waits for it."""
+    until = time.monotonic() + limit_s
+    while "\n" not in worker.printed()[0]:
+        assert time.monotonic() < until, worker.printed()
+        time.sleep(0.02)
+    return worker.printed()[0].splitlines()[0]
+
+
+def survivors_of(victim: int, workers: list[Script]) -> tuple[dict[int, str], float]:
+    """Waits for all. Returns what each survivor printed, and the seconds that they took after the victim had died."""
     try:
-        workers[victim].wait(timeout=120)
+        workers[victim].process.join(120)
         died = time.monotonic()
-        outputs = {rank: worker.communicate(timeout=120)[0] for rank, worker in enumerate(workers)}
-        return outputs, time.monotonic() - died
+        codes = until_all_end(workers, limit_s=120, grace_s=120)
+        took_s = time.monotonic() - died
+        outputs = {rank: "".join(worker.printed()) for rank, worker in enumerate(workers)}
     finally:
         for worker in workers:
-            worker.kill()
+            worker.end()
+    assert codes == [-signal.SIGKILL if rank == victim else 3 for rank in range(len(workers))], outputs
+    del outputs[victim]
+    return outputs, took_s
 
 
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "deterministic"])
@@ -112,13 +119,10 @@ def test_survivors_of_a_killed_worker_raise_soon_and_name_it(
     store = serve_store() if host == LAUNCHER else None
     port = store.port if store else free_port
     workers = [start_worker(script, rank, size, victim, algorithm, port, host) for rank in range(size)]
-    outputs, took_s = until_all_end(workers, victim)
-    assert workers[victim].returncode == -signal.SIGKILL
+    outputs, took_s = survivors_of(victim, workers)
     for rank, output in outputs.items():
-        if rank != victim:
-            assert workers[rank].returncode == 3, output
-            assert f"rank {rank}/{size} step 2 bucket" in output
-            assert f"lost its connection to rank {victim}" in output, output
+        assert f"rank {rank}/{size} step 2 bucket" in output
+        assert f"lost its connection to rank {victim}" in output, output
     assert took_s < 60  # the group's timeout is 30 minutes
 
 
@@ -130,14 +134,12 @@ def test_a_killed_worker_is_named_on_both_levels(algorithm, victim, tmp_path):
     script.write_text(WORKER)
     store = serve_store()
     workers = [start_worker(script, rank, 4, victim, algorithm, store.port, LAUNCHER) for rank in range(4)]
-    outputs, took_s = until_all_end(workers, victim)
+    outputs, took_s = survivors_of(victim, workers)
     for rank, output in outputs.items():
-        if rank != victim:
-            assert workers[rank].returncode == 3, output
-            assert f"rank {rank}/4 step 2 bucket" in output
-            assert (
-                f"lost its connection to rank {victim}" in output or f"rank {victim} has ended" in output
-            ), output
+        assert f"rank {rank}/4 step 2 bucket" in output
+        assert f"lost its connection to rank {victim}" in output or f"rank {victim} has ended" in output, (
+            output
+        )
     assert took_s < 10
 
 
@@ -168,17 +170,17 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path):
     store = serve_store()
     workers = [start_worker(script, rank, store.port) for rank in range(2)]
     try:
-        assert workers[0].stdout.readline() == "waiting\n"
-        time.sleep(1)
-        workers[0].send_signal(signal.SIGINT)
+        assert printed_line(workers[0]) == "waiting"
+        time.sleep(0.5)
+        os.kill(workers[0].process.pid, signal.SIGINT)
         begin = time.monotonic()
-        output = workers[0].communicate(timeout=120)[0]
-        assert output.startswith("interrupted"), output
+        code, output, errors = workers[0].finish(120)
+        assert output.startswith("waiting\ninterrupted"), output + errors
         assert time.monotonic() - begin < 60
-        assert workers[0].returncode == 0
+        assert code == 0, errors
     finally:
         for worker in workers:
-            worker.kill()
+            worker.end()
 
 
 def test_a_rank_that_is_late_over_gloo_is_named_by_those_who_time_out():

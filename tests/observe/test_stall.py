@@ -3,7 +3,7 @@
 
 import json
 
-from tests.engine.test_failures import serve_store, start_worker
+from tests.engine.test_failures import printed_line, serve_store, start_worker
 
 BEGIN = """
 import json, logging, os, signal, sys, threading, time
@@ -18,6 +18,8 @@ class Keep(logging.Handler):
         lines.append(f"{record.levelname} {record.getMessage()}")
         if "rank 1 is at " in lines[-1]:
             store.set(f"{len(told)} told on {rank}", "")
+        if "is stopped" in lines[-1]:
+            store.set(f"stop told on {rank}", "")
 logging.getLogger("gossamer").addHandler(Keep())
 rank, size, port = (int(text) for text in sys.argv[1:])
 store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -78,9 +80,8 @@ processes = [None] * size
 dist.all_gather_object(processes, os.getpid())
 def wake():
     until = time.monotonic() + 20
-    while not any("is stopped" in line for line in lines) and time.monotonic() < until:
+    while not store.check(["stop told on 0", "stop told on 1"]) and time.monotonic() < until:
         time.sleep(0.05)
-    time.sleep(2)  # for rank 1
     os.kill(processes[2], signal.SIGCONT)
 if rank == 0:
     threading.Thread(target=wake).start()
@@ -107,7 +108,7 @@ for backend in ("gossamer", "gloo"):
     try:
         for step in range(3):
             if step == 1 and rank == 1:
-                oversleep(4.5)
+                oversleep(3.5)
             model(torch.ones(1, 4)).sum().backward()
     except gs.CommError as error:
         told[backend] = [str(error), time.monotonic() - begin, step]
@@ -127,13 +128,13 @@ def run(script, folder):
     store = serve_store()
     workers = [start_worker(file, rank, 3, store.port) for rank in range(3)]
     try:
-        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
+        ends = [worker.finish(120) for worker in workers]
     finally:
         for worker in workers:
-            worker.kill()
-    for worker, output in zip(workers, outputs, strict=True):
-        assert worker.returncode == 0, output
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
+            worker.end()
+    for code, output, errors in ends:
+        assert code == 0, output + errors
+    return [json.loads(output.splitlines()[-1]) for _, output, _ in ends]
 
 
 def test_who_waits_and_who_is_waited_for_tell_of_it_and_go_on(tmp_path, monkeypatch) -> None:
@@ -160,7 +161,7 @@ def test_who_waits_and_who_is_waited_for_tell_of_it_and_go_on(tmp_path, monkeypa
 
 def test_a_wait_that_is_to_end_is_an_error_on_every_rank(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("GOSSAMER_STALL_WARNING_S", "1")
-    monkeypatch.setenv("GOSSAMER_STALL_SHUTDOWN_S", "3")
+    monkeypatch.setenv("GOSSAMER_STALL_SHUTDOWN_S", "2")
     told = run(ENDED, tmp_path)
     for backend in ("gossamer", "gloo"):
         for rank in (0, 2):
@@ -169,7 +170,7 @@ def test_a_wait_that_is_to_end_is_an_error_on_every_rank(tmp_path, monkeypatch) 
             assert "for rank 1: rank 1 is at step 1 and in other code, at " in text, text
             assert step == 1
             assert took_s < 20, "the group's timeout is half an hour"
-        assert any("stall_shutdown_s is 3" in told[rank][backend][0] for rank in (0, 2))
+        assert any("stall_shutdown_s is 2" in told[rank][backend][0] for rank in (0, 2))
         text, _, step = told[1][backend]
         assert "waited for by rank" in text, text
         assert "stall_shutdown_s" in text, text
@@ -219,11 +220,9 @@ def test_a_process_ends_well_while_the_host_of_the_store_is_stopped(tmp_path) ->
     serving, ending = tmp_path / "host.py", tmp_path / "worker.py"
     serving.write_text(HOST)
     ending.write_text(ENDING)
-    host = start_worker(serving)
-    try:
-        worker = start_worker(ending, int(host.stdout.readline()), host.pid)
-        output = worker.communicate(timeout=60)[0]
-    finally:
-        host.kill()
-        host.communicate()
-    assert worker.returncode == 0, output
+    with (
+        start_worker(serving) as host,
+        start_worker(ending, int(printed_line(host)), host.process.pid) as worker,
+    ):
+        code, output, errors = worker.finish(60)
+    assert code == 0, output + errors

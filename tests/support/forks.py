@@ -1,12 +1,16 @@
 """Processes that are forks of one that has imported torch and gossamer: a start takes milliseconds, not seconds.
 
-For tests whose claim does not depend on a fresh interpreter. The process that forks is multiprocessing's forkserver;
-each of pytest's processes has one. A fork has the environment, the folder and the standard streams that its caller
-gives, and it ends as an interpreter does. All forks of one server have the same hash seed.
+For tests whose claim does not depend on a fresh interpreter. The process that forks is multiprocessing's forkserver. A
+fork has the environment, the folder and the standard streams that its caller gives, and it ends as an interpreter does.
+
+All forks of one server have the same hash seed, so each of pytest's processes has two servers. In a job, rank 0 is a
+fork of the second one. Ranks then have different hash seeds, as in a real job, and a mistake that an order in a set
+causes is found.
 """
 
 import ctypes
 import faulthandler
+import gc
 import multiprocessing
 import os
 import runpy
@@ -16,21 +20,50 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 from tests import ROOT
 
 PR_SET_PDEATHSIG = 1
-FRESH = multiprocessing.get_context("spawn")
+CLONE_NEWNET = 0x40000000
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed.run", "gossamer", "pytest"]
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.run", "gossamer", "pytest"])
+FORKED.set_forkserver_preload(PRELOADED)
+SECOND = forkserver.ForkServer()
+SECOND.set_forkserver_preload(PRELOADED)
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+Fork = FORKED.Process
+
+
+class ForkOfSecond(Fork):
+    """A fork of the second server."""
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:  # noqa: N802
+        with mock.patch.object(forkserver, "connect_to_new_process", SECOND.connect_to_new_process):
+            return Fork._Popen(process)
+
+
+def kind_of(rank: int) -> type[Fork]:
+    """Which of the two a rank of a job is."""
+    return Fork if rank else ForkOfSecond
 
 
 def die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def enter_network(name: str) -> None:
+    """Moves this process into the network namespace of a host of gossamer.netlab."""
+    with open(f"/run/netns/{name}") as namespace:
+        if LIBC.setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the network {name}")
 
 
 def become(environment: Mapping[str, str], folder: str | Path, *streams: Path) -> None:
@@ -51,6 +84,7 @@ def become(environment: Mapping[str, str], folder: str | Path, *streams: Path) -
         os.dup2(file, standard)
         os.close(file)
     faulthandler.register(signal.SIGUSR1)
+    gc.freeze()  # what the server has imported is of no interest to the collections of this process
     if "OMP_NUM_THREADS" in environment:  # too late for the library, which has read it
         import torch
 
@@ -66,16 +100,33 @@ def leave(code: int) -> NoReturn:
 
 
 class Script:
-    """A running fork that does what ``python argv...`` does; ``finish`` returns (exit code, stdout, stderr)."""
+    """A running fork that does what ``python argv...`` does; ``finish`` returns (exit code, stdout, stderr).
+
+    Args:
+        kind: Fork or ForkOfSecond.
+        network: the network namespace of a host, instead of the caller's.
+    """
 
     def __init__(
-        self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, *, fresh: bool = False
+        self,
+        argv: Sequence[object],
+        environment: Mapping[str, str],
+        folder: Path,
+        *,
+        kind: type[Fork] = Fork,
+        network: str | None = None,
     ) -> None:
         self._streams = tempfile.TemporaryDirectory(prefix="fork")
         self._out, self._err = (Path(self._streams.name) / name for name in ("out", "err"))
-        arguments = ([str(part) for part in argv], dict(environment), folder, self._out, self._err)
-        self.process = (FRESH if fresh else FORKED).Process(target=_script, args=arguments)
+        place = (dict(environment), folder, self._out, self._err)
+        self.process = kind(target=_script, args=([str(part) for part in argv], network, *place))
         self.process.start()
+
+    def __enter__(self) -> "Script":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def finish(self, timeout_s: float = 180) -> tuple[int, str, str]:
         self.process.join(timeout_s)
@@ -94,8 +145,10 @@ class Script:
         self._streams.cleanup()
 
 
-def _script(argv: list[str], environment: dict[str, str], folder: Path, output: Path, errors: Path) -> None:
-    become(environment, folder, output, errors)
+def _script(argv: list[str], network: str | None, *place: Any) -> None:
+    become(*place)
+    if network is not None:
+        enter_network(network)
     leave(run_script(argv))
 
 
@@ -124,16 +177,17 @@ def _run(argv: list[str]) -> None:
         sys.argv = argv[1:]
         sys.path.insert(0, os.getcwd())
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-    elif argv[0] == "-c":
-        sys.argv = ["-c", *argv[2:]]
+        return
+    main = type(sys)("__main__")  # stays until the interpreter ends, as a script's globals do
+    if argv[0] == "-c":
+        code, file, sys.argv = argv[1], "<string>", ["-c", *argv[2:]]
         sys.path.insert(0, "")
-        main = type(sys)("__main__")
-        sys.modules["__main__"] = main
-        exec(compile(argv[1], "<string>", "exec"), main.__dict__)
     else:
-        sys.argv = argv
-        sys.path.insert(0, str(Path(argv[0]).resolve().parent))
-        runpy.run_path(argv[0], run_name="__main__")
+        code, file, sys.argv = Path(argv[0]).read_text(), argv[0], argv
+        main.__file__ = file
+        sys.path.insert(0, str(Path(file).resolve().parent))
+    sys.modules["__main__"] = main
+    exec(compile(code, file, "exec"), main.__dict__)
 
 
 def place(rank: int, size: int, port: int) -> dict[str, str]:
@@ -153,29 +207,75 @@ def place(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
+def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """The environment of a rank: this process's, with ``place``, and with the tests on the path."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, **place(rank, size, port)}
+
+
+def until_all_end(
+    scripts: Sequence[Script], *, limit_s: float = 200, grace_s: float = 10
+) -> list[int | None]:
+    """Returns the exit codes. Once a script has failed, the others have `grace_s` left; None is who runs on."""
+    left, until = {script.process.sentinel: script.process for script in scripts}, time.monotonic() + limit_s
+    while left and time.monotonic() < until:
+        for sentinel in wait(list(left), 1):
+            process = left.pop(sentinel)
+            process.join(10)
+            if process.exitcode != 0:
+                until = min(until, time.monotonic() + grace_s)
+    return [script.process.exitcode for script in scripts]
+
+
+def fork_on_hosts(
+    argv: Sequence[object],
+    hosts: int,
+    *,
+    ranks_per_host: int = 1,
+    environment: Mapping[str, str] | None = None,
+    killed: int | None = None,
+) -> list[tuple[str, str]]:
+    """As netlab.run_on_hosts, with forks, which the lab does not schedule. Returns each rank's (stdout, stderr).
+
+    All ranks must end well, but for one that is `killed`.
+    """
+    from gossamer.netlab import Hosts, job
+
+    with ExitStack() as stack:
+        network = stack.enter_context(Hosts(hosts))
+        scripts = []
+        for rank in range(hosts * ranks_per_host):
+            place = job._place(network, rank, ranks_per_host)
+            scripts.append(
+                Script(
+                    argv,
+                    {**os.environ, "OMP_NUM_THREADS": "1", **place, **(environment or {})},
+                    Path.cwd(),
+                    kind=kind_of(rank),
+                    network=network.namespace(rank // ranks_per_host),
+                )
+            )
+            stack.callback(scripts[-1].end)
+        codes = until_all_end(scripts, grace_s=10 if killed is None else 60)
+        printed = [script.printed() for script in scripts]
+        expected = [-signal.SIGKILL if rank == killed else 0 for rank in range(len(scripts))]
+        assert codes == expected, (codes, printed)
+        return printed
+
+
 def fork_job(script: str, size: int, folder: Path, *arguments: str) -> str:
-    """As ranks.run_job, with forks for ranks above 0, and without torchrun. Returns what they printed, errors too."""
+    """As ranks.run_job, with forks and without torchrun. Returns what they printed, errors too."""
     import torch.distributed as dist
 
     file = folder / "job.py"
     file.write_text(script)
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    python = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     scripts: list[Script] = []
     try:
         for rank in range(size):
-            environment = {**os.environ, "PYTHONPATH": python, **place(rank, size, store.port)}
-            scripts.append(
-                Script([str(file), *arguments], environment, Path.cwd(), fresh=rank == 0 < size - 1)
-            )
-        left, until = {script.process.sentinel: script.process for script in scripts}, time.monotonic() + 200
-        while left and time.monotonic() < until:
-            for sentinel in wait(list(left), 1):
-                process = left.pop(sentinel)
-                process.join(10)
-                if process.exitcode != 0:
-                    until = min(until, time.monotonic() + 10)  # torchrun would end the others
-        codes = [script.process.exitcode for script in scripts]
+            environment = rank_environment(rank, size, store.port)
+            scripts.append(Script([file, *arguments], environment, Path.cwd(), kind=kind_of(rank)))
+        codes = until_all_end(scripts)  # torchrun too would end the others of a rank that has failed
         printed = ["".join(script.printed()) for script in scripts]
         assert codes == [0] * size, f"ranks ended with exit codes {codes}:\n" + "\n".join(printed)
         return "".join(printed)

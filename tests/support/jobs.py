@@ -7,8 +7,7 @@ returns on every rank; otherwise it fails with the tracebacks of the ranks. A te
 The processes start at the first test and serve the tests that follow, because a start costs seconds. After a failure
 the ranks may be out of step, so the job is killed, and the next test starts another one.
 
-Rank 0 is a fresh interpreter, and the other ranks are forks (forks.py). So rank 0 and the others have different hash
-seeds, as in a real job, and a mistake that an order in a set causes is found.
+The processes are forks (forks.py).
 
 tests/conftest.py calls ``run_in_ranks`` for every test; rank_process.py is what a process runs.
 """
@@ -28,8 +27,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests import ROOT
-from tests.support.forks import FORKED, FRESH, place
+from tests.support.forks import kind_of, rank_environment
 from tests.support.rank_process import SKIPPED, serve
 
 START_LIMIT_S = 150  # below pytest's own limit, which would end pytest itself
@@ -43,8 +41,7 @@ class Rank:
         self.output = folder / f"rank{rank}.txt"
         self.output.touch()
         self.connection, theirs = Pipe()
-        context = FORKED if rank else FRESH
-        self.process = context.Process(target=serve, args=(theirs, environment, self.output))
+        self.process = kind_of(rank)(target=serve, args=(theirs, environment, self.output))
         self.process.start()
         theirs.close()
         self.said = 0  # bytes of output before the present call
@@ -153,13 +150,12 @@ class Job:
     def _start(self) -> None:
         # As torchrun does, a store outside the ranks that all of them, and all their groups, meet through.
         self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-        port = self._store.port
-        shared = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        }
         self._ranks = [
-            Rank(rank, shared | place(rank, self.size, port) | self.environment, Path(self._folder.name))
+            Rank(
+                rank,
+                rank_environment(rank, self.size, self._store.port) | self.environment,
+                Path(self._folder.name),
+            )
             for rank in range(self.size)
         ]
         for begin, arguments in self._begun:

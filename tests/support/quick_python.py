@@ -192,6 +192,7 @@ def end(code: int) -> None:
 
     threading._shutdown()
     atexit._run_exitfuncs()
+    vars(sys.modules["__main__"]).clear()  # the script's own objects end, as they would
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
