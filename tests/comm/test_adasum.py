@@ -25,11 +25,19 @@ def run_adasum(
     inputs: Sequence[torch.Tensor], lengths: Sequence[int], *, torch_ops: bool = False
 ) -> list[torch.Tensor]:
     """Rank r gives inputs[r]; returns the result of each rank."""
-    return on_ranks(
-        len(inputs),
-        lambda comm, rank: adasum(comm, inputs[rank], lengths, torch_ops=torch_ops),
-        device=inputs[0].device,
-    )
+    return run_each([inputs], lengths, torch_ops=torch_ops)[0]
+
+
+def run_each(
+    cases: Sequence[Sequence[torch.Tensor]], lengths: Sequence[int], *, torch_ops: bool = False
+) -> list[list[torch.Tensor]]:
+    """The same of several inputs of the same ranks, one after the other on one communicator."""
+
+    def body(comm, rank: int) -> list[torch.Tensor]:
+        return [adasum(comm, inputs[rank], lengths, torch_ops=torch_ops) for inputs in cases]
+
+    results = on_ranks(len(cases[0]), body, device=cases[0][0].device)
+    return [list(case) for case in zip(*results, strict=True)]
 
 
 def on_ranks(
@@ -103,9 +111,9 @@ def assert_equal_bits(results: Sequence[torch.Tensor]) -> None:
 @pytest.mark.parametrize("torch_ops", [False, True])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_rank_gets_the_tree_of_pairs_in_equal_bits(size, torch_ops) -> None:
-    for dtype in DTYPES:
-        inputs = random_inputs(size, dtype)
-        results = run_adasum(inputs, LENGTHS, torch_ops=torch_ops)
+    cases = [random_inputs(size, dtype) for dtype in DTYPES]
+    outputs = run_each(cases, LENGTHS, torch_ops=torch_ops)
+    for dtype, inputs, results in zip(DTYPES, cases, outputs, strict=True):
         assert_equal_bits(results)
         tolerance = 8 * torch.finfo(dtype).eps
         torch.testing.assert_close(results[0], expected(inputs, LENGTHS), rtol=tolerance, atol=tolerance)
@@ -113,32 +121,39 @@ def test_every_rank_gets_the_tree_of_pairs_in_equal_bits(size, torch_ops) -> Non
 
 @pytest.mark.parametrize("size", SIZES)
 def test_orthogonal_vectors_are_added(size) -> None:
-    for dtype in DTYPES:
-        whole = random_inputs(1, dtype, (101,))[0]
-        parts = [torch.where(torch.arange(101) % size == rank, whole, 0) for rank in range(size)]
-        for result in run_adasum(parts, [101]):
+    vectors = [random_inputs(1, dtype, (101,))[0] for dtype in DTYPES]
+    owners = torch.arange(101) % size
+    cases = [[torch.where(owners == rank, whole, 0) for rank in range(size)] for whole in vectors]
+    for whole, results in zip(vectors, run_each(cases, [101]), strict=True):
+        for result in results:
             assert torch.equal(result, whole)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_equal_vectors_are_their_own_mean(size) -> None:
-    for dtype in DTYPES:
-        x = random_inputs(1, dtype)[0]
-        for result in run_adasum([x] * size, LENGTHS):
+    vectors = [random_inputs(1, dtype)[0] for dtype in DTYPES]
+    for x, results in zip(vectors, run_each([[x] * size for x in vectors], LENGTHS), strict=True):
+        for result in results:
             assert torch.equal(result, x)
 
 
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_ranks_that_give_zeros_change_nothing(size) -> None:
+    cases, rights = [], []
     for dtype in DTYPES:
         x, y = random_inputs(2, dtype)
-        for one in range(size):
-            inputs = [x if rank == one else torch.zeros_like(x) for rank in range(size)]
-            for result in run_adasum(inputs, LENGTHS):
-                assert torch.equal(result, x)
-        of_two = run_adasum([x, *[torch.zeros_like(x)] * (size - 2), y], LENGTHS)
-        tolerance = 2 * torch.finfo(dtype).eps
-        torch.testing.assert_close(of_two[0], expected([x, y], LENGTHS), rtol=tolerance, atol=tolerance)
+        zeros = torch.zeros_like(x)
+        cases += [[x if rank == one else zeros for rank in range(size)] for one in range(size)]
+        rights += [x] * size
+        cases.append([x, *[zeros] * (size - 2), y])
+        rights.append(expected([x, y], LENGTHS))
+    for number, (right, results) in enumerate(zip(rights, run_each(cases, LENGTHS), strict=True)):
+        tolerance = 2 * torch.finfo(right.dtype).eps
+        for result in results:
+            if number % (size + 1) < size:
+                assert torch.equal(result, right)
+            else:
+                torch.testing.assert_close(result, right, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("torch_ops", [False, True])
