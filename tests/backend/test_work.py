@@ -107,13 +107,23 @@ def test_the_source_of_a_receive_is_known_and_of_other_works_is_an_error():
     assert run_group(2, body)[1] == 0
 
 
+def run_without(missing, size, body, **settings):
+    """run_group, but the missing ranks make no call. They are present until the others' calls have ended."""
+    ended = threading.Barrier(size)
+
+    def on_rank(group):
+        try:
+            return None if group.rank() in missing else body(group)
+        finally:
+            ended.wait(30)
+
+    return run_group(size, on_rank, **settings)
+
+
 @names_ranks
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_a_call_whose_rank_never_comes_fails_within_its_timeout_and_names_that_rank(missing):
     def body(group):
-        if group.rank() == missing:
-            time.sleep(1.5)  # present, but it never calls
-            return None
         work = group.allreduce([torch.ones(3)], options(AllreduceOptions, timeout=seconds(0.5)))
         error = fails_within(work.wait, 0.5)
         assert work.is_completed()
@@ -125,7 +135,7 @@ def test_a_call_whose_rank_never_comes_fails_within_its_timeout_and_names_that_r
             work.get_future().wait()
         return error
 
-    for rank, error in enumerate(run_group(3, body)):
+    for rank, error in enumerate(run_without([missing], 3, body)):
         if rank != missing:
             assert named_ranks(error) - {rank} == {missing}, str(error)
 
@@ -134,10 +144,6 @@ def test_a_call_whose_rank_never_comes_fails_within_its_timeout_and_names_that_r
 @pytest.mark.parametrize("call", ["broadcast", "barrier", "recv", "recv_anysource", "allgather", "send"])
 def test_every_kind_of_call_keeps_the_timeout_of_its_group_and_names_who_is_missing(call):
     def body(group):
-        rank = group.rank()
-        if rank == 1:
-            time.sleep(1.5)
-            return None
         group.set_timeout(seconds(0.5))
         tensor = torch.ones(2_000_000)  # too large to be sent before the receiver comes
         if call == "broadcast":
@@ -154,19 +160,16 @@ def test_every_kind_of_call_keeps_the_timeout_of_its_group_and_names_who_is_miss
             work = group.allgather([[torch.empty(2_000_000) for _ in range(3)]], [tensor])
         return fails_within(work.wait, 0.5)
 
-    for rank, error in enumerate(run_group(3, body)):
+    for rank, error in enumerate(run_without([1], 3, body)):
         if rank != 1 and call != "recv_anysource":  # this one may wait for any rank
             assert named_ranks(error) - {rank} == {1}, str(error)
 
 
 def test_the_timeout_given_at_construction_is_that_of_its_calls():
     def body(group):
-        if group.rank() == 1:
-            time.sleep(1.5)
-            return
         fails_within(group.allreduce([torch.ones(1)]).wait, 0.5)
 
-    run_group(2, body, timeout_s=0.5)
+    run_without([1], 2, body, timeout_s=0.5)
 
 
 @pytest.mark.skipif(TESTED == "gloo", reason="Gloo's work ends with its wait")
@@ -191,9 +194,6 @@ def test_a_wait_gives_up_after_its_own_timeout_and_the_work_goes_on():
 @pytest.mark.parametrize("everyone", [True, False], ids=["wait_all_ranks", "first"])
 def test_monitored_barrier_names_the_ranks_that_did_not_come(everyone):
     def body(group):
-        if group.rank() in (1, 3):
-            time.sleep(2)
-            return None
         timeout_s = 0.5 if group.rank() == 0 else 1.5
 
         def call():
@@ -205,7 +205,7 @@ def test_monitored_barrier_names_the_ranks_that_did_not_come(everyone):
         assert time.monotonic() - begun < timeout_s + SLACK_S
         return caught.value
 
-    error = run_group(4, body)[0]
+    error = run_without([1, 3], 4, body)[0]
     missing = named_ranks(error) - {0}
     assert missing == {1, 3} if everyone else missing and missing <= {1, 3}, str(error)
 
