@@ -50,7 +50,8 @@ test: build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu and not sanitize"
 
 sanitize: build
-	$(BIN)/python -m pytest -m sanitize tests/repository/test_cpp.py tests/repository/test_kernels.py
+	$(BIN)/python -m pytest -n $(WORKERS) --maxschedchunk 1 -m sanitize tests/repository/test_cpp.py
+	$(BIN)/python -m pytest -m sanitize tests/repository/test_kernels.py
 
 bench: build
 	$(BIN)/python benchmarks/run_all.py

@@ -27,27 +27,24 @@ def configure(folder: Path, sanitizers: str) -> None:
     assert configured.returncode == 0, configured.stderr
 
 
-def run_tests(folder: Path, *programs: str) -> None:
-    """Runs each program in one process. ctest would start one for each test, which takes a sanitizer a second each."""
-    for program in programs:
-        tested = run(folder / program, "--gtest_brief=1")
-        assert "[  PASSED  ]" in tested, tested
-        assert "DISABLED" not in tested, tested
+# A sanitizer and a program in each test, so that two tests keep two cores busy. With two workers the first takes the
+# first two, the second the next two, and the last goes to who is done. Both then take about as long.
+CASES = [
+    ("address,undefined", "gossamer_shm_tests"),
+    ("address,undefined", "gossamer_negotiate_tests"),
+    ("address,undefined", "gossamer_tests"),
+    ("thread", "gossamer_shm_tests"),
+    ("thread", "gossamer_negotiate_tests"),
+]
 
 
 @pytest.mark.sanitize
-@pytest.mark.timeout(1200)  # compiles every Torch-free file with sanitizers; a busy machine takes long
-def test_torch_free_core_passes_its_tests_under_sanitizers(tmp_path) -> None:
-    configure(tmp_path, "address,undefined")
-    programs = ("gossamer_tests", "gossamer_shm_tests", "gossamer_negotiate_tests")
-    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", *programs)
-    run_tests(tmp_path, *programs)
-
-
-@pytest.mark.sanitize
-@pytest.mark.timeout(1200)  # as above
-def test_shared_memory_and_negotiation_pass_their_tests_under_thread_sanitizer(tmp_path) -> None:
-    configure(tmp_path, "thread")
-    programs = ("gossamer_shm_tests", "gossamer_negotiate_tests")
-    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", *programs)
-    run_tests(tmp_path, *programs)
+@pytest.mark.timeout(1200)  # compiles with sanitizers; a busy machine takes long
+@pytest.mark.parametrize(("sanitizers", "program"), CASES)
+def test_torch_free_core_passes_its_tests_under_sanitizers(sanitizers, program, tmp_path) -> None:
+    """Each program runs in one process. ctest would start one for each test, which takes a sanitizer a second each."""
+    configure(tmp_path, sanitizers)
+    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", program)
+    tested = run(tmp_path / program, "--gtest_brief=1")
+    assert "[  PASSED  ]" in tested, tested
+    assert "DISABLED" not in tested, tested
