@@ -7,6 +7,9 @@ CUDA_TORCH ?= torch==2.11.0
 CUDA_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gossamer
 WORKERS ?= 2
 
+# Hundreds of interpreters import the package and the tests: their bytecode is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
