@@ -1,6 +1,6 @@
 """kill -9 of random ranks at random moments: every survivor gets an error that names a dead rank, and nothing is left.
 
-A campaign is a process that has imported torch and forks the ranks of one round after another (50 ms a round);
+A campaign is a process that forks the ranks of one round after another (50 ms a round);
 a rank makes random calls until one fails. The test reads the campaign's report, one line of JSON.
 """
 
@@ -13,7 +13,6 @@ import random
 import re
 import select
 import signal
-import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -25,6 +24,7 @@ import torch.distributed as dist
 
 from tests import ROOT
 from tests.backend.jobs import TESTED, make_group, named_ranks, random_call
+from tests.support.forks import Script
 
 LOST = "CommError"
 KILLS = 25  # of each of two campaigns; a third has 12
@@ -200,16 +200,14 @@ def campaign(seed: int, kills: int, early: bool) -> None:
 def run_campaign(folder: Path, seed: int, kills: int, *, early: bool) -> dict:
     code = f"from tests.backend import test_kill; test_kill.campaign({seed}, {kills}, {early})"
     environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code]
-    options = {"capture_output": True, "text": True, "check": False, "cwd": ROOT, "env": environment}
-    try:
-        done = subprocess.run(command, timeout=160, **options)
-    except subprocess.TimeoutExpired as late:
-        pytest.fail(
-            f"seed {seed}: the campaign takes too long; its last rounds: {(late.stderr or b'')[-3000:]!r}"
-        )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    with Script(["-c", code], environment, ROOT) as script:
+        try:
+            status, out, err = script.finish(160)
+        except TimeoutError:
+            rounds = script.printed()[1][-3000:]
+            pytest.fail(f"seed {seed}: the campaign takes too long; its last rounds: {rounds}")
+    assert status == 0, out[-3000:] + err[-3000:]
+    return json.loads(out.splitlines()[-1])
 
 
 def why(error: str) -> str:

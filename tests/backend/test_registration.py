@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.backend.jobs import TESTED
+from tests.support.forks import fork_job
 from tests.support.ranks import run_job
 
 NO_CALL = """
@@ -22,7 +23,7 @@ print("done", flush=True)
 
 @pytest.mark.timeout(100)
 def test_a_program_that_ends_without_destroying_its_groups_ends_cleanly(tmp_path):
-    out = run_job(NO_CALL.replace("BACKEND", repr(TESTED)), 2, tmp_path)
+    out = fork_job(NO_CALL.replace("BACKEND", repr(TESTED)), 2, tmp_path)
     assert out.count("done") == 2
 
 

@@ -16,11 +16,11 @@ print(bagua.get_rank(), "has", bagua.env.get_default_bucket_size(), bagua.env.ge
 """
 
 
-def test_a_script_is_started_with_bagua_flags(start, tmp_path):
+def test_a_script_is_started_with_bagua_flags(fork, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     flags = "--nproc_per_node=2 --bagua_service_port 29501 --autotune_level 1 --default_bucket_size 4096"
     arguments = [*flags.split(), "train.py", "--host_list", "of the script"]
-    jobs = [start(["-m", f"gossamer.bagua.distributed.{name}", *arguments]) for name in ("run", "launch")]
+    jobs = [fork(["-m", f"gossamer.bagua.distributed.{name}", *arguments]) for name in ("run", "launch")]
     for code, out, err in [job.finish() for job in jobs]:
         assert code == 0, err
         for rank in (0, 1):
@@ -94,10 +94,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "command", ["gossamer.launch.cli run -np 2", "gossamer.bagua.distributed.run --nproc_per_node 2"]
 )
-def test_an_unchanged_bagua_script_runs(command, start, tmp_path):
+def test_an_unchanged_bagua_script_runs(command, fork, tmp_path):
     (tmp_path / "train.py").write_text(UNCHANGED)
     (tmp_path / "bagua.py").write_text("raise RuntimeError('the wrong bagua')")
-    code, out, err = start(["-m", *command.split(), "--as-bagua", "train.py", "--lr", "1"]).finish()
+    code, out, err = fork(["-m", *command.split(), "--as-bagua", "train.py", "--lr", "1"]).finish()
     assert code == 0, err
     for rank in (0, 1):
         assert f"[{rank}] trained ([False, False], True) ([True, True], True) ['--lr', '1']" in out

@@ -112,7 +112,7 @@ os._exit(0)
 @pytest.mark.parametrize(
     ("operations", "way"), [("gossamer", "engine"), ("gloo", "negotiated"), ("gloo", "engine")]
 )
-def test_a_rank_that_is_killed_is_an_internal_error_of_the_others(start, free_port, operations, way) -> None:
+def test_a_rank_that_is_killed_is_an_internal_error_of_the_others(fork, free_port, operations, way) -> None:
     place = {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(free_port),
@@ -121,7 +121,7 @@ def test_a_rank_that_is_killed_is_an_internal_error_of_the_others(start, free_po
         "OMP_NUM_THREADS": "1",
     }
     ranks = [
-        start(["-c", KILLED, operations, way], env={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        fork(["-c", KILLED, operations, way], env={**place, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(3)
     ]
     ends = [rank.finish() for rank in ranks]

@@ -143,14 +143,13 @@ def test_a_rank_that_died_is_named_and_the_others_are_written(traces) -> None:
     assert {event["pid"] for event in events_of(traces / "dead.json")} == {0, 2}
 
 
-def test_the_variable_records_from_the_first_model_to_the_end_of_the_process(tmp_path, start) -> None:
+def test_the_variable_records_from_the_first_model_to_the_end_of_the_process(tmp_path, fork) -> None:
     script = "import gossamer as gs\nfrom torch import nn, ones\nmodel = gs.DataParallel(nn.Linear(2, 2))\n"
     script += "model(ones(1, 2)).sum().backward()\n"
     variable = {"GOSSAMER_TIMELINE": str(tmp_path / "trace.json"), "RANK": "0", "WORLD_SIZE": "1"}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    code, _, err = start(
-        ["-c", "import gossamer as gs; gs.init()\n" + script], env=variable | address
-    ).finish()
+    script = "import gossamer as gs; gs.init()\n" + script
+    code, _, err = fork(["-c", script], env=variable | address).finish()
     assert code == 0, err
     assert "bucket" in {event["name"] for event in events_of(tmp_path / "trace.json")}
 
