@@ -45,8 +45,9 @@ CXX_FLAGS = ["-O3", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"
 TORCH_FLAGS = ["-O2", "-std=c++20", "-fopenmp"]  # -fopenmp is for at::parallel_for
 NVCC_FLAGS = ["-O3", "-std=c++17", "-DNDEBUG", "--fmad=false", "--expt-relaxed-constexpr"]
 NVCC_FLAGS += ["-Xcompiler=-fPIC,-Wall,-Wextra,-fvisibility=hidden,-ffp-contract=off"]
-INSTRUCTION_SETS = {  # the name of such a file, in any folder: its own flags
+INSTRUCTION_SETS = {  # the name of such a file, in any folder: its own flags, on x86-64
     "cpu_scalar.cpp": [],
+    "cpu_neon.cpp": [],
     "cpu_avx2.cpp": ["-mavx2", "-mf16c", "-mfma"],
     "cpu_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c"],
 }
@@ -126,16 +127,17 @@ def import_torch() -> ModuleType:
 
 
 def sources(group: str, *, cuda: bool = False) -> list[str]:
-    """Returns the files of a group that this machine can compile, with .cu files if asked."""
+    """Returns the files of a group, with .cu files if asked."""
     patterns = ["csrc/*" if folder == "." else f"csrc/{folder}/**/*" for folder in GROUPS[group]]
     suffixes = (".cpp", ".cu") if cuda else (".cpp",)
     found = [path for pattern in patterns for path in glob.glob(pattern, root_dir=ROOT, recursive=True)]
+    return sorted(path for path in found if path.endswith(suffixes))
+
+
+def instruction_set(name: str) -> list[str]:
+    """Returns a file's own flags. On other processors the files for x86-64 get none, and compile to nothing."""
     x86_64 = platform.machine().lower() in ("x86_64", "amd64")
-    return sorted(
-        path
-        for path in found
-        if path.endswith(suffixes) and (x86_64 or not INSTRUCTION_SETS.get(Path(path).name))
-    )
+    return INSTRUCTION_SETS.get(Path(name).name, []) if x86_64 else []
 
 
 def headers() -> list[str]:
@@ -254,7 +256,7 @@ class Graph:
         """Adds an object for each unit, in the folder. Returns their paths. .cu files get nvcc's flags instead."""
         objects = []
         for name, files in units.items():
-            source, rule, own = files[0], "cxx", [*flags, *INSTRUCTION_SETS.get(Path(name).name, [])]
+            source, rule, own = files[0], "cxx", [*flags, *instruction_set(name)]
             if len(files) > 1:
                 source = f"{folder}/{name}"
                 write(ROOT / source, "".join(f'#include "{file.removeprefix("csrc/")}"\n' for file in files))

@@ -167,7 +167,7 @@ def main() -> None:
             bench_gpu(codec, 1024, quick=options.quick)
         return
     default = gs._C.instruction_set()
-    for instruction_set in ("avx2", "avx512", "scalar"):
+    for instruction_set in ("neon", "avx2", "avx512", "scalar"):
         if not gs._C.select_instruction_set(instruction_set):
             continue  # this processor lacks it
         for mib in (1,) if options.quick else (1, 64):

@@ -73,7 +73,7 @@ void bench(const Kernels& kernels, const char* name, Kind kind, int64_t block, i
 
 int main(int argc, char** argv) {
   const int64_t numel = argc > 1 ? std::atoll(argv[1]) : 262144;  // 1 MiB of float32
-  for (const char* isa : {"scalar", "avx2", "avx512"}) {
+  for (const char* isa : {"scalar", "neon", "avx2", "avx512"}) {
     const Kernels* kernels = kernels_by_name(isa);
     if (kernels == nullptr) continue;
     bench(*kernels, "int8", Kind::int8, 64, numel);

@@ -47,7 +47,7 @@ void combine(Dtype dtype, const Vectors& vectors, int64_t begin, int64_t end, vo
              const Factors* factors);
 
 struct Kernels {
-  const char* name;  // "scalar", "avx2", "avx512"
+  const char* name;  // "scalar", "neon", "avx2", "avx512"
   Sums (*sums)(Dtype dtype, const void* a, const void* b, int64_t numel);
   void (*combine)(Dtype dtype, void* a, const void* b, int64_t numel, const Factors& factors);
 };

@@ -1,7 +1,7 @@
 // First in each cpu_*.cpp of adasum/, codec/, optim/ and shm/. Such a file is compiled for one instruction set; it says which
-// (GOSSAMER_AVX2, GOSSAMER_AVX512, or neither) and then includes its folder's driver. Here are the namespace of that code
-// (GOSSAMER_ISA), its lane and vector, and the table that the driver ends with. setup.py and cmake/ give each file its
-// flags; without them GOSSAMER_LACKS_FLAGS is set and the table is null, so every build may compile the file.
+// (GOSSAMER_AVX2, GOSSAMER_AVX512, GOSSAMER_NEON, or none) and then includes its folder's driver. Here are the namespace of
+// that code (GOSSAMER_ISA), its lane and vector, and the table that the driver ends with. setup.py and cmake/ give each file
+// its flags; without them GOSSAMER_LACKS_FLAGS is set and the table is null, so every build may compile the file.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,11 @@
 #if !(defined(__AVX2__) && defined(__F16C__) && defined(__FMA__))
 #define GOSSAMER_LACKS_FLAGS
 #endif
+#elif defined(GOSSAMER_NEON)
+#define GOSSAMER_ISA neon
+#if !defined(__aarch64__)
+#define GOSSAMER_LACKS_FLAGS
+#endif
 #else
 #define GOSSAMER_ISA scalar
 #endif
@@ -33,6 +38,9 @@ constexpr int64_t kVectorBytes = 64;
 #elif defined(GOSSAMER_AVX2) && !defined(GOSSAMER_LACKS_FLAGS)
 using VectorLane = Avx2;
 constexpr int64_t kVectorBytes = 32;
+#elif defined(GOSSAMER_NEON) && !defined(GOSSAMER_LACKS_FLAGS)
+using VectorLane = Neon;
+constexpr int64_t kVectorBytes = 16;
 #else
 using VectorLane = Scalar;
 constexpr int64_t kVectorBytes = 16;  // what every 64-bit CPU has (SSE2, NEON)

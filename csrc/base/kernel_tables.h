@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstring>
-#include <initializer_list>
 
 namespace gossamer {
 
@@ -12,16 +11,18 @@ namespace gossamer {
 template <class Kernels>
 class KernelTables {
  public:
-  KernelTables(const Kernels* scalar, const Kernels* avx2, const Kernels* avx512)
-      : scalar_(scalar), avx2_(usable_avx2() ? avx2 : nullptr), avx512_(usable_avx512() ? avx512 : nullptr) {
-    selected_ = avx512_ ? avx512_ : avx2_ ? avx2_ : scalar_;
+  // From the narrowest to the widest.
+  KernelTables(const Kernels* scalar, const Kernels* neon, const Kernels* avx2, const Kernels* avx512)
+      : tables_{scalar, neon, usable_avx2() ? avx2 : nullptr, usable_avx512() ? avx512 : nullptr} {
+    for (const Kernels* table : tables_)
+      if (table != nullptr) selected_ = table;
   }
 
   const Kernels& selected() const { return *selected_.load(std::memory_order_acquire); }
 
   // Null for an unknown name, and for a table that this CPU or build cannot run.
   const Kernels* find(const char* name) const {
-    for (const Kernels* table : {scalar_, avx2_, avx512_}) {
+    for (const Kernels* table : tables_) {
       if (table != nullptr && strcmp(name, table->name) == 0) return table;
     }
     return nullptr;
@@ -47,7 +48,7 @@ class KernelTables {
   static bool usable_avx512() { return false; }
 #endif
 
-  const Kernels *scalar_, *avx2_, *avx512_;
+  const Kernels* tables_[4];
   std::atomic<const Kernels*> selected_;
 };
 
@@ -55,14 +56,15 @@ class KernelTables {
 
 // Defines kernels(), kernels_by_name() and select_kernels() of a folder: the choice among the tables of its cpu_*.cpp. Stands
 // in the folder's namespace, in one file.
-#define GOSSAMER_CHOOSE_KERNELS()                                                   \
-  extern const Kernels* const scalar_kernels;                                       \
-  extern const Kernels* const avx2_kernels;                                         \
-  extern const Kernels* const avx512_kernels;                                       \
-  static KernelTables<Kernels>& tables() {                                          \
-    static KernelTables<Kernels> all(scalar_kernels, avx2_kernels, avx512_kernels); \
-    return all;                                                                     \
-  }                                                                                 \
-  const Kernels& kernels() { return tables().selected(); }                          \
-  const Kernels* kernels_by_name(const char* name) { return tables().find(name); }  \
+#define GOSSAMER_CHOOSE_KERNELS()                                                                 \
+  extern const Kernels* const scalar_kernels;                                                     \
+  extern const Kernels* const neon_kernels;                                                       \
+  extern const Kernels* const avx2_kernels;                                                       \
+  extern const Kernels* const avx512_kernels;                                                     \
+  static KernelTables<Kernels>& tables() {                                                        \
+    static KernelTables<Kernels> all(scalar_kernels, neon_kernels, avx2_kernels, avx512_kernels); \
+    return all;                                                                                   \
+  }                                                                                               \
+  const Kernels& kernels() { return tables().selected(); }                                        \
+  const Kernels* kernels_by_name(const char* name) { return tables().find(name); }                \
   bool select_kernels(const char* name) { return tables().select(name); }

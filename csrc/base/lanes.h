@@ -1,6 +1,6 @@
 // Lane types: `width` floats that an arithmetic header handles as one value. Scalar is one float, on the host and on a
-// CUDA thread; Avx2 and Avx512 hold 32. All have one interface and give equal bits: nothing here contracts, reorders or
-// approximates. Not a maths library: it holds what the codecs need. Included by codec/*.h, flat/ and codec/'s drivers.
+// CUDA thread; Avx2 and Avx512 hold 32, Neon holds 16. All have one interface and give equal bits: nothing here contracts,
+// reorders or approximates. Not a maths library: it holds what the codecs need. Included by codec/*.h, flat/ and codec/'s drivers.
 #pragma once
 
 #include <cstdint>
@@ -205,4 +205,6 @@ struct Double {
 #include "base/lanes_avx512.h"
 #elif defined(__AVX2__) && defined(__F16C__)
 #include "base/lanes_avx2.h"
+#elif defined(GOSSAMER_NEON) && defined(__aarch64__)
+#include "base/lanes_neon.h"
 #endif

@@ -129,6 +129,7 @@ struct Avx2 {
     const __m256 nan = as_floats(_mm256_set1_epi32(kNanBits));
     return _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
   }
+  static HD Bits16 to_half(Floats x) { return _mm256_cvtps_ph(quiet(x), _MM_FROUND_TO_NEAREST_INT); }
   static HD Floats rint(Floats x) {
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }

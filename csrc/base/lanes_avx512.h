@@ -95,6 +95,7 @@ struct Avx512 {
     const __m512 nan = as_floats(_mm512_set1_epi32(kNanBits));
     return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
   }
+  static HD Bits16 to_half(Floats x) { return _mm512_cvtps_ph(quiet(x), _MM_FROUND_TO_NEAREST_INT); }
   static HD Floats rint(Floats x) {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }

@@ -1,7 +1,7 @@
-// What the AVX2 and the AVX-512 lane have in common. Included inside their structs, by lanes_avx2.h and lanes_avx512.h only.
-// Before it they define GOSSAMER_MM(op) (_mm256_op or _mm512_op), GOSSAMER_MM_SI(op) (for operations on whole registers),
+// What the AVX2, AVX-512 and NEON lanes have in common. Included inside their structs, by lanes_*.h only. Before it they
+// define GOSSAMER_MM(op) (_mm256_op, _mm512_op or neon_op), GOSSAMER_MM_SI(op) (for operations on whole registers),
 // and the GOSSAMER_EACH macros, which apply an operation to each register of a lane. The struct has the types of a
-// register (Floats, Ints, Doubles, Bits16), and what the two instruction sets do in different ways.
+// register (Floats, Ints, Doubles, Bits16), and what the instruction sets do in different ways.
 
 using Tail = Scalar;
 
@@ -62,7 +62,6 @@ static HD void store(double* p, Floats x) {
   GOSSAMER_MM(storeu_pd)(p, low(x));
   GOSSAMER_MM(storeu_pd)(p + sizeof(Doubles) / sizeof(double), high(x));
 }
-static HD Bits16 to_half(Floats x) { return GOSSAMER_MM(cvtps_ph)(quiet(x), _MM_FROUND_TO_NEAREST_INT); }
 static HD void store(Half* p, Floats x) { store_bits16(p, to_half(x)); }
 static HD Ints to_bfloat(Floats x) {
   const Ints bits = as_ints(quiet(x));

@@ -53,7 +53,7 @@ int64_t row_bytes(const Spec& spec, int64_t row_numel);
 bool has_row_statistics(const Spec& spec);
 
 struct Kernels {
-  const char* name;  // "scalar", "avx2", "avx512"
+  const char* name;  // "scalar", "neon", "avx2", "avx512"
 
   // Random numbers depend on the key, the row's number and the element's place in the row, and on nothing else. So:
   // x[numel] of dtype `source` (spec.dtype, or accumulate_dtype(spec.dtype)) -> wire[rows * row_bytes].

@@ -59,7 +59,7 @@ struct One {
 
 }  // namespace gossamer::GOSSAMER_ISA
 
-#if defined(GOSSAMER_MM) && (defined(__AVX512F__) || defined(__FMA__))
+#if defined(GOSSAMER_MM) && (defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__))
 #include "optim/lane_vector.h"
 #else
 namespace gossamer::GOSSAMER_ISA {

@@ -1,4 +1,4 @@
-// The vector lanes of the updates: one AVX2 or AVX-512 register of floats or of doubles. Included by lane.h where the flags
+// The vector lanes of the updates: one AVX2, AVX-512 or NEON register of floats or of doubles. Included by lane.h where the flags
 // allow it, with GOSSAMER_MM of base/lanes.h; the interface is One's.
 #pragma once
 

@@ -47,7 +47,7 @@ void adam(Dtype dtype, const Adam& adam, const Segment* segments, int64_t count,
 void sgd(Dtype dtype, const Sgd& sgd, const Segment* segments, int64_t count, int64_t begin, int64_t end);
 
 struct Kernels {
-  const char* name;  // "scalar", "avx2", "avx512"
+  const char* name;  // "scalar", "neon", "avx2", "avx512"
   void (*adam)(Dtype dtype, const Adam& adam, const Segment& segment);
   void (*sgd)(Dtype dtype, const Sgd& sgd, const Segment& segment);
 };

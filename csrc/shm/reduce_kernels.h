@@ -23,7 +23,7 @@ struct Job {
 using Kernel = void (*)(const Job& job);
 
 struct Kernels {
-  const char* name;  // "scalar", "avx2", "avx512"
+  const char* name;  // "scalar", "neon", "avx2", "avx512"
   // Null where this table has none; the scalar table has all that reduce.cpp asks for.
   Kernel (*find)(Type from, Type to, Op op);
 };

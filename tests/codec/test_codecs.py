@@ -146,7 +146,7 @@ def test_every_instruction_set_gives_equal_bytes(codec, dtype):
     best = _C.instruction_set()
     wires = {}
     try:
-        for name in ("scalar", "avx2", "avx512"):
+        for name in ("scalar", "neon", "avx2", "avx512"):
             if _C.select_instruction_set(name):
                 wires[name] = codec.encode(x)
     finally:

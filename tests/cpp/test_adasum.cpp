@@ -16,7 +16,7 @@ constexpr int64_t kLengths[] = {0, 1, 2, 15, 16, 17, 31, 32, 33, 97, 511, 512, 5
 
 std::vector<const adasum::Kernels*> all_adasum_kernels() {
   std::vector<const adasum::Kernels*> found;
-  for (const char* name : {"scalar", "avx2", "avx512"})
+  for (const char* name : {"scalar", "neon", "avx2", "avx512"})
     if (const auto* kernels = adasum::kernels_by_name(name)) found.push_back(kernels);
   return found;
 }

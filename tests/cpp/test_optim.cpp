@@ -14,7 +14,7 @@ constexpr int64_t kSizes[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33,
 
 std::vector<const optim::Kernels*> all_tables() {
   std::vector<const optim::Kernels*> found;
-  for (const char* name : {"scalar", "avx2", "avx512"})
+  for (const char* name : {"scalar", "neon", "avx2", "avx512"})
     if (const optim::Kernels* kernels = optim::kernels_by_name(name)) found.push_back(kernels);
   return found;
 }

@@ -22,7 +22,7 @@ constexpr double kFactors[] = {0.5, -1.25, 3.0, 0.1, 7.0};
 
 std::vector<const char*> instruction_sets() {
   std::vector<const char*> names;
-  for (const char* name : {"scalar", "avx2", "avx512"})
+  for (const char* name : {"scalar", "neon", "avx2", "avx512"})
     if (shm::kernels_by_name(name) != nullptr) names.push_back(name);
   return names;
 }

@@ -182,7 +182,7 @@ def test_16_bit_parameters_are_stepped_in_float32_and_rounded(name, options, dty
 def test_every_instruction_set_leaves_equal_bits(name, options, dtype) -> None:
     chosen, ends = _C.instruction_set(), []
     try:
-        for instruction_set in ("scalar", "avx2", "avx512"):
+        for instruction_set in ("scalar", "neon", "avx2", "avx512"):
             if not _C.select_instruction_set(instruction_set):
                 continue  # this processor lacks it
             ends.append(build(getattr(gs.optim, name), options, (dtype,)))

@@ -1,0 +1,5 @@
+// adasum.h for CPUs with NEON; see base/instruction_set.h.
+#define GOSSAMER_NEON
+#include "base/instruction_set.h"
+
+#include "adasum/cpu_driver.inl"

@@ -1,0 +1,193 @@
+// The NEON lane, for 64-bit ARM: 16 floats in four registers. Included by lanes.h for the files that ask for it; the
+// interface is Scalar's. It takes the operations on whole lanes from lanes_vector.inl, as the AVX lanes do. So the functions
+// here have the names of Intel's intrinsics. Every 64-bit ARM processor has NEON, with conversions of float16.
+#pragma once
+
+#include <arm_neon.h>
+
+#define GOSSAMER_MM(op) neon_##op
+#define GOSSAMER_MM_SI(op) neon_##op
+
+namespace gossamer::GOSSAMER_ISA {
+
+// Operators work on ARM's types because GCC and Clang define those as vectors.
+HD float32x4_t neon_set1_ps(float x) { return vdupq_n_f32(x); }
+HD float64x2_t neon_set1_pd(double x) { return vdupq_n_f64(x); }
+HD int32x4_t neon_set1_epi32(uint32_t x) { return vreinterpretq_s32_u32(vdupq_n_u32(x)); }
+
+template <class Register>
+HD Register neon_load(const void* p) {  // from any byte
+  Register x;
+  memcpy(&x, p, sizeof(x));
+  return x;
+}
+HD float32x4_t neon_loadu_ps(const float* p) { return neon_load<float32x4_t>(p); }
+HD float64x2_t neon_loadu_pd(const double* p) { return neon_load<float64x2_t>(p); }
+HD void neon_storeu_ps(float* p, float32x4_t x) { memcpy(p, &x, sizeof(x)); }
+HD void neon_storeu_pd(double* p, float64x2_t x) { memcpy(p, &x, sizeof(x)); }
+
+HD float32x4_t neon_add_ps(float32x4_t x, float32x4_t y) { return x + y; }
+HD float32x4_t neon_sub_ps(float32x4_t x, float32x4_t y) { return x - y; }
+HD float32x4_t neon_mul_ps(float32x4_t x, float32x4_t y) { return x * y; }
+HD float32x4_t neon_div_ps(float32x4_t x, float32x4_t y) { return x / y; }
+HD float64x2_t neon_add_pd(float64x2_t x, float64x2_t y) { return x + y; }
+HD float32x4_t neon_sqrt_ps(float32x4_t x) { return vsqrtq_f32(x); }
+HD float64x2_t neon_sqrt_pd(float64x2_t x) { return vsqrtq_f64(x); }
+HD float32x4_t neon_fmadd_ps(float32x4_t x, float32x4_t y, float32x4_t z) { return vfmaq_f32(z, x, y); }
+HD float64x2_t neon_fmadd_pd(float64x2_t x, float64x2_t y, float64x2_t z) { return vfmaq_f64(z, x, y); }
+// vminq_f32 gives NaN where either is NaN, and minps gives y.
+HD float32x4_t neon_min_ps(float32x4_t x, float32x4_t y) { return vbslq_f32(vcltq_f32(x, y), x, y); }
+HD float32x4_t neon_max_ps(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
+
+HD int32x4_t neon_add_epi32(int32x4_t x, int32x4_t y) { return vaddq_s32(x, y); }
+HD int32x4_t neon_mullo_epi32(int32x4_t x, int32x4_t y) { return vmulq_s32(x, y); }
+HD int32x4_t neon_min_epi32(int32x4_t x, int32x4_t y) { return vminq_s32(x, y); }
+HD int32x4_t neon_max_epi32(int32x4_t x, int32x4_t y) { return vmaxq_s32(x, y); }
+HD int32x4_t neon_and_si(int32x4_t x, int32x4_t y) { return x & y; }
+HD int32x4_t neon_xor_si(int32x4_t x, int32x4_t y) { return x ^ y; }
+HD int32x4_t neon_slli_epi32(int32x4_t x, int bits) { return x << bits; }
+HD int32x4_t neon_srai_epi32(int32x4_t x, int bits) { return x >> bits; }
+HD int32x4_t neon_srli_epi32(int32x4_t x, int bits) {
+  return vreinterpretq_s32_u32(vreinterpretq_u32_s32(x) >> bits);
+}
+HD float32x4_t neon_and_ps(float32x4_t x, float32x4_t y) {
+  return vreinterpretq_f32_s32(vreinterpretq_s32_f32(x) & vreinterpretq_s32_f32(y));
+}
+HD float32x4_t neon_or_ps(float32x4_t x, float32x4_t y) {
+  return vreinterpretq_f32_s32(vreinterpretq_s32_f32(x) | vreinterpretq_s32_f32(y));
+}
+
+HD int32x4_t neon_cvtps_epi32(float32x4_t x) { return vcvtnq_s32_f32(x); }
+HD float32x4_t neon_cvtepi32_ps(int32x4_t x) { return vcvtq_f32_s32(x); }
+HD float32x4_t neon_cvtph_ps(uint16x4_t x) { return vcvt_f32_f16(vreinterpret_f16_u16(x)); }
+HD int32x4_t neon_cvtepu16_epi32(uint16x4_t x) { return vreinterpretq_s32_u32(vmovl_u16(x)); }
+HD int32x4_t neon_cvtepu8_epi32(uint8x8_t x) { return neon_cvtepu16_epi32(vget_low_u16(vmovl_u8(x))); }
+HD int32x4_t neon_cvtepi8_epi32(uint8x8_t x) {
+  return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(x))));
+}
+
+#define GOSSAMER_EACH(op) {op(x.a), op(x.b), op(x.c), op(x.d)}
+#define GOSSAMER_EACH_WITH(op, y) {op(x.a, y), op(x.b, y), op(x.c, y), op(x.d, y)}
+#define GOSSAMER_EACH_PAIR(op) {op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)}
+#define GOSSAMER_EACH_LOAD(op, p) {op(p), op(p + 4), op(p + 8), op(p + 12)}
+#define GOSSAMER_EACH_STORE(op, p) op(p, x.a), op(p + 4, x.b), op(p + 8, x.c), op(p + 12, x.d)
+
+struct Neon {
+  static constexpr int width = 16;
+  using Floats = float32x4_t;
+  using Ints = int32x4_t;
+  using Doubles = float64x2_t;
+  using Bits16 = uint16x4_t;
+  struct F {
+    Floats a, b, c, d;
+  };
+  struct I {
+    Ints a, b, c, d;
+  };
+
+#include "base/lanes_vector.inl"
+
+  template <int bits>
+  static HD I load_packed(const uint8_t* codes, int64_t i) {
+    static_assert(bits == 4 || bits == 1, "codes are packed 4 bits or 1 bit");
+    if constexpr (bits == 4) {
+      const auto bytes = neon_load<uint8x8_t>(codes + i / 2);
+      const uint8x8_t low = bytes & 15, high = bytes >> 4;
+      const uint16x8_t first = vmovl_u8(vzip1_u8(low, high)), last = vmovl_u8(vzip2_u8(low, high));
+      return {neon_cvtepu16_epi32(vget_low_u16(first)), neon_cvtepu16_epi32(vget_high_u16(first)),
+              neon_cvtepu16_epi32(vget_low_u16(last)), neon_cvtepu16_epi32(vget_high_u16(last))};
+    } else {
+      const uint8_t* p = codes + i / 8;
+      return {bits_of(p[0]), bits_of(p[0] >> 4), bits_of(p[1]), bits_of(p[1] >> 4)};
+    }
+  }
+
+  static HD void store(int8_t* p, I x) { store_bytes(p, x); }
+  static HD void store(uint8_t* p, I x) { store_bytes(p, x); }
+  template <int bits>
+  static HD void store_packed(uint8_t* codes, int64_t i, I x) {
+    static_assert(bits == 4 || bits == 1, "codes are packed 4 bits or 1 bit");
+    if constexpr (bits == 4) {
+      const uint8x16_t bytes = low_bytes(x);
+      const uint8x8_t low = vget_low_u8(vuzp1q_u8(bytes, bytes)), high = vget_low_u8(vuzp2q_u8(bytes, bytes));
+      const uint8x8_t pairs = low | high << 4;
+      memcpy(codes + i / 2, &pairs, sizeof(pairs));
+    } else {
+      uint8_t* p = codes + i / 8;
+      p[0] = mask_of(x.a, x.b), p[1] = mask_of(x.c, x.d);
+    }
+  }
+
+  static HD I set(int32_t value) {
+    const int32x4_t x = vdupq_n_s32(value);
+    return {x, x, x, x};
+  }
+  static HD int32_t reduce_min(I x) {
+    return vminvq_s32(vminq_s32(vminq_s32(x.a, x.b), vminq_s32(x.c, x.d)));
+  }
+  static HD int32_t reduce_max(I x) {
+    return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.a, x.b), vmaxq_s32(x.c, x.d)));
+  }
+
+  static HD F fractions(uint32_t first, uint32_t second, int64_t i) {
+    const int32x4_t places = {0, 1, 2, 3};
+    const int32x4_t index = neon_set1_epi32(static_cast<uint32_t>(i / 32 * 16) + first);
+    const int32x4_t key = neon_set1_epi32(second);
+    const int32x4_t shift = vdupq_n_s32(i / 16 % 2 == 0 ? 0 : 16);  // which half of the words
+    const auto part = [&](int32_t at) {
+      const int32x4_t place = neon_add_epi32(index, vaddq_s32(places, vdupq_n_s32(at)));
+      const int32x4_t words = scramble(scramble(place) ^ key);
+      return fraction((words >> shift) & vdupq_n_s32(0xffff));
+    };
+    return {part(0), part(4), part(8), part(12)};
+  }
+
+  static HD Floats as_floats(Ints x) { return vreinterpretq_f32_s32(x); }
+  static HD Ints as_ints(Floats x) { return vreinterpretq_s32_f32(x); }
+  static HD Bits16 load_bits16(const void* p) { return neon_load<uint16x4_t>(p); }
+  static HD uint8x8_t load_bits8(const void* p) { return vcreate_u8(neon_load<uint32_t>(p)); }
+  static HD void store_bits16(void* p, Bits16 x) { memcpy(p, &x, sizeof(x)); }
+  static HD Bits16 narrowed(Ints x) { return vmovn_u32(vreinterpretq_u32_s32(x)); }
+  static HD uint8x16_t low_bytes(I x) {
+    const uint16x8_t low = vcombine_u16(narrowed(x.a), narrowed(x.b));
+    const uint16x8_t high = vcombine_u16(narrowed(x.c), narrowed(x.d));
+    return vcombine_u8(vmovn_u16(low), vmovn_u16(high));
+  }
+  static HD void store_bytes(void* p, I x) {
+    const uint8x16_t bytes = low_bytes(x);
+    memcpy(p, &bytes, sizeof(bytes));
+  }
+  static HD Ints bits_of(int32_t code) {  // the lowest four
+    const int32x4_t places = {0, 1, 2, 3};
+    return (vdupq_n_s32(code) >> places) & vdupq_n_s32(1);
+  }
+  static HD uint8_t mask_of(Ints low, Ints high) {
+    const int32x4_t places = {0, 1, 2, 3};
+    return static_cast<uint8_t>(vaddvq_s32((low | high << 4) << places));
+  }
+
+  static HD Floats load_register(const double* p) {
+    return vcombine_f32(vcvt_f32_f64(neon_loadu_pd(p)), vcvt_f32_f64(neon_loadu_pd(p + 2)));
+  }
+  static HD Doubles low(Floats x) { return vcvt_f64_f32(vget_low_f32(x)); }
+  static HD Doubles high(Floats x) { return vcvt_high_f64_f32(x); }
+  static HD Floats quiet(Floats x) {
+    return vbslq_f32(vceqq_f32(x, x), x, as_floats(neon_set1_epi32(kNanBits)));
+  }
+  static HD Bits16 to_half(Floats x) { return vreinterpret_u16_f16(vcvt_f16_f32(quiet(x))); }
+  static HD Floats rint(Floats x) { return vrndnq_f32(x); }
+  static HD Floats floor(Floats x) { return vrndmq_f32(x); }
+  static HD Floats less(Floats x, Floats y) {
+    return neon_and_ps(vreinterpretq_f32_u32(vcltq_f32(x, y)), vdupq_n_f32(1.0f));
+  }
+  static HD Ints is_negative(Floats x) { return vreinterpretq_s32_u32(vcltzq_f32(x) >> 31); }
+};
+using WidestLane = Neon;
+
+#undef GOSSAMER_EACH
+#undef GOSSAMER_EACH_WITH
+#undef GOSSAMER_EACH_PAIR
+#undef GOSSAMER_EACH_LOAD
+#undef GOSSAMER_EACH_STORE
+
+}  // namespace gossamer::GOSSAMER_ISA

@@ -1,0 +1,5 @@
+// reduce.h for CPUs with NEON; see base/instruction_set.h.
+#define GOSSAMER_NEON
+#include "base/instruction_set.h"
+
+#include "shm/reduce_kernels.inl"
