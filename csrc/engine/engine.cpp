@@ -24,13 +24,15 @@ Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Te
 void Engine::close() {
   // A Python task on the worker may need the GIL that this thread holds.
   const WithoutGil without_gil;
+  bool in_backward = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (worker_.closed()) return;
     worker_.mark_closed();
     hooks_.remove();
+    in_backward = in_backward_;
   }
-  worker_.stop(in_backward_);
+  worker_.stop(in_backward);
 }
 
 void Engine::clear_buckets() {

@@ -63,7 +63,7 @@ class Worker {
   CommunicatorPtr comm_;
   CommunicatorPtr control_;
   std::atomic<int64_t> step_{0};
-  bool closed_ = false;
+  std::atomic<bool> closed_{false};
   std::optional<std::string> broken_;
   mutable std::mutex stall_mutex_;
   std::string stall_;

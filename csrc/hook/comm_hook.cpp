@@ -33,7 +33,7 @@ CommHook::CommHook(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at
 }
 
 void CommHook::close() {
-  if (std::exchange(closed_, true)) return;
+  if (closed_.exchange(true)) return;
   worker_.stop(/*in_backward=*/false, "dropped its communication hook in the middle of a step");
 }
 

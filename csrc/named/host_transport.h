@@ -22,8 +22,8 @@ class HostTransport : public negotiate::Transport {
 
  private:
   struct Bell {  // at the beginning of a rank's own memory
-    alignas(64) std::atomic<uint32_t> rung;
-    alignas(64) std::atomic<uint32_t> dozing;  // the worker thread sleeps on it, or is about to
+    alignas(shm::kLine) std::atomic<uint32_t> rung;
+    alignas(shm::kLine) std::atomic<uint32_t> dozing;  // the worker thread sleeps on it, or is about to
   };
   struct Peer {
     shm::Ring in, out;

@@ -224,7 +224,7 @@ std::string Group::trouble(int peer) const {
       const std::string reason = slot(peer).reason;
       return reason.compare(0, 5, "rank ") == 0 ? reason : who + " has failed: " + reason;
     }
-    case Presence::joining:
+    case Presence::joining: break;  // it may still be writing which process it is
     case Presence::present:
       if (has_ended(peer)) return who + " has ended without a word (killed, or crashed)";
   }

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "shm/pieces.h"
 
 namespace gossamer::shm {
 
@@ -35,8 +36,8 @@ struct Frame {
 static_assert(sizeof(Frame) == kFrameUnit);
 
 struct RingCounters {
-  alignas(64) std::atomic<uint64_t> written;  // bytes so far, by the writer
-  alignas(64) std::atomic<uint64_t> read;     // by the reader
+  alignas(kLine) std::atomic<uint64_t> written;  // bytes so far, by the writer
+  alignas(kLine) std::atomic<uint64_t> read;     // by the reader
 };
 
 inline int64_t ring_bytes(int size) { return size > 16 ? int64_t{64} << 10 : int64_t{256} << 10; }

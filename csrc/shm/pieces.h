@@ -7,7 +7,13 @@
 
 namespace gossamer::shm {
 
-constexpr int64_t kLine = 64;  // bytes of a cache line; pieces begin on one, so no two ranks write into it
+// Bytes of a cache line; pieces begin on one, so that no two ranks write into it. Some ARM processors have lines of 64
+// bytes, Apple's have 128.
+#if defined(__aarch64__)
+constexpr int64_t kLine = 128;
+#else
+constexpr int64_t kLine = 64;
+#endif
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_down(int64_t value, int64_t multiple) { return value / multiple * multiple; }

@@ -43,7 +43,7 @@ struct Call {
   double factor = 1;  // of premul_sum; the one field beside symmetric and offset that may differ
 };
 
-struct alignas(64) Slot {
+struct alignas(kLine) Slot {
   std::atomic<uint64_t> arrived;   // rounds this rank has entered
   std::atomic<uint32_t> presence;  // Presence
   std::atomic<int32_t> core;       // the core it was on when it entered the round
@@ -51,20 +51,20 @@ struct alignas(64) Slot {
   std::atomic<uint32_t> dozing;    // its mailbox thread sleeps on the doorbell
   int32_t process;                 // its process id, valid in process_space
   uint64_t process_space;
-  int32_t rank;                           // in the whole group
-  uint64_t proof;                         // the number from the meeting, see meet.cpp
-  alignas(64) Call calls[2];              // by parity of the round
-  alignas(64) char reason[kReasonBytes];  // why it has failed
-  char refusals[2][kReasonBytes];         // why it refused its call; by parity of the round
+  int32_t rank;                              // in the whole group
+  uint64_t proof;                            // the number from the meeting, see meet.cpp
+  alignas(kLine) Call calls[2];              // by parity of the round
+  alignas(kLine) char reason[kReasonBytes];  // why it has failed
+  char refusals[2][kReasonBytes];            // why it refused its call; by parity of the round
 };
 
-struct alignas(64) Header {
+struct alignas(kLine) Header {
   uint64_t proof;
-  int32_t size;                             // local ranks
-  int32_t cores;                            // that the local ranks may run on, all together
-  alignas(64) std::atomic<uint32_t> count;  // ranks that have entered the round
-  alignas(64) std::atomic<uint32_t> generation;
-  alignas(64) std::atomic<uint32_t> sleepers;
+  int32_t size;                                // local ranks
+  int32_t cores;                               // that the local ranks may run on, all together
+  alignas(kLine) std::atomic<uint32_t> count;  // ranks that have entered the round
+  alignas(kLine) std::atomic<uint32_t> generation;
+  alignas(kLine) std::atomic<uint32_t> sleepers;
 };
 
 // Offsets in bytes for `size` local ranks.

@@ -17,8 +17,9 @@ constexpr int64_t kBig = (int64_t{3} << 20) + 7;
 // Both sides use one mapping here, so that ThreadSanitizer sees the order that the counters give.
 TEST(Mailbox, ARingHandsFramesOverWhole) {
   constexpr unsigned kFrames = 20000;
-  std::vector<uint64_t> memory(shm::mail_bytes(2) / 8 + 8);
-  auto* mail = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+  std::vector<uint64_t> memory((shm::mail_bytes(2) + shm::kLine) / 8);
+  const auto lines = (reinterpret_cast<uintptr_t>(memory.data()) + shm::kLine - 1) / shm::kLine;
+  auto* mail = reinterpret_cast<uint8_t*>(lines * shm::kLine);
   const shm::Ring ring(mail, 2, 0, 1);
   std::thread writer([&] {
     for (unsigned i = 0; i < kFrames; ++i) {
