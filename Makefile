@@ -35,7 +35,7 @@ endef
 help:
 	@echo "make demo        train a small GPT with 4 workers and 8-bit gradients, and over slow links as root; 2 to 3 minutes"
 	@echo "make test        the tests"
-	@echo "make sanitize    the C++ tests, compiled with the sanitizers"
+	@echo "make sanitize    the C++ tests, compiled with the sanitizers and for 64-bit ARM"
 	@echo "make lint        ruff, mypy, clang-format"
 	@echo "make bench       the benchmarks; one JSON line per result"
 	@echo "make docs        the documentation as a site, in build/site"
@@ -53,7 +53,8 @@ test: build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu and not sanitize"
 
 sanitize: build
-	$(BIN)/python -m pytest -n $(WORKERS) --maxschedchunk 1 -m sanitize tests/repository/test_cpp.py
+	$(BIN)/python -m pytest -n $(WORKERS) --maxschedchunk 1 -m sanitize \
+	  tests/repository/test_cpp.py tests/repository/test_platforms.py
 	$(BIN)/python -m pytest -m sanitize tests/repository/test_kernels.py
 
 bench: build

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "codec/codec.h"
@@ -33,7 +35,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 // Every instruction set that this machine runs, scalar first.
 inline std::vector<const Kernels*> all_kernels() {
   std::vector<const Kernels*> found;
-  for (const char* name : {"scalar", "avx2", "avx512"})
+  for (const char* name : {"scalar", "neon", "avx2", "avx512"})
     if (const Kernels* kernels = codec::kernels_by_name(name)) found.push_back(kernels);
   return found;
 }
@@ -84,8 +86,14 @@ inline uint32_t to_bits(float x) {
   return bits;
 }
 
+#if defined(__aarch64__)
+using Float16 = __fp16;  // GCC 12 knows _Float16 in C++ on x86 alone
+#else
+using Float16 = _Float16;
+#endif
+
 inline uint16_t half_bits(double x) {
-  const _Float16 half = static_cast<_Float16>(nearest_half(x));
+  const Float16 half = static_cast<Float16>(nearest_half(x));
   uint16_t bits;
   std::memcpy(&bits, &half, 2);
   return bits;
@@ -96,7 +104,7 @@ inline double get(Dtype dtype, const uint8_t* memory, int64_t i) {
   if (dtype == Dtype::f32) return reinterpret_cast<const float*>(memory)[i];
   const uint16_t bits = reinterpret_cast<const uint16_t*>(memory)[i];
   if (dtype == Dtype::bf16) return from_bits(uint32_t{bits} << 16);
-  _Float16 half;
+  Float16 half;
   std::memcpy(&half, &bits, 2);
   return static_cast<double>(half);
 }
@@ -143,6 +151,14 @@ inline std::vector<float> make_values(int64_t numel, Temper temper, unsigned see
     if (temper == Temper::with_inf && random() % 97 == 0) x = random() % 2 ? kInf : -kInf;
   }
   return values;
+}
+
+// make_values() in memory of `dtype`. Kept, because many specs are tried on the same values.
+inline const Bytes& random_bytes(Dtype dtype, int64_t numel, Temper temper, unsigned seed) {
+  static std::map<std::tuple<Dtype, int64_t, Temper, unsigned>, Bytes> kept;
+  const auto [entry, is_new] = kept.try_emplace({dtype, numel, temper, seed});
+  if (is_new) entry->second = as_bytes(dtype, make_values(numel, temper, seed));
+  return entry->second;
 }
 
 // Kernels on vectors. Outputs start as rubbish, so that a byte left unwritten shows.

@@ -32,8 +32,8 @@ TEST(Feedback, EncodeWithErrorAddsEncodesAndKeepsWhatTheWireLeavesOut) {
     for (Dtype source : sources_of(spec.dtype))
       for (const Rows& rows : row_shapes())
         for (Temper temper : kSome) {
-          const Bytes x = as_bytes(source, make_values(rows.numel, temper, 71));
-          const Bytes before = as_bytes(spec.dtype, make_values(rows.numel, Temper::tiny, 73));
+          const Bytes& x = random_bytes(source, rows.numel, temper, 71);
+          const Bytes& before = random_bytes(spec.dtype, rows.numel, Temper::tiny, 73);
           const auto values = as_values(source, x);
           auto sums = as_values(spec.dtype, before);
           for (size_t i = 0; i < sums.size(); ++i) sums[i] = rounded(spec.dtype, sums[i] + values[i]);
@@ -63,9 +63,9 @@ TEST(Feedback, ReduceEncodeWithErrorKeepsWhatTheResultLoses) {
           const double scale = 1.0 / static_cast<double>(rows);
           const Rows matrix{rows, row_numel, rows * row_numel}, one{1, row_numel, valid};
           const Kernels& plain = *all_kernels()[0];
-          const Bytes x = as_bytes(spec.dtype, make_values(matrix.numel, temper, 79));
+          const Bytes& x = random_bytes(spec.dtype, matrix.numel, temper, 79);
           const Bytes wire = encode(plain, spec, spec.dtype, x, matrix);
-          const Bytes before = as_bytes(spec.dtype, make_values(valid, Temper::tiny, 83));
+          const Bytes& before = random_bytes(spec.dtype, valid, Temper::tiny, 83);
 
           Bytes sum(row_numel * element_size(spec.dtype), 0);
           plain.decode_add(spec, wire.data(), rows, row_numel, valid, sum.data());
