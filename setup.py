@@ -54,6 +54,12 @@ INSTRUCTION_SETS = {  # the name of such a file, in any folder: its own flags, o
 # The build takes those that nvcc knows, and adds PTX for the last of them.
 CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0+PTX", "10.0", "12.0")
 
+if platform.system() != "Linux":
+    raise SystemExit(
+        f"setup.py: Gossamer must be installed on Linux, got {platform.system()}: its workers use Linux's shared "
+        "memory and futexes. Install it in a Linux container, such as one of Docker Desktop; on Windows, WSL 2 will do."
+    )
+
 
 def find_nvcc() -> str | None:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")

@@ -1,5 +1,5 @@
-// The vector lanes of the updates: one AVX2, AVX-512 or NEON register of floats or of doubles. Included by lane.h where the flags
-// allow it, with GOSSAMER_MM of base/lanes.h; the interface is One's.
+// The vector lanes of the updates: one AVX2, AVX-512 or NEON register of floats or of doubles. Included by lane.h where the
+// flags allow it, with GOSSAMER_MM of base/lanes.h; the interface is One's.
 #pragma once
 
 namespace gossamer::GOSSAMER_ISA {
