@@ -36,10 +36,10 @@ TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
     ],
 )
 def test_lines_that_are_written_in_pieces_stay_whole_with_files_and_headers_of_others(
-    start, tmp_path, flags, env, header
+    fork, tmp_path, flags, env, header
 ) -> None:
     (tmp_path / "train.py").write_text(PIECES)
-    code, out, err = start([*RUN, *flags, "train.py"], env=env).finish()
+    code, out, err = fork([*RUN, *flags, "train.py"], env=env).finish()
     assert code == 0, err
     for rank in "01":
         begin = header.format(rank)
@@ -52,11 +52,11 @@ def test_lines_that_are_written_in_pieces_stay_whole_with_files_and_headers_of_o
         assert file.read_text() == "".join(f"{line.format(rank)}\n" for line in LINES + BARS)
 
 
-def test_a_whole_line_is_shown_while_its_worker_still_runs(start, tmp_path) -> None:
+def test_a_whole_line_is_shown_while_its_worker_still_runs(fork, tmp_path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, time\nprint('begun')\nwhile not os.path.exists('seen'): time.sleep(0.05)\n"
     )
-    run = start([*RUN, "-np", "1", "train.py"])
+    run = fork([*RUN, "-np", "1", "train.py"])
     assert run.process.stdout.readline() == "[0] begun\n"
     (tmp_path / "seen").touch()
     code, out, err = run.finish()

@@ -160,6 +160,7 @@ def begin(connection: socket.socket, sockets: list[socket.socket], pipe: list[in
 
 def run(request: dict, streams: list[int]) -> None:
     """What a fork does, which does not return."""
+    import io
     import multiprocessing
 
     from tests.support.forks import become, run_script
@@ -174,8 +175,8 @@ def run(request: dict, streams: list[int]) -> None:
     become(environment, request["folder"])
     unbuffered = request["unbuffered"] or bool(environment.get("PYTHONUNBUFFERED"))
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stdout.reconfigure(write_through=unbuffered)
+    out = open(1, "wb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115
+    sys.stdout = io.TextIOWrapper(out, write_through=unbuffered)
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.executable = request["python"]
