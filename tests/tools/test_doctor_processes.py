@@ -82,7 +82,7 @@ def test_hosts_with_different_mtu_and_names_that_are_loopback_addresses_are_foun
         ]  # how fast depends on the machine's load
         assert "bit/s there" in pair
 
-        code, rows = examine(hosts, "--timeout", "5", device="lo")
+        code, rows = examine(hosts, "--timeout", "3", device="lo")
         assert code == 1
         interface = [row for row in rows if row["check"] == "interface"]
         assert [row["status"] for row in interface] == [ERROR, ERROR]
