@@ -7,11 +7,14 @@ from datetime import timedelta
 import pytest
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, BarrierOptions, BroadcastOptions
+from torch.torch_version import TorchVersion
 
 import gossamer
 from tests.backend.jobs import TESTED, backend_of, named_ranks, options, run_group, values
 
 LostError = RuntimeError if TESTED == "gloo" else gossamer.CommError
+# Torch before 2.13 cannot convert a work's exception for Python.
+HANDS_OVER_EXCEPTIONS = TorchVersion(torch.__version__) >= (2, 13)
 SLACK_S = 1.5  # of a loaded machine, beyond the timeout asked for
 names_ranks = pytest.mark.skipif(TESTED == "gloo", reason="Gloo does not name the rank")
 
@@ -42,7 +45,8 @@ def test_a_finished_work_is_completed_successful_and_holds_its_outputs():
             assert work.wait() is True
             assert work.is_completed()
             assert work.is_success()
-            assert work.exception() is None
+            if HANDS_OVER_EXCEPTIONS:
+                assert work.exception() is None
             future = work.get_future()
             assert future.done()
             for held in (work.result(), future.wait(), future.value()):
@@ -128,7 +132,8 @@ def test_a_call_whose_rank_never_comes_fails_within_its_timeout_and_names_that_r
         error = fails_within(work.wait, 0.5)
         assert work.is_completed()
         assert not work.is_success()
-        assert isinstance(work.exception(), LostError)
+        if HANDS_OVER_EXCEPTIONS:
+            assert isinstance(work.exception(), LostError)
         with pytest.raises(LostError):
             work.wait()
         with pytest.raises(LostError):
