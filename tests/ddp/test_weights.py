@@ -10,6 +10,7 @@ import inspect
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel as Stock
+from torch.torch_version import TorchVersion
 
 import gossamer as gs
 from tests.algorithms.test_contract import NAMES, TIMED, build, optimizer_of
@@ -142,6 +143,10 @@ def two_forwards(wrap, comm):
     return flat_grads(inner), evaluated, model.module.norm.running_mean.clone()
 
 
+@pytest.mark.skipif(
+    TorchVersion(torch.__version__) < (2, 12),
+    reason="torch's own DDP before 2.12 fails here: it copies buffers over those that a backward needs",
+)
 def test_buffers_are_copied_when_torch_copies_them():
     ranks = both(two_forwards)
     for theirs, ours in ranks:
