@@ -74,7 +74,7 @@ struct Kernels {
   void (*reduce_encode)(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel,
                         int64_t valid, double scale, uint8_t* out, void* scratch);
 
-  // encode and reduce_encode with error feedback, a few elements at a time, which stay in cache. spec.dtype is f32 or f64.
+  // encode and reduce_encode with error feedback, which pass over memory once. spec.dtype is f32 or f64.
   // error[numel] (spec.dtype) += x[numel], whose dtype `source` accumulates in spec.dtype. The sum is encoded as `encode`
   // does. Then error holds what the wire left out, and 0 where that is not finite.
   void (*encode_with_error)(const Spec& spec, Dtype source, const void* x, void* error, const Rows& rows,

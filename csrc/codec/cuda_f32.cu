@@ -3,3 +3,4 @@
 #include "codec/cuda_launches.cuh"
 
 template struct gossamer::codec::cuda::Launches<float>;
+template struct gossamer::codec::cuda::LaunchesWithError<float>;

@@ -3,3 +3,4 @@
 #include "codec/cuda_launches.cuh"
 
 template struct gossamer::codec::cuda::Launches<double>;
+template struct gossamer::codec::cuda::LaunchesWithError<double>;

@@ -1,6 +1,6 @@
 // The loops that run a codec's arithmetic over device memory: the twin of cpu_driver.inl, with the same
-// headers and the scalar lane. A team of threads (a warp or a whole thread block) handles one group, four
-// elements a thread at a time. Included by cuda_launches.cuh only.
+// headers and the scalar lane. A team of threads handles one group, four elements a thread at a time. Included by
+// cuda_launches.cuh only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,12 +13,38 @@
 namespace gossamer::device {
 namespace {
 
-constexpr int64_t kChunk = 1024;  // elements of a team's piece where the codec sets no group
+constexpr int64_t kChunk = 1024;  // elements that a warp decodes at a time
 
 template <class Codec>
 using LaneOf = std::conditional_t<std::is_same_v<typename Codec::Value, double>, Double, Scalar>;
 template <class Codec>
 using SumOf = Accumulate<typename Codec::Tensor>;
+template <class T>
+using WideLane = std::conditional_t<std::is_same_v<T, double>, Double, Scalar>;
+
+// The threads that handle one group: neighbours within a warp, whose number is a power of two ...
+struct Lanes {
+  static constexpr int kThreads = 256;  // of the thread block
+  int size;
+  __device__ int rank() const { return threadIdx.x & (size - 1); }
+  __device__ unsigned mask() const {
+    return size == kWarp ? 0xffffffffu : ((1u << size) - 1) << (threadIdx.x % kWarp & -size);
+  }
+};
+
+// ... or a whole thread block.
+struct Block {
+  static constexpr int kThreads = 512, size = kThreads;
+  __device__ int rank() const { return threadIdx.x; }
+  __device__ unsigned mask() const { return 0xffffffffu; }
+};
+
+// body(i, k) for each pack of the calling thread: pack k begins at element i of [begin, end).
+template <class Team, class Body>
+__device__ void each_pack(Team team, int64_t begin, int64_t end, Body body) {
+  int k = 0;
+  for (int64_t i = begin + team.rank() * kPack; i < end; i += team.size * kPack) body(i, k++);
+}
 
 // Where the parts of a wire row lie; computed on the host.
 struct Layout {
@@ -40,6 +66,7 @@ template <class Codec, class Wire>
 __device__ void add_rows(const Layout& layout, const Wire& wire, int64_t rows, int64_t group, int64_t i,
                          int64_t left, Pack<SumOf<Codec>>& sums) {
   using Lane = LaneOf<Codec>;
+#pragma unroll 4
   for (int64_t r = 0; r < rows; ++r) {
     const uint8_t* row = wire.row(r, layout.row_bytes);
     const auto params = Codec::read(row, group);
@@ -50,29 +77,71 @@ __device__ void add_rows(const Layout& layout, const Wire& wire, int64_t rows, i
   }
 }
 
-// The source of what is encoded: rows of a tensor ...
+__device__ int64_t elements_of_row(int64_t row, int64_t row_numel, int64_t numel) {
+  const int64_t left = numel - row * row_numel;
+  return left < 0 ? 0 : left < row_numel ? left : row_numel;
+}
+
+// All ranks have seen this NaN or Inf. If it were kept, it would come back in every later step.
+template <class Sum>
+__device__ Sum finite_or_zero(Sum x) {
+  return x - x == 0 ? x : 0;
+}
+
+// A source is what is encoded. It loads values. If it keeps an error, it takes what each code left out of its value.
+
+// Rows of a tensor ...
 template <class Codec_, class T>
 struct TensorRows {
   using Codec = Codec_;
   using Element = T;
+  static constexpr bool kKeepsError = false, kSumsRows = false;
   const T* x;
   int64_t row_numel, numel;
 
-  __device__ int64_t valid(int64_t row) const {
-    const int64_t left = numel - row * row_numel;
-    return left < 0 ? 0 : left < row_numel ? left : row_numel;
-  }
+  __device__ int64_t valid(int64_t row) const { return elements_of_row(row, row_numel, numel); }
   __device__ Pack<T> load(int64_t row, int64_t, int64_t i, int64_t left) const {
     const T* p = x + row * row_numel + i;
     return load_pack(p, left, is_aligned(p));
   }
 };
 
-// ... or the scaled sum of wire rows. It is computed again at each access, which is cheaper than storing it.
+// ... or such rows plus the error of the last call ...
+template <class Codec_, class T>
+struct TensorRowsPlusError {
+  using Codec = Codec_;
+  using Element = typename Codec::Tensor;
+  static constexpr bool kKeepsError = true, kSumsRows = false;
+  const T* x;
+  Element* error;
+  int64_t row_numel, numel;
+
+  __device__ int64_t valid(int64_t row) const { return elements_of_row(row, row_numel, numel); }
+  __device__ Pack<Element> load(int64_t row, int64_t, int64_t i, int64_t left) const {
+    const T* from = x + row * row_numel + i;
+    const Element* owed = error + row * row_numel + i;
+    const auto values = load_pack(from, left, is_aligned(from));
+    auto sums = load_pack(owed, left, is_aligned(owed));
+#pragma unroll
+    for (int k = 0; k < kPack; ++k)
+      WideLane<Element>::add_to(&sums.v[k], WideLane<Element>::load(&values.v[k]));
+    return sums;
+  }
+  __device__ void keep(int64_t row, int64_t i, int64_t left, const Pack<Element>& rests) const {
+    Element* owed = error + row * row_numel + i;
+    Pack<Element> kept;
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) kept.v[k] = finite_or_zero(rests.v[k]);
+    store_pack(owed, kept, left, is_aligned(owed));
+  }
+};
+
+// ... or the scaled sum of wire rows ...
 template <class Codec_, class Wire>
 struct SumOfRows {
   using Codec = Codec_;
   using Element = SumOf<Codec>;
+  static constexpr bool kKeepsError = false, kSumsRows = true;
   Layout layout;
   Wire wire;
   int64_t rows, valid_numel;
@@ -80,12 +149,30 @@ struct SumOfRows {
 
   __device__ int64_t valid(int64_t) const { return valid_numel; }
   __device__ Pack<Element> load(int64_t, int64_t group, int64_t i, int64_t left) const {
-    using Lane = std::conditional_t<std::is_same_v<Element, double>, Double, Scalar>;
+    using Lane = WideLane<Element>;
     Pack<Element> sums{};
     add_rows<Codec>(layout, wire, rows, group, i, left, sums);
 #pragma unroll
     for (int k = 0; k < kPack; ++k) sums.v[k] = Lane::quiet(Lane::mul(sums.v[k], scale));
     return sums;
+  }
+};
+
+// ... where this rank's error takes over what its encoding leaves out.
+template <class Sum>
+struct SumWithError : Sum {
+  using Element = typename Sum::Element;
+  static constexpr bool kKeepsError = true;
+  Element* error;
+  double unscaled;  // 1 / scale
+
+  __device__ void keep(int64_t, int64_t i, int64_t left, const Pack<Element>& rests) const {
+    Element* owed = error + i;
+    auto kept = load_pack(owed, left, is_aligned(owed));
+#pragma unroll
+    for (int k = 0; k < kPack; ++k)  // in double: rounded once
+      kept.v[k] = finite_or_zero(static_cast<Element>(kept.v[k] + rests.v[k] * unscaled));
+    store_pack(owed, kept, left, is_aligned(owed));
   }
 };
 
@@ -100,71 +187,165 @@ __device__ auto value_of(const typename Source::Element& x) {
     return value;
 }
 
-// The statistics of elements [begin, end) of a row; every thread of the team gets them.
-template <int kTeam, class Source>
-__device__ auto observe(const Source& source, int64_t row, int64_t group, int64_t begin, int64_t end) {
-  using Codec = typename Source::Codec;
-  using Stats = typename Codec::template Stats<Scalar>;
-  const int rank = threadIdx.x % kTeam;
-  Stats stats = Codec::template nothing<Scalar>();
-#pragma unroll 4
-  for (int64_t i = begin + rank * kPack; i < end; i += kTeam * kPack) {
-    const auto pack = source.load(row, group, i, end - i);
-#pragma unroll
-    for (int k = 0; k < kPack; ++k)
-      if (i + k < end) stats = Codec::template observe<Scalar>(stats, value_of<Source>(pack.v[k]));
+// One team's piece of a row, and the code slots that the team writes. The last piece writes the padding too.
+struct Piece {
+  int64_t row, group, begin, end, slots;
+};
+template <class Source>
+__device__ Piece piece_of(const Source& source, const Layout& layout, int64_t row, int64_t index,
+                          int64_t pieces, int64_t piece_numel) {
+  const int64_t begin = index * piece_numel, after = begin + piece_numel, valid = source.valid(row);
+  const int64_t all_slots = (layout.row_bytes - layout.header_bytes) * 8 / Source::Codec::kCodeBits;
+  return {row, index, begin, after < valid ? after : valid, index + 1 == pieces ? all_slots : after};
+}
+
+// Shared memory of a thread block, and the packs that each thread keeps there.
+constexpr int kHeldBytes = 32768;
+__device__ void* held_memory() {
+  __shared__ Pack<float> memory[kHeldBytes / sizeof(Pack<float>)];
+  return memory;
+}
+template <class Team, class Element>
+constexpr int kHeld = kHeldBytes / (Team::kThreads * static_cast<int>(sizeof(Pack<Element>)));
+// Longer groups go to a thread block, and longer rows with one set of statistics to several.
+template <class Element>
+constexpr int64_t kMaxWarpGroup = kWarp * kPack * kHeld<Lanes, Element>;
+template <class Element>
+constexpr int64_t kMaxTeamRow = Block::size * kPack * kHeld<Block, Element>;
+
+// The values of a piece. Each thread keeps the first packs of a source that sums rows, so that the rows are read once.
+// Others are loaded again: from cache.
+template <class Team, class Source>
+class Values {
+ public:
+  using Element = typename Source::Element;
+
+  __device__ Values(Team team, const Source& source, const Piece& piece) : source_(source), piece_(piece) {
+    if constexpr (kHolds) {
+      held_ = static_cast<Pack<Element>*>(held_memory());
+      each_pack(team, piece.begin, piece.end, [&](int64_t i, int k) {
+        if (kHoldsAll || k < kPacks) held_[k * Team::kThreads + threadIdx.x] = load(i);
+      });
+    }
+  }
+  __device__ Pack<Element> at(int64_t i, int k) const {
+    if constexpr (kHolds)
+      if (kHoldsAll || k < kPacks) return held_[k * Team::kThreads + threadIdx.x];
+    return load(i);
   }
 
+ private:
+  using Codec = typename Source::Codec;
+  static constexpr int kPacks = kHeld<Team, Element>;
+  // Without statistics each value is used once.
+  static constexpr bool kHolds = Source::kSumsRows && Codec::kStatistics != Statistics::none;
+  static constexpr bool kHoldsAll =
+      Codec::kStatistics == Statistics::row || (std::is_same_v<Team, Lanes> && !Codec::kSummed);
+
+  __device__ Pack<Element> load(int64_t i) const {
+    return source_.load(piece_.row, piece_.group, i, piece_.end - i);
+  }
+
+  const Source& source_;
+  const Piece& piece_;
+  Pack<Element>* held_ = nullptr;
+};
+
+// ... or the sums that observe_parts has left in `sums`.
+template <class Source>
+struct Stored : Source {
+  using Element = typename Source::Element;
+  static constexpr bool kSumsRows = false;
+  const Element* sums;
+
+  __device__ Pack<Element> load(int64_t, int64_t, int64_t i, int64_t left) const {
+    return load_pack(sums + i, left, is_aligned(sums + i));
+  }
+};
+
+// The statistics of what all threads of the team have observed; every thread gets them.
+template <class Codec, class Team, class Stats>
+__device__ Stats merged(Team team, Stats stats) {
   constexpr int kWords = sizeof(Stats) / sizeof(int);
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+  for (int offset = (team.size < kWarp ? team.size : kWarp) / 2; offset > 0; offset /= 2) {
     int words[kWords];
     memcpy(words, &stats, sizeof(stats));
-    for (int w = 0; w < kWords; ++w) words[w] = __shfl_xor_sync(0xffffffffu, words[w], offset);
+    for (int w = 0; w < kWords; ++w) words[w] = __shfl_xor_sync(team.mask(), words[w], offset);
     Stats other;
     memcpy(&other, words, sizeof(other));
     stats = Codec::merge(stats, other);
   }
-  if constexpr (kTeam > kWarp) {  // the team is the thread block
-    __shared__ Stats of_warps[kTeam / kWarp];
+  if constexpr (std::is_same_v<Team, Block>) {
+    constexpr int kWarps = Block::size / kWarp;
+    __shared__ Stats of_warps[kWarps];
     __syncthreads();  // wait for the readers of the previous group
     if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = stats;
     __syncthreads();
-    for (int w = 0; w < kTeam / kWarp; ++w) stats = Codec::merge(stats, of_warps[w]);
+    for (int w = 0; w < kWarps; ++w) stats = Codec::merge(stats, of_warps[w]);
   }
   return stats;
 }
 
-// The sum of elements [begin, end) of a row, in the order that layout.h defines; every thread of the warp gets it.
-template <class Source>
-__device__ Sum summed(const Source& source, int64_t row, int64_t group, int64_t begin, int64_t end) {
+template <class Team, class Source>
+__device__ auto observe(Team team, const Values<Team, Source>& values, const Piece& piece) {
   using Codec = typename Source::Codec;
-  static_assert(kPartialSums == kWarp * kPack, "a thread holds the partial sums of its pack");
-  double partial[kPack] = {};
-  for (int64_t i = begin + threadIdx.x % kWarp * kPack; i < end; i += kWarp * kPack) {
-    const auto pack = source.load(row, group, i, end - i);
+  auto stats = Codec::template nothing<Scalar>();
+  each_pack(team, piece.begin, piece.end, [&](int64_t i, int held) {
+    const auto pack = values.at(i, held);
 #pragma unroll
     for (int k = 0; k < kPack; ++k)
-      if (i + k < end)
-        partial[k] += static_cast<double>(Codec::template summand<Scalar>(value_of<Source>(pack.v[k])));
-  }
-  for (int offset = kWarp / 2; offset > 0; offset /= 2)
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) partial[k] += __shfl_xor_sync(0xffffffffu, partial[k], offset);
-  static_assert(kPack == 4, "the last two halvings, within the pack");
-  return {(partial[0] + partial[2]) + (partial[1] + partial[3]), end - begin};
+      if (i + k < piece.end) stats = Codec::template observe<Scalar>(stats, value_of<Source>(pack.v[k]));
+  });
+  return merged<Codec>(team, stats);
 }
 
-template <int kTeam, class Source>
-__device__ auto params_of(const Source& source, int64_t row, int64_t group, int64_t begin, int64_t end,
+// The sum of a piece, in the order that layout.h defines; every thread of the warp gets it. Lane l holds partial sums 4 l
+// to 4 l + 3. In the first two halvings lanes 16 and 8 apart share the additions: each takes half of what both hold.
+template <class Team, class Source>
+__device__ Sum summed(const Values<Team, Source>& values, const Piece& piece) {
+  using Codec = typename Source::Codec;
+  static_assert(kPartialSums == kWarp * kPack && kPack == 4, "a thread holds the partial sums of its pack");
+  constexpr unsigned all = 0xffffffffu;
+  double partial[kPack] = {};
+  each_pack(Lanes{kWarp}, piece.begin, piece.end, [&](int64_t i, int held) {
+    const auto pack = values.at(i, held);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k)
+      if (i + k < piece.end)
+        partial[k] += static_cast<double>(Codec::template summand<Scalar>(value_of<Source>(pack.v[k])));
+  });
+  const bool upper = threadIdx.x & 16, odd = threadIdx.x & 8;
+  double even_sum = upper ? partial[2] : partial[0], odd_sum = upper ? partial[3] : partial[1];
+  even_sum += __shfl_xor_sync(all, upper ? partial[0] : partial[2], 16);
+  odd_sum += __shfl_xor_sync(all, upper ? partial[1] : partial[3], 16);
+  double sum = odd ? odd_sum : even_sum;
+  sum += __shfl_xor_sync(all, odd ? even_sum : odd_sum, 8);
+  // Lane l now holds partial sum 2 [l & 16] + [l & 8] of its pack, where [] is 1 for a set bit.
+  for (int offset : {4, 2, 1, 16, 8}) sum += __shfl_xor_sync(all, sum, offset);
+  return {sum, piece.end - piece.begin};
+}
+
+template <class Team, class Source>
+__device__ auto params_of(Team team, const Values<Team, Source>& values, const Piece& piece,
                           bool stochastic) {
   using Codec = typename Source::Codec;
-  if constexpr (Codec::kSummed) {
-    static_assert(kTeam == kWarp, "the order of summation is a warp's");
-    return Codec::finish(summed(source, row, group, begin, end));
-  } else if constexpr (Codec::kStochastic) {
-    return Codec::finish(observe<kTeam>(source, row, group, begin, end), stochastic);
+  if constexpr (Codec::kSummed)
+    return Codec::finish(summed(values, piece));
+  else if constexpr (Codec::kStochastic)
+    return Codec::finish(observe(team, values, piece), stochastic);
+  else
+    return Codec::finish(observe(team, values, piece));
+}
+
+// The parameters that a reader of the wire gets.
+template <class Codec>
+__device__ typename Codec::Params as_read(const typename Codec::Params& params) {
+  if constexpr (Codec::kStatistics == Statistics::none) {
+    return params;
   } else {
-    return Codec::finish(observe<kTeam>(source, row, group, begin, end));
+    alignas(16) uint8_t entry[Codec::kEntryBytes];
+    Codec::write(params, entry, 0);
+    return Codec::read(entry, 0);
   }
 }
 
@@ -181,45 +362,51 @@ __device__ auto quantised(const typename Source::Codec::Params& params, const ty
   return Codec::template quantise<Lane>(params, value_of<Source>(x));
 }
 
-// Codes of elements [begin, end) of a row, and zeros from `end` to `slots`. Where threads share bytes, slots - begin
-// is a multiple of 128, so that warps stay whole.
-template <int kTeam, class Source>
-__device__ void quantise(const Source& source, typename Source::Codec::Params params, int64_t row,
-                         int64_t group, int64_t begin, int64_t end, int64_t slots, const Noise& noise,
-                         uint8_t* codes) {
-  using Codec = typename Source::Codec;
-  using Code = typename Codec::Code;
-  using Lane = LaneOf<Codec>;
-  const bool blank = Codec::is_blank(params);
-#pragma unroll 2
-  for (int64_t i = begin + threadIdx.x % kTeam * kPack; i < slots; i += kTeam * kPack) {
-    Pack<Code> out{};
-    if (i < end && !blank) {
-      const auto pack = source.load(row, group, i, end - i);
-#pragma unroll
-      for (int k = 0; k < kPack; ++k) {
-        if (i + k >= end) continue;
-        if constexpr (Codec::kRaw && std::is_same_v<typename Source::Element, Code>)
-          out.v[k] = pack.v[k];
-        else
-          Lane::store(&out.v[k], quantised<Source>(params, pack.v[k], noise, i + k));
-      }
-    }
-    store_codes<Codec>(codes, i, out, slots - i);
+template <class Codec>
+__device__ typename Codec::Tensor dequantised(const typename Codec::Params& params,
+                                              const typename Codec::Code& code) {
+  if constexpr (Codec::kRaw) {
+    return code;
+  } else {
+    using Lane = LaneOf<Codec>;
+    typename Codec::Tensor x;
+    Lane::store(&x, Codec::template dequantise<Lane>(params, Lane::load(&code)));
+    return x;
   }
 }
 
-// One team's piece of a row, and the code slots that the team writes. The last piece writes the padding too.
-struct Piece {
-  int64_t row, index, begin, end, slots;
-};
-template <class Source>
-__device__ Piece piece_of(const Source& source, const Layout& layout, int64_t item, int64_t pieces,
-                          int64_t piece_numel) {
-  const int64_t row = item / pieces, index = item % pieces, begin = index * piece_numel;
-  const int64_t valid = source.valid(row), after = begin + piece_numel;
-  const int64_t all_slots = (layout.row_bytes - layout.header_bytes) * 8 / Source::Codec::kCodeBits;
-  return {row, index, begin, after < valid ? after : valid, index + 1 == pieces ? all_slots : after};
+// Codes of a piece, and zeros from its end to its last slot. Where threads share bytes, the piece has a multiple of 128
+// slots, so that warps stay whole.
+template <class Team, class Source>
+__device__ void quantise(Team team, const Source& source, const Values<Team, Source>& values,
+                         typename Source::Codec::Params params, const Piece& piece, const Noise& noise,
+                         uint8_t* codes) {
+  using Codec = typename Source::Codec;
+  using Code = typename Codec::Code;
+  using Element = typename Source::Element;
+  const bool blank = Codec::is_blank(params);
+  const auto read = as_read<Codec>(params);
+  each_pack(team, piece.begin, piece.slots, [&](int64_t i, int held) {
+    Pack<Code> out{};
+    if (i < piece.end && (Source::kKeepsError || !blank)) {
+      const auto pack = values.at(i, held);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        if (i + k >= piece.end || blank) continue;
+        if constexpr (Codec::kRaw && std::is_same_v<Element, Code>)
+          out.v[k] = pack.v[k];
+        else
+          LaneOf<Codec>::store(&out.v[k], quantised<Source>(params, pack.v[k], noise, i + k));
+      }
+      if constexpr (Source::kKeepsError) {
+        Pack<Element> rests;
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) rests.v[k] = pack.v[k] - dequantised<Codec>(read, out.v[k]);
+        source.keep(piece.row, i, piece.end - i, rests);
+      }
+    }
+    store_codes<Codec>(codes, i, out, piece.slots - i);
+  });
 }
 
 __device__ void clear_header_padding(const Layout& layout, int64_t entry_bytes, int rank, int team,
@@ -227,40 +414,55 @@ __device__ void clear_header_padding(const Layout& layout, int64_t entry_bytes, 
   for (int64_t i = layout.groups * entry_bytes + rank; i < layout.header_bytes; i += team) row[i] = 0;
 }
 
-// Encodes one group: statistics, header, codes. Row r draws the random numbers of row first_row + r.
-template <int kTeam, class Source>
-__global__ void encode_groups(Source source, Layout layout, int64_t items, uint64_t key, int64_t first_row,
-                              uint8_t* wire) {
-  using Codec = typename Source::Codec;
-  const int rank = threadIdx.x % kTeam;
-  const int64_t teams = blockDim.x / kTeam;
-  for (int64_t item = blockIdx.x * teams + threadIdx.x / kTeam; item < items; item += gridDim.x * teams) {
-    const Piece piece = piece_of(source, layout, item, layout.groups, layout.group);
-    uint8_t* row = wire + piece.row * layout.row_bytes;
-    typename Codec::Params params{};
-    if constexpr (Codec::kStatistics != Statistics::none) {
-      if (piece.begin < piece.end)
-        params = params_of<kTeam>(source, piece.row, piece.index, piece.begin, piece.end, key != 0);
-      if (rank == 0) Codec::write(params, row, piece.index);
-      if (piece.index == 0) clear_header_padding(layout, Codec::kEntryBytes, rank, kTeam, row);
-    }
-    Noise noise{};
-    if constexpr (Codec::kStochastic) noise = noise_of_row(key, first_row + piece.row);
-    quantise<kTeam>(source, params, piece.row, piece.index, piece.begin, piece.end, piece.slots, noise,
-                    row + layout.header_bytes);
-  }
+// body(row, index) for each of `pieces` pieces of each row that the calling team of the thread block takes.
+template <class Body>
+__device__ void each_piece(int64_t rows, int64_t pieces, int team_size, Body body) {
+  const int64_t teams = blockDim.x / team_size;
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y)
+    for (int64_t index = blockIdx.x * teams + threadIdx.x / team_size; index < pieces;
+         index += gridDim.x * teams)
+      body(row, index);
 }
 
-// The same where statistics span a long row, in three launches. The first leaves `parts` partial statistics of each row
-// where the row's codes will be; the second writes the header; the third writes the codes.
-template <int kTeam, class Source>
-__global__ void observe_parts(Source source, Layout layout, int64_t part_numel, uint8_t* wire) {
+// Encodes groups: statistics, header, codes. Row r draws the random numbers of row first_row + r.
+template <class Team, class Source>
+__global__ void encode_groups(Team team, Source source, Layout layout, int64_t rows, uint64_t key,
+                              int64_t first_row, uint8_t* wire) {
+  using Codec = typename Source::Codec;
+  each_piece(rows, layout.groups, team.size, [&](int64_t r, int64_t index) {
+    const Piece piece = piece_of(source, layout, r, index, layout.groups, layout.group);
+    const Values values(team, source, piece);
+    uint8_t* row = wire + r * layout.row_bytes;
+    typename Codec::Params params{};
+    if constexpr (Codec::kStatistics != Statistics::none) {
+      if (piece.begin < piece.end) params = params_of(team, values, piece, key != 0);
+      if (team.rank() == 0) Codec::write(params, row, index);
+      if (index == 0) clear_header_padding(layout, Codec::kEntryBytes, team.rank(), team.size, row);
+    }
+    Noise noise{};
+    if constexpr (Codec::kStochastic) noise = noise_of_row(key, first_row + r);
+    quantise(team, source, values, params, piece, noise, row + layout.header_bytes);
+  });
+}
+
+// The same where statistics span a long row, in three launches. The first leaves partial statistics of each row where the
+// row's codes will be, one for each part; the second writes the header; the third writes the codes. If `sums` is not null,
+// the first leaves the row's values there for the third, which reads them as Stored.
+template <class Source>
+__global__ void observe_parts(Source source, Layout layout, int64_t part_numel, uint8_t* wire,
+                              typename Source::Element* sums) {
   using Stats = typename Source::Codec::template Stats<Scalar>;
-  const int64_t row = blockIdx.y, begin = blockIdx.x * part_numel, valid = source.valid(row);
-  const int64_t end = begin + part_numel < valid ? begin + part_numel : valid;
-  const Stats stats = observe<kTeam>(source, row, 0, begin, end);
+  const int64_t r = blockIdx.y;
+  Piece piece = piece_of(source, layout, r, blockIdx.x, gridDim.x, part_numel);
+  piece.group = 0;
+  const Values values(Block{}, source, piece);
+  const Stats stats = observe(Block{}, values, piece);
+  if (sums != nullptr)
+    each_pack(Block{}, piece.begin, piece.end, [&](int64_t i, int held) {
+      store_pack(sums + i, values.at(i, held), piece.end - i, is_aligned(sums + i));
+    });
   if (threadIdx.x == 0)
-    reinterpret_cast<Stats*>(wire + row * layout.row_bytes + layout.header_bytes)[blockIdx.x] = stats;
+    reinterpret_cast<Stats*>(wire + r * layout.row_bytes + layout.header_bytes)[blockIdx.x] = stats;
 }
 
 template <class Source>
@@ -268,70 +470,83 @@ __global__ void write_headers(Source source, Layout layout, int64_t parts, uint8
   using Codec = typename Source::Codec;
   using Stats = typename Codec::template Stats<Scalar>;
   uint8_t* row = wire + blockIdx.x * layout.row_bytes;
-  if (threadIdx.x == 0) {
-    const Stats* partial = reinterpret_cast<const Stats*>(row + layout.header_bytes);
-    Stats stats = Codec::template nothing<Scalar>();
-    for (int64_t p = 0; p < parts; ++p) stats = Codec::merge(stats, partial[p]);
-    const bool empty = source.valid(blockIdx.x) == 0;
-    Codec::write(empty ? typename Codec::Params{} : Codec::finish(stats), row, 0);
-  }
+  const Stats* partial = reinterpret_cast<const Stats*>(row + layout.header_bytes);
+  Stats stats = Codec::template nothing<Scalar>();
+  for (int64_t p = threadIdx.x; p < parts; p += kWarp) stats = Codec::merge(stats, partial[p]);
+  stats = merged<Codec>(Lanes{kWarp}, stats);
+  const bool empty = source.valid(blockIdx.x) == 0;
+  if (threadIdx.x == 0) Codec::write(empty ? typename Codec::Params{} : Codec::finish(stats), row, 0);
   clear_header_padding(layout, Codec::kEntryBytes, threadIdx.x, kWarp, row);
 }
 
 template <class Source>
-__global__ void quantise_chunks(Source source, Layout layout, int64_t chunks, int64_t items, uint8_t* wire) {
+__global__ void quantise_chunks(Source source, Layout layout, int64_t rows, int64_t chunks, uint8_t* wire) {
   using Codec = typename Source::Codec;
-  const int64_t teams = blockDim.x / kWarp;
-  for (int64_t item = blockIdx.x * teams + threadIdx.x / kWarp; item < items; item += gridDim.x * teams) {
-    const Piece piece = piece_of(source, layout, item, chunks, kChunk);
-    uint8_t* row = wire + piece.row * layout.row_bytes;
-    quantise<kWarp>(source, Codec::read(row, 0), piece.row, 0, piece.begin, piece.end, piece.slots, Noise{},
-                    row + layout.header_bytes);
-  }
+  const Lanes team{kWarp};
+  each_piece(rows, chunks, kWarp, [&](int64_t r, int64_t index) {
+    Piece piece = piece_of(source, layout, r, index, chunks, kChunk);
+    piece.group = 0;
+    const Values values(team, source, piece);
+    uint8_t* row = wire + r * layout.row_bytes;
+    quantise(team, source, values, Codec::read(row, 0), piece, Noise{}, row + layout.header_bytes);
+  });
 }
 
-// A chunk never straddles two groups.
+// The group of each pack of a chunk. A pack never straddles two groups.
+template <class Codec>
+class Groups {
+ public:
+  __device__ Groups(const Layout& layout, int64_t begin) : begin_(begin) {
+    if constexpr (Codec::kStatistics == Statistics::block) {
+      first_ = begin / layout.group;
+      const int64_t left = (first_ + 1) * layout.group - begin;
+      left_ = static_cast<unsigned>(left < kChunk ? left : kChunk);
+      numel_ = static_cast<unsigned>(layout.group < kChunk ? layout.group : kChunk);
+    }
+  }
+  __device__ int64_t of(int64_t i) const {
+    const auto place = static_cast<unsigned>(i - begin_);
+    return place < left_ ? first_ : first_ + 1 + (place - left_) / numel_;
+  }
+
+ private:
+  int64_t begin_, first_ = 0;
+  unsigned left_ = kChunk, numel_ = kChunk;  // elements of the chunk's first group, and of each other one
+};
+
 template <class Codec, class Wire>
-__global__ void decode_chunks(Layout layout, int64_t chunk, int64_t chunks, int64_t items, Wire wire,
-                              int64_t numel, typename Codec::Tensor* out) {
+__global__ void decode_chunks(Layout layout, int64_t rows, int64_t chunks, Wire wire, int64_t numel,
+                              typename Codec::Tensor* out) {
   using T = typename Codec::Tensor;
-  using Lane = LaneOf<Codec>;
-  const TensorRows<Codec, T> to{out, layout.row_numel, numel};
-  const int64_t teams = blockDim.x / kWarp;
-  for (int64_t item = blockIdx.x * teams + threadIdx.x / kWarp; item < items; item += gridDim.x * teams) {
-    const Piece piece = piece_of(to, layout, item, chunks, chunk);
-    if (piece.begin >= piece.end) continue;
-    const uint8_t* row = wire.row(piece.row, layout.row_bytes);
-    const auto params = Codec::read(row, piece.begin / layout.group);
-    for (int64_t i = piece.begin + threadIdx.x % kWarp * kPack; i < piece.end; i += kWarp * kPack) {
-      const auto codes = load_codes<Codec>(row + layout.header_bytes, i, piece.end - i);
+  each_piece(rows, chunks, kWarp, [&](int64_t r, int64_t index) {
+    const int64_t begin = index * kChunk, valid = elements_of_row(r, layout.row_numel, numel);
+    const int64_t end = begin + kChunk < valid ? begin + kChunk : valid;
+    const Groups<Codec> groups(layout, begin);
+    const uint8_t* row = wire.row(r, layout.row_bytes);
+    each_pack(Lanes{kWarp}, begin, end, [&](int64_t i, int) {
+      const auto params = Codec::read(row, groups.of(i));
+      const auto codes = load_codes<Codec>(row + layout.header_bytes, i, end - i);
       Pack<T> x;
 #pragma unroll
-      for (int k = 0; k < kPack; ++k) {
-        if constexpr (Codec::kRaw)
-          x.v[k] = codes.v[k];
-        else
-          Lane::store(&x.v[k], Codec::template dequantise<Lane>(params, Lane::load(&codes.v[k])));
-      }
-      T* p = out + piece.row * layout.row_numel + i;
-      store_pack(p, x, piece.end - i, is_aligned(p));
-    }
-  }
+      for (int k = 0; k < kPack; ++k) x.v[k] = dequantised<Codec>(params, codes.v[k]);
+      T* p = out + r * layout.row_numel + i;
+      store_pack(p, x, end - i, is_aligned(p));
+    });
+  });
 }
 
 template <class Codec, class Wire>
-__global__ void decode_add_chunks(Layout layout, int64_t chunk, int64_t chunks, Wire wire, int64_t rows,
-                                  int64_t valid, SumOf<Codec>* acc) {
-  const int64_t teams = blockDim.x / kWarp;
-  for (int64_t c = blockIdx.x * teams + threadIdx.x / kWarp; c < chunks; c += gridDim.x * teams) {
-    const int64_t begin = c * chunk, end = begin + chunk < valid ? begin + chunk : valid;
-    const int64_t group = begin / layout.group;
-    for (int64_t i = begin + threadIdx.x % kWarp * kPack; i < end; i += kWarp * kPack) {
+__global__ void decode_add_chunks(Layout layout, int64_t chunks, Wire wire, int64_t rows, int64_t valid,
+                                  SumOf<Codec>* acc) {
+  each_piece(1, chunks, kWarp, [&](int64_t, int64_t index) {
+    const int64_t begin = index * kChunk, end = begin + kChunk < valid ? begin + kChunk : valid;
+    const Groups<Codec> groups(layout, begin);
+    each_pack(Lanes{kWarp}, begin, end, [&](int64_t i, int) {
       auto sums = load_pack(acc + i, end - i, is_aligned(acc + i));
-      add_rows<Codec>(layout, wire, rows, group, i, end - i, sums);
+      add_rows<Codec>(layout, wire, rows, groups.of(i), i, end - i, sums);
       store_pack(acc + i, sums, end - i, is_aligned(acc + i));
-    }
-  }
+    });
+  });
 }
 
 }  // namespace

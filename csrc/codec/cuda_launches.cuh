@@ -3,6 +3,8 @@
 // change bytes), no --use_fast_math.
 #pragma once
 
+#include <algorithm>
+
 #include "base/cuda_launch.cuh"
 #include "codec/cuda_kernels.cuh"
 #include "codec/cuda_launches.h"
@@ -12,13 +14,9 @@ namespace {
 
 using namespace gossamer::device;
 
-constexpr int kThreads = 256;    // of a thread block made of warps
-constexpr int kLargeTeam = 512;  // of a thread block that is one team
+constexpr int kThreads = Lanes::kThreads;
 constexpr int64_t kMaxGrid = GOSSAMER_MAX_GRID;
-constexpr int64_t kMaxWarpGroup = 4096;  // elements of a group that one warp handles
-constexpr int64_t kMaxTeamRow = 32768;   // of a row that one team handles, where statistics span it
-constexpr int64_t kPartNumel = 16384;    // of a part of a longer row
-constexpr int64_t kMaxParts = 256;
+constexpr int64_t kMaxRowsOfGrid = 65535;
 
 // body(Codec<T>{}) for the codec that `spec` names.
 template <class T, class Body>
@@ -38,15 +36,18 @@ Layout layout_of(const Spec& spec, int64_t row_numel) {
           Codec::header_bytes(row_numel, spec.block), bytes};
 }
 
-// Chunks of at most kChunk elements that never straddle two groups.
-int64_t chunk_numel(const Layout& layout, Statistics statistics) {
-  if (statistics != Statistics::block) return kChunk;
-  return layout.group > kChunk && layout.group % kChunk == 0 ? kChunk : layout.group;
+// Thread blocks of `teams` teams each for the pieces of each row.
+dim3 grid_of(int64_t rows, int64_t pieces, int64_t teams) {
+  const int64_t y = std::min(rows, kMaxGrid);
+  const int64_t x = std::min(ceil_div(pieces, teams), std::max<int64_t>(kMaxGrid / y, 1));
+  return {static_cast<unsigned>(x), static_cast<unsigned>(y)};
 }
 
-unsigned grid_of(int64_t items, int64_t teams) {
-  const int64_t blocks = ceil_div(items, teams);
-  return static_cast<unsigned>(blocks < kMaxGrid ? blocks : kMaxGrid);
+// The fewest lanes that hold a group in one pack each, but 8 at least.
+int lanes_of(int64_t group) {
+  int lanes = 8;
+  while (lanes < kWarp && lanes * kPack < group) lanes *= 2;
+  return lanes;
 }
 
 void check_wire(const char* where, const void* wire) {
@@ -68,39 +69,63 @@ void with_rows(const char* where, const WireRows& wire, int64_t rows, Body body)
   body(apart);
 }
 
+// `sums` takes the values of a source that sums rows; otherwise it is null.
 template <class Source>
 void encode_long_rows(const Source& source, const Layout& layout, int64_t rows, uint8_t* wire,
-                      cudaStream_t stream) {
-  int64_t parts = ceil_div(layout.row_numel, kPartNumel);
-  if (parts > kMaxParts) parts = kMaxParts;
-  const int64_t part_numel = round_up(ceil_div(layout.row_numel, parts), kPack);
+                      typename Source::Element* sums, cudaStream_t stream) {
+  constexpr int64_t part = kMaxTeamRow<typename Source::Element>;
+  const int64_t parts = ceil_div(layout.row_numel, part), chunks = ceil_div(layout.row_numel, kChunk);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(rows));
-  launch(observe_parts<kLargeTeam, Source>, grid, kLargeTeam, stream, source, layout, part_numel, wire);
+  launch(observe_parts<Source>, grid, Block::size, stream, source, layout, part, wire, sums);
   launch(write_headers<Source>, static_cast<unsigned>(rows), kWarp, stream, source, layout, parts, wire);
-  const int64_t chunks = ceil_div(layout.row_numel, kChunk), items = rows * chunks;
-  launch(quantise_chunks<Source>, grid_of(items, kThreads / kWarp), kThreads, stream, source, layout, chunks,
-         items, wire);
+  const auto encode = [&](const auto& values) {
+    launch(quantise_chunks<std::decay_t<decltype(values)>>, grid_of(rows, chunks, kThreads / kWarp), kThreads,
+           stream, values, layout, rows, chunks, wire);
+  };
+  if constexpr (Source::kSumsRows)
+    encode(Stored<Source>{source, sums});
+  else
+    encode(source);
 }
 
 template <class Source>
 void encode_rows(const Source& source, const Layout& layout, int64_t rows, uint64_t key, int64_t first_row,
-                 uint8_t* wire, cudaStream_t stream) {
+                 uint8_t* wire, typename Source::Element* sums, cudaStream_t stream) {
   constexpr Statistics statistics = Source::Codec::kStatistics;
-  const int64_t items = rows * layout.groups;
-  if (items == 0) return;
+  if (rows * layout.groups == 0) return;
   if constexpr (statistics == Statistics::row) {
-    if (layout.row_numel > kMaxTeamRow && rows <= 65535)
-      return encode_long_rows(source, layout, rows, wire, stream);
+    if (layout.row_numel > kMaxTeamRow<typename Source::Element> && rows <= kMaxRowsOfGrid)
+      return encode_long_rows(source, layout, rows, wire, sums, stream);
   }
-  if constexpr (statistics != Statistics::none && !Source::Codec::kSummed) {
-    if (layout.group > kMaxWarpGroup) {
-      launch(encode_groups<kLargeTeam, Source>, grid_of(items, 1), kLargeTeam, stream, source, layout, items,
-             key, first_row, wire);
-      return;
-    }
-  }
-  launch(encode_groups<kWarp, Source>, grid_of(items, kThreads / kWarp), kThreads, stream, source, layout,
-         items, key, first_row, wire);
+  const auto encode = [&](auto team) {
+    launch(encode_groups<decltype(team), Source>, grid_of(rows, layout.groups, team.kThreads / team.size),
+           team.kThreads, stream, team, source, layout, rows, key, first_row, wire);
+  };
+  if constexpr (statistics == Statistics::none || Source::Codec::kSummed)
+    return encode(Lanes{kWarp});
+  else if (layout.group > kMaxWarpGroup<typename Source::Element>)
+    return encode(Block{});
+  else
+    return encode(Lanes{lanes_of(layout.group)});
+}
+
+// Encodes source(the SumOfRows) as row `row_number` of the random numbers.
+template <class T, class SourceOf>
+void reduce_rows(const char* where, const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel,
+                 int64_t valid, double scale, uint8_t* out, void* scratch, int64_t row_number,
+                 cudaStream_t stream, SourceOf source) {
+  using Sum = Accumulate<T>;
+  check_wire(where, out);
+  dispatch<T>(spec, [&](auto codec) {
+    using Codec = decltype(codec);
+    const Layout layout = layout_of<Codec>(spec, row_numel);
+    with_rows(where, wire, rows, [&](const auto& from) {
+      using Wire = std::decay_t<decltype(from)>;
+      const SumOfRows<Codec, Wire> sum{layout, from, rows, valid, static_cast<Sum>(scale)};
+      encode_rows(source(sum), layout, 1, spec.key, row_number, out, static_cast<Sum*>(scratch), stream);
+    });
+  });
+  check_launch(where, ErrorKind::codec);
 }
 
 }  // namespace
@@ -114,7 +139,7 @@ void Launches<T>::encode(const Spec& spec, Dtype source, const void* x, const Ro
     const auto run = [&](auto* from) {
       using Source = TensorRows<Codec, std::remove_const_t<std::remove_pointer_t<decltype(from)>>>;
       encode_rows(Source{from, rows.row_numel, rows.numel}, layout_of<Codec>(spec, rows.row_numel), rows.rows,
-                  spec.key, 0, wire, stream);
+                  spec.key, 0, wire, nullptr, stream);
     };
     if (source == spec.dtype)
       run(static_cast<const T*>(x));
@@ -131,12 +156,10 @@ void Launches<T>::decode(const Spec& spec, const WireRows& wire, const Rows& row
     using Codec = decltype(codec);
     const Layout layout = layout_of<Codec>(spec, rows.row_numel);
     if (layout.row_bytes == 0 || rows.rows == 0 || rows.numel == 0) return;
-    const int64_t chunk = chunk_numel(layout, Codec::kStatistics);
-    const int64_t chunks = ceil_div(rows.row_numel, chunk), items = rows.rows * chunks;
+    const int64_t chunks = ceil_div(rows.row_numel, kChunk);
     with_rows("decode", wire, rows.rows, [&](const auto& from) {
-      using Wire = std::decay_t<decltype(from)>;
-      launch(decode_chunks<Codec, Wire>, grid_of(items, kThreads / kWarp), kThreads, stream, layout, chunk,
-             chunks, items, from, rows.numel, static_cast<T*>(out));
+      launch(decode_chunks<Codec, std::decay_t<decltype(from)>>, grid_of(rows.rows, chunks, kThreads / kWarp),
+             kThreads, stream, layout, rows.rows, chunks, from, rows.numel, static_cast<T*>(out));
     });
   });
   check_launch("decode", ErrorKind::codec);
@@ -149,31 +172,52 @@ void Launches<T>::decode_add(const Spec& spec, const WireRows& wire, int64_t row
     using Codec = decltype(codec);
     const Layout layout = layout_of<Codec>(spec, row_numel);
     if (valid <= 0 || rows == 0) return;
-    const int64_t chunk = chunk_numel(layout, Codec::kStatistics), chunks = ceil_div(valid, chunk);
+    const int64_t chunks = ceil_div(valid, kChunk);
     with_rows("decode_add", wire, rows, [&](const auto& from) {
-      using Wire = std::decay_t<decltype(from)>;
-      launch(decode_add_chunks<Codec, Wire>, grid_of(chunks, kThreads / kWarp), kThreads, stream, layout,
-             chunk, chunks, from, rows, valid, static_cast<Accumulate<T>*>(acc));
+      launch(decode_add_chunks<Codec, std::decay_t<decltype(from)>>, grid_of(1, chunks, kThreads / kWarp),
+             kThreads, stream, layout, chunks, from, rows, valid, static_cast<Accumulate<T>*>(acc));
     });
   });
   check_launch("decode_add", ErrorKind::codec);
 }
 
-// `scratch` is not used: the sum is computed twice, the second time from cache.
 template <class T>
 void Launches<T>::reduce_encode(const Spec& spec, const WireRows& wire, int64_t rows, int64_t row_numel,
-                                int64_t valid, double scale, uint8_t* out, void*, cudaStream_t stream) {
-  check_wire("reduce_encode", out);
+                                int64_t valid, double scale, uint8_t* out, void* scratch,
+                                cudaStream_t stream) {
+  reduce_rows<T>("reduce_encode", spec, wire, rows, row_numel, valid, scale, out, scratch, kReducedRow,
+                 stream, [](const auto& sum) { return sum; });
+}
+
+template <class T>
+void LaunchesWithError<T>::encode_with_error(const Spec& spec, Dtype source, const void* x, void* error,
+                                             const Rows& rows, uint8_t* wire, cudaStream_t stream) {
+  check_wire("encode_with_error", wire);
   dispatch<T>(spec, [&](auto codec) {
     using Codec = decltype(codec);
-    const Layout layout = layout_of<Codec>(spec, row_numel);
-    with_rows("reduce_encode", wire, rows, [&](const auto& from) {
-      using Wire = std::decay_t<decltype(from)>;
-      const SumOfRows<Codec, Wire> source{layout, from, rows, valid, static_cast<Accumulate<T>>(scale)};
-      encode_rows(source, layout, 1, spec.key, kReducedRow, out, stream);
-    });
+    const auto run = [&](auto* from) {
+      using From = std::remove_const_t<std::remove_pointer_t<decltype(from)>>;
+      const TensorRowsPlusError<Codec, From> sum{from, static_cast<T*>(error), rows.row_numel, rows.numel};
+      encode_rows(sum, layout_of<Codec>(spec, rows.row_numel), rows.rows, spec.key, 0, wire, nullptr, stream);
+    };
+    if (source == spec.dtype) return run(static_cast<const T*>(x));
+    if constexpr (std::is_same_v<T, float>) {
+      if (source == Dtype::f16) return run(static_cast<const Half*>(x));
+      if (source == Dtype::bf16) return run(static_cast<const Bfloat*>(x));
+    }
   });
-  check_launch("reduce_encode", ErrorKind::codec);
+  check_launch("encode_with_error", ErrorKind::codec);
+}
+
+template <class T>
+void LaunchesWithError<T>::reduce_encode_with_error(const Spec& spec, const WireRows& wire, int64_t rows,
+                                                    int64_t row_numel, int64_t valid, double scale,
+                                                    uint8_t* out, void* scratch, void* error,
+                                                    cudaStream_t stream) {
+  reduce_rows<T>("reduce_encode_with_error", spec, wire, rows, row_numel, valid, scale, out, scratch, 0,
+                 stream, [&](const auto& sum) {
+                   return SumWithError<std::decay_t<decltype(sum)>>{sum, static_cast<T*>(error), 1.0 / scale};
+                 });
 }
 
 }  // namespace gossamer::codec::cuda

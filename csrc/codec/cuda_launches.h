@@ -18,4 +18,14 @@ struct Launches {
                             int64_t valid, double scale, uint8_t* out, void* scratch, cudaStream_t stream);
 };
 
+// The same for the types that hold an error, float and double.
+template <class T>
+struct LaunchesWithError {
+  static void encode_with_error(const Spec& spec, Dtype source, const void* x, void* error, const Rows& rows,
+                                uint8_t* wire, cudaStream_t stream);
+  static void reduce_encode_with_error(const Spec& spec, const WireRows& wire, int64_t rows,
+                                       int64_t row_numel, int64_t valid, double scale, uint8_t* out,
+                                       void* scratch, void* error, cudaStream_t stream);
+};
+
 }  // namespace gossamer::codec::cuda

@@ -1,6 +1,5 @@
 // The two-shot all-reduce with error feedback: what a codec leaves out is added in the next call. See two_shot.h.
 #include <ATen/DeviceGuard.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -15,78 +14,48 @@ namespace gossamer {
 namespace two_shot {
 namespace {
 
-// The values and the error of one call. Where the device's kernels update the error themselves, each pass handles a few
-// elements that stay in cache; elsewhere each step is a pass over all elements.
+// The values and the error of one call.
 class Owed {
  public:
   Owed(const DeviceKernels& kernels, const at::Tensor& x, const at::Tensor& error, const codec::Rows& rows)
-      : kernels_(kernels), flat_(x.view({rows.numel})), error_(error.view({rows.numel})), rows_(rows) {
-    if (!fused() || !same_type()) decoded_ = at::empty_like(error_);
-  }
+      : kernels_(kernels), flat_(x.view({rows.numel})), error_(error.view({rows.numel})), rows_(rows) {}
 
-  // Encodes the piece of x plus its error into `wire`.
+  // Encodes the piece of x plus its error into `wire`. The error is then what `wire` leaves out.
   void encode(const codec::Spec& spec, const Piece& piece, uint8_t* wire) {
-    if (fused()) {
-      const observe::Span span("encode", "codec", rows_.rows * piece.row_bytes);
-      if (piece.numel == rows_.row_numel)
-        return kernels_.encode_with_error(spec, source(), flat_.data_ptr(), error_.data_ptr(), rows_, wire);
-      return each_row(piece, [&](int64_t row, int64_t first, int64_t length) {
-        kernels_.encode_with_error(spec, source(), at(flat_, first), at(error_, first),
-                                   {1, piece.numel, length}, wire + row * piece.row_bytes);
-      });
-    }
-    each_row(piece, [&](int64_t, int64_t first, int64_t length) {
-      error_.narrow(0, first, length).add_(flat_.narrow(0, first, length));
-    });
-    encode_piece(kernels_, spec, error_, rows_, piece, wire);
-  }
-
-  // To be called when the whole piece is encoded.
-  void encoded(const codec::Spec& spec, const Piece& piece, uint8_t* wire) {
-    if (fused()) return;
-    decode_piece(kernels_, spec, wire, rows_, piece, decoded_);
-    each_row(piece, [&](int64_t, int64_t first, int64_t length) {
-      error_.narrow(0, first, length).sub_(decoded_.narrow(0, first, length));
+    const observe::Span span("encode", "codec", rows_.rows * piece.row_bytes);
+    const Dtype source = to_dtype(flat_.scalar_type(), "all_reduce");
+    if (piece.numel == rows_.row_numel)
+      return kernels_.encode_with_error(spec, source, flat_.data_ptr(), error_.data_ptr(), rows_, wire);
+    each_row(piece, [&](int64_t row, int64_t first, int64_t length) {
+      kernels_.encode_with_error(spec, source, at(flat_, first), at(error_, first), {1, piece.numel, length},
+                                 wire + row * piece.row_bytes);
     });
   }
 
   // Sums `received`, scales, and encodes the result for all ranks. This rank owns the result, elements [begin, begin +
   // filled) of x; what its encoding leaves out is added to this rank's error.
   void reduce(const codec::Spec& spec, const codec::WireRows& received, const Piece& piece, int64_t begin,
-              int64_t filled, double scale, const at::Tensor& sum, uint8_t* out) {
+              int64_t filled, double scale, void* sum, uint8_t* out) {
     const observe::Span span("reduce", "codec", piece.row_bytes);
-    const int64_t n = rows_.rows;
-    if (fused())
-      return kernels_.reduce_encode_with_error(spec, received, n, piece.numel, filled, scale, out,
-                                               sum.data_ptr(), filled > 0 ? at(error_, begin) : nullptr);
-    const at::Tensor part = sum.narrow(0, 0, piece.numel).zero_();
-    kernels_.decode_add(spec, received, n, piece.numel, filled, part.data_ptr());
-    kernels_.scale(spec.dtype, part.data_ptr(), filled, scale);
-    kernels_.encode(spec, spec.dtype, part.data_ptr(), {1, piece.numel, filled}, out);
-    if (filled == 0) return;
-    const at::Tensor mine = error_.narrow(0, begin, filled);
-    const at::Tensor result = decoded_.narrow(0, begin, filled);
-    kernels_.decode(spec, out, {1, piece.numel, filled}, result.data_ptr());
-    mine.add_(part.narrow(0, 0, filled).sub_(result), 1.0 / scale);
-  }
-
-  // All ranks have seen this NaN or Inf. If it were kept, it would come back in every later step.
-  void forget_what_is_not_finite() {
-    if (!fused()) error_.nan_to_num_(0.0, 0.0, 0.0);
+    kernels_.reduce_encode_with_error(spec, received, rows_.rows, piece.numel, filled, scale, out, sum,
+                                      filled > 0 ? at(error_, begin) : nullptr);
   }
 
   void decode(const codec::Spec& spec, const codec::WireRows& wire, const Piece& piece) {
-    decode_piece(kernels_, spec, wire, rows_, piece, same_type() ? flat_ : decoded_);
-    if (same_type()) return;
+    if (flat_.scalar_type() == error_.scalar_type())
+      return decode_piece(kernels_, spec, wire, rows_, piece, flat_);
+    if (!decoded_.defined()) decoded_ = at::empty_like(error_);
+    decode_piece(kernels_, spec, wire, rows_, piece, decoded_);
+    if (piece.numel == rows_.row_numel) {
+      flat_.copy_(decoded_);
+      return;
+    }
     each_row(piece, [&](int64_t, int64_t first, int64_t length) {
       flat_.narrow(0, first, length).copy_(decoded_.narrow(0, first, length));
     });
   }
 
  private:
-  bool fused() const { return kernels_.encode_with_error != nullptr; }
-  bool same_type() const { return flat_.scalar_type() == error_.scalar_type(); }
-  Dtype source() const { return to_dtype(flat_.scalar_type(), "all_reduce"); }
   static uint8_t* at(const at::Tensor& x, int64_t element) {
     return bytes_of(x) + element * static_cast<int64_t>(x.element_size());
   }
@@ -104,7 +73,7 @@ class Owed {
   const DeviceKernels& kernels_;
   const at::Tensor flat_, error_;
   const codec::Rows rows_;
-  at::Tensor decoded_;
+  at::Tensor decoded_;  // in error's type, where x has another
 };
 
 }  // namespace
@@ -146,9 +115,10 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
     owed.encode(spec, piece, way->send(piece));
     way->post(piece);
   }
-  for (const auto& piece : way->pieces()) owed.encoded(spec, piece, way->send(piece));
 
-  const at::Tensor sum = at::empty({chunk}, error.options());
+  void* sum = codec::has_row_statistics(spec)
+                  ? scratch.sum(chunk * element_size(spec.dtype), x.device()).data_ptr()
+                  : nullptr;
   spec.key = codec.key(nonce, Phase::reduced, comm.rank());
   for (const auto& piece : way->pieces()) {
     const codec::WireRows received = way->swap(piece);
@@ -156,7 +126,6 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
     owed.reduce(spec, received, piece, begin + piece.begin, filled, scale, sum, way->own(piece));
     way->share(piece);
   }
-  owed.forget_what_is_not_finite();
   for (const auto& piece : way->pieces()) {
     owed.decode(spec, way->gather(piece), piece);
     call(around.after, piece.begin, piece.numel);

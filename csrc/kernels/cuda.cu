@@ -31,8 +31,15 @@ const DeviceKernels kCuda{
        double scale, uint8_t* out, void* scratch) {
       codec::cuda::reduce_encode(spec, wire, rows, row_numel, valid, scale, out, scratch, current_stream());
     },
-    nullptr,
-    nullptr,
+    [](const codec::Spec& spec, Dtype source, const void* x, void* error, const codec::Rows& rows,
+       uint8_t* wire) {
+      codec::cuda::encode_with_error(spec, source, x, error, rows, wire, current_stream());
+    },
+    [](const codec::Spec& spec, const codec::WireRows& wire, int64_t rows, int64_t row_numel, int64_t valid,
+       double scale, uint8_t* out, void* scratch, void* error) {
+      codec::cuda::reduce_encode_with_error(spec, wire, rows, row_numel, valid, scale, out, scratch, error,
+                                            current_stream());
+    },
     [](Dtype dtype, const flat::Segment* segments, int64_t count, void* flat, double scale) {
       flat::cuda::gather(dtype, segments, count, flat, scale, current_stream());
     },

@@ -16,7 +16,6 @@ struct DeviceKernels {
                      int64_t valid, void* acc);
   void (*reduce_encode)(const codec::Spec&, const codec::WireRows& wire, int64_t rows, int64_t row_numel,
                         int64_t valid, double scale, uint8_t* out, void* scratch);
-  // Null where the device's memory is fast enough for separate passes, as CUDA's is.
   void (*encode_with_error)(const codec::Spec&, Dtype source, const void* x, void* error, const codec::Rows&,
                             uint8_t* wire);
   void (*reduce_encode_with_error)(const codec::Spec&, const codec::WireRows& wire, int64_t rows,
