@@ -55,6 +55,17 @@ inline gossamer::DeviceKernels kernels() {
       cpu().reduce_encode(spec, wire.get(), rows, row_numel, valid, scale, out, scratch);
     });
   };
+  table.encode_with_error = [](const codec::Spec& spec, Dtype source, const void* x, void* error,
+                               const codec::Rows& rows, uint8_t* wire) {
+    launch([=] { cpu().encode_with_error(spec, source, x, error, rows, wire); });
+  };
+  table.reduce_encode_with_error = [](const codec::Spec& spec, const codec::WireRows& wire, int64_t rows,
+                                      int64_t row_numel, int64_t valid, double scale, uint8_t* out,
+                                      void* scratch, void* error) {
+    launch([=, wire = WireRows(wire, rows)] {
+      cpu().reduce_encode_with_error(spec, wire.get(), rows, row_numel, valid, scale, out, scratch, error);
+    });
+  };
   table.gather = [](Dtype dtype, const flat::Segment* segments, int64_t count, void* flat, double scale) {
     launch([=, all = std::vector<flat::Segment>(segments, segments + count)] {
       cpu().gather(dtype, all.data(), count, flat, scale);
