@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "base/lanes.h"
+
 namespace gossamer::device {
 namespace {
 
@@ -31,6 +33,15 @@ __device__ Pack<T> load_pack(const T* p, int64_t left, bool aligned) {
 template <class T>
 __device__ void store_pack(T* p, const Pack<T>& pack, int64_t left, bool aligned) {
   if (left >= kPack && aligned) {
+#if defined(__CUDA_ARCH__)  // else nvcc may merge the two branches, and store single elements in both
+    if constexpr (sizeof(pack) == 16) {
+      const auto words = bit_cast<uint4>(pack);
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
+                   "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+                   : "memory");
+      return;
+    }
+#endif
     *reinterpret_cast<Pack<T>*>(p) = pack;
     return;
   }
