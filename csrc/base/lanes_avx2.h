@@ -9,25 +9,14 @@
 
 namespace gossamer::GOSSAMER_ISA {
 
-#define GOSSAMER_EACH(op) {op(x.a), op(x.b), op(x.c), op(x.d)}
-#define GOSSAMER_EACH_WITH(op, y) {op(x.a, y), op(x.b, y), op(x.c, y), op(x.d, y)}
-#define GOSSAMER_EACH_PAIR(op) {op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)}
-#define GOSSAMER_EACH_LOAD(op, p) {op(p), op(p + 8), op(p + 16), op(p + 24)}
-#define GOSSAMER_EACH_STORE(op, p) op(p, x.a), op(p + 8, x.b), op(p + 16, x.c), op(p + 24, x.d)
-
 struct Avx2 {
   static constexpr int width = 32;
   using Floats = __m256;
   using Ints = __m256i;
   using Doubles = __m256d;
   using Bits16 = __m128i;
-  struct F {
-    Floats a, b, c, d;
-  };
-  struct I {
-    Ints a, b, c, d;
-  };
 
+#include "base/lanes_four.inl"
 #include "base/lanes_vector.inl"
 
   template <int bits>

@@ -66,25 +66,14 @@ HD int32x4_t neon_cvtepi8_epi32(uint8x8_t x) {
   return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(x))));
 }
 
-#define GOSSAMER_EACH(op) {op(x.a), op(x.b), op(x.c), op(x.d)}
-#define GOSSAMER_EACH_WITH(op, y) {op(x.a, y), op(x.b, y), op(x.c, y), op(x.d, y)}
-#define GOSSAMER_EACH_PAIR(op) {op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)}
-#define GOSSAMER_EACH_LOAD(op, p) {op(p), op(p + 4), op(p + 8), op(p + 12)}
-#define GOSSAMER_EACH_STORE(op, p) op(p, x.a), op(p + 4, x.b), op(p + 8, x.c), op(p + 12, x.d)
-
 struct Neon {
   static constexpr int width = 16;
   using Floats = float32x4_t;
   using Ints = int32x4_t;
   using Doubles = float64x2_t;
   using Bits16 = uint16x4_t;
-  struct F {
-    Floats a, b, c, d;
-  };
-  struct I {
-    Ints a, b, c, d;
-  };
 
+#include "base/lanes_four.inl"
 #include "base/lanes_vector.inl"
 
   template <int bits>
