@@ -15,12 +15,12 @@ namespace {
 
 constexpr int64_t kChunk = 1024;  // elements that a warp decodes at a time
 
-template <class Codec>
-using LaneOf = std::conditional_t<std::is_same_v<typename Codec::Value, double>, Double, Scalar>;
-template <class Codec>
-using SumOf = Accumulate<typename Codec::Tensor>;
 template <class T>
 using WideLane = std::conditional_t<std::is_same_v<T, double>, Double, Scalar>;
+template <class Codec>
+using LaneOf = WideLane<typename Codec::Value>;
+template <class Codec>
+using SumOf = Accumulate<typename Codec::Tensor>;
 
 // The threads that handle one group: neighbours within a warp, whose number is a power of two ...
 struct Lanes {
@@ -107,20 +107,15 @@ struct TensorRows {
 };
 
 // ... or such rows plus the error of the last call ...
-template <class Codec_, class T>
-struct TensorRowsPlusError {
-  using Codec = Codec_;
-  using Element = typename Codec::Tensor;
-  static constexpr bool kKeepsError = true, kSumsRows = false;
-  const T* x;
+template <class Rows>
+struct PlusError : Rows {
+  using Element = typename Rows::Codec::Tensor;
+  static constexpr bool kKeepsError = true;
   Element* error;
-  int64_t row_numel, numel;
 
-  __device__ int64_t valid(int64_t row) const { return elements_of_row(row, row_numel, numel); }
-  __device__ Pack<Element> load(int64_t row, int64_t, int64_t i, int64_t left) const {
-    const T* from = x + row * row_numel + i;
-    const Element* owed = error + row * row_numel + i;
-    const auto values = load_pack(from, left, is_aligned(from));
+  __device__ Pack<Element> load(int64_t row, int64_t group, int64_t i, int64_t left) const {
+    const Element* owed = error + row * this->row_numel + i;
+    const auto values = Rows::load(row, group, i, left);
     auto sums = load_pack(owed, left, is_aligned(owed));
 #pragma unroll
     for (int k = 0; k < kPack; ++k)
@@ -128,7 +123,7 @@ struct TensorRowsPlusError {
     return sums;
   }
   __device__ void keep(int64_t row, int64_t i, int64_t left, const Pack<Element>& rests) const {
-    Element* owed = error + row * row_numel + i;
+    Element* owed = error + row * this->row_numel + i;
     Pack<Element> kept;
 #pragma unroll
     for (int k = 0; k < kPack; ++k) kept.v[k] = finite_or_zero(rests.v[k]);
@@ -196,7 +191,8 @@ __device__ Piece piece_of(const Source& source, const Layout& layout, int64_t ro
                           int64_t pieces, int64_t piece_numel) {
   const int64_t begin = index * piece_numel, after = begin + piece_numel, valid = source.valid(row);
   const int64_t all_slots = (layout.row_bytes - layout.header_bytes) * 8 / Source::Codec::kCodeBits;
-  return {row, index, begin, after < valid ? after : valid, index + 1 == pieces ? all_slots : after};
+  const int64_t group = Source::Codec::kStatistics == Statistics::row ? 0 : index;
+  return {row, group, begin, after < valid ? after : valid, index + 1 == pieces ? all_slots : after};
 }
 
 // Shared memory of a thread block, and the packs that each thread keeps there.
@@ -453,8 +449,7 @@ __global__ void observe_parts(Source source, Layout layout, int64_t part_numel, 
                               typename Source::Element* sums) {
   using Stats = typename Source::Codec::template Stats<Scalar>;
   const int64_t r = blockIdx.y;
-  Piece piece = piece_of(source, layout, r, blockIdx.x, gridDim.x, part_numel);
-  piece.group = 0;
+  const Piece piece = piece_of(source, layout, r, blockIdx.x, gridDim.x, part_numel);
   const Values values(Block{}, source, piece);
   const Stats stats = observe(Block{}, values, piece);
   if (sums != nullptr)
@@ -484,8 +479,7 @@ __global__ void quantise_chunks(Source source, Layout layout, int64_t rows, int6
   using Codec = typename Source::Codec;
   const Lanes team{kWarp};
   each_piece(rows, chunks, kWarp, [&](int64_t r, int64_t index) {
-    Piece piece = piece_of(source, layout, r, index, chunks, kChunk);
-    piece.group = 0;
+    const Piece piece = piece_of(source, layout, r, index, chunks, kChunk);
     const Values values(team, source, piece);
     uint8_t* row = wire + r * layout.row_bytes;
     quantise(team, source, values, Codec::read(row, 0), piece, Noise{}, row + layout.header_bytes);

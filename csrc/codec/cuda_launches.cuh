@@ -197,7 +197,8 @@ void LaunchesWithError<T>::encode_with_error(const Spec& spec, Dtype source, con
     using Codec = decltype(codec);
     const auto run = [&](auto* from) {
       using From = std::remove_const_t<std::remove_pointer_t<decltype(from)>>;
-      const TensorRowsPlusError<Codec, From> sum{from, static_cast<T*>(error), rows.row_numel, rows.numel};
+      const PlusError<TensorRows<Codec, From>> sum{{from, rows.row_numel, rows.numel},
+                                                   static_cast<T*>(error)};
       encode_rows(sum, layout_of<Codec>(spec, rows.row_numel), rows.rows, spec.key, 0, wire, nullptr, stream);
     };
     if (source == spec.dtype) return run(static_cast<const T*>(x));
