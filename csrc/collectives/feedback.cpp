@@ -26,9 +26,9 @@ class Owed {
     const Dtype source = to_dtype(flat_.scalar_type(), "all_reduce");
     if (piece.numel == rows_.row_numel)
       return kernels_.encode_with_error(spec, source, flat_.data_ptr(), error_.data_ptr(), rows_, wire);
-    each_row(piece, [&](int64_t row, int64_t first, int64_t length) {
-      kernels_.encode_with_error(spec, source, at(flat_, first), at(error_, first), {1, piece.numel, length},
-                                 wire + row * piece.row_bytes);
+    each_row(rows_, piece, [&](int64_t row, int64_t first, int64_t length) {
+      kernels_.encode_with_error(spec, source, address_of(flat_, first), address_of(error_, first),
+                                 {1, piece.numel, length}, wire + row * piece.row_bytes);
     });
   }
 
@@ -38,7 +38,7 @@ class Owed {
               int64_t filled, double scale, void* sum, uint8_t* out) {
     const observe::Span span("reduce", "codec", piece.row_bytes);
     kernels_.reduce_encode_with_error(spec, received, rows_.rows, piece.numel, filled, scale, out, sum,
-                                      filled > 0 ? at(error_, begin) : nullptr);
+                                      filled > 0 ? address_of(error_, begin) : nullptr);
   }
 
   void decode(const codec::Spec& spec, const codec::WireRows& wire, const Piece& piece) {
@@ -50,26 +50,12 @@ class Owed {
       flat_.copy_(decoded_);
       return;
     }
-    each_row(piece, [&](int64_t, int64_t first, int64_t length) {
+    each_row(rows_, piece, [&](int64_t, int64_t first, int64_t length) {
       flat_.narrow(0, first, length).copy_(decoded_.narrow(0, first, length));
     });
   }
 
  private:
-  static uint8_t* at(const at::Tensor& x, int64_t element) {
-    return bytes_of(x) + element * static_cast<int64_t>(x.element_size());
-  }
-
-  // Calls `call` for each row of the piece that has elements of x.
-  template <class Call>
-  void each_row(const Piece& piece, const Call& call) const {
-    for (int64_t row = 0; row < rows_.rows; ++row) {
-      const int64_t first = std::min(rows_.numel, row * rows_.row_numel + piece.begin);
-      const int64_t end = std::min(rows_.numel, (row + 1) * rows_.row_numel);
-      call(row, first, std::clamp<int64_t>(end - first, 0, piece.numel));
-    }
-  }
-
   const DeviceKernels& kernels_;
   const at::Tensor flat_, error_;
   const codec::Rows rows_;
@@ -116,9 +102,7 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
     way->post(piece);
   }
 
-  void* sum = codec::has_row_statistics(spec)
-                  ? scratch.sum(chunk * element_size(spec.dtype), x.device()).data_ptr()
-                  : nullptr;
+  void* sum = memory_for_sum(scratch, spec, chunk, x.device());
   spec.key = codec.key(nonce, Phase::reduced, comm.rank());
   for (const auto& piece : way->pieces()) {
     const codec::WireRows received = way->swap(piece);

@@ -80,9 +80,7 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
   const at::Tensor whole = whole_rows ? as_bytes(x) : at::Tensor();
   const RowsPtr way =
       open_rows(comm, scratch, {spec, chunk, codec.is_divisible(), x.device(), Hops::both, whole});
-  void* sum = codec::has_row_statistics(spec)
-                  ? scratch.sum(chunk * element_size(accumulate_dtype(spec.dtype)), x.device()).data_ptr()
-                  : nullptr;
+  void* sum = memory_for_sum(scratch, spec, chunk, x.device());
 
   spec.key = codec.key(nonce, Phase::first, comm.rank());
   for (const auto& piece : way->pieces()) {
