@@ -59,11 +59,11 @@ def die_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def enter_network(name: str) -> None:
-    """Moves this process into the network namespace of a host of gossamer.netlab."""
-    with open(f"/run/netns/{name}") as namespace:
-        if LIBC.setns(namespace.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"cannot enter the network {name}")
+def enter(path: str, kind: int) -> None:
+    """Moves this process into a namespace, of the kind that a flag of setns names."""
+    with open(path) as namespace:
+        if LIBC.setns(namespace.fileno(), kind):
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {path}")
 
 
 def become(environment: Mapping[str, str], folder: str | Path, *streams: Path) -> None:
@@ -148,7 +148,7 @@ class Script:
 def _script(argv: list[str], network: str | None, *place: Any) -> None:
     become(*place)
     if network is not None:
-        enter_network(network)
+        enter(f"/run/netns/{network}", CLONE_NEWNET)
     leave(run_script(argv))
 
 

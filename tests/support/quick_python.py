@@ -92,13 +92,11 @@ def main(address: str, real: str, processes: str) -> None:
 
 def serve(listener: socket.socket) -> None:
     """Forks for all that ask, passes their signals on, and tells them how their forks have ended."""
-    import gc
     import select
 
     from tests.support.forks import become
 
     become({}, "/")
-    gc.freeze()  # a fork's collections pass over what is here, and so copy none of its memory
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -204,17 +202,14 @@ def take_place_of(process: int) -> None:
     import ctypes
     import platform
 
-    libc = ctypes.CDLL(None, use_errno=True)
+    from tests.support.forks import LIBC, enter
+
     for kind, flag in ENTERED.items():
         theirs = f"/proc/{process}/ns/{kind}"
         if os.readlink(theirs) != os.readlink(f"/proc/self/ns/{kind}"):
-            with open(theirs) as namespace:
-                if libc.setns(namespace.fileno(), flag):
-                    raise OSError(
-                        ctypes.get_errno(), f"cannot enter the {kind} namespace of process {process}"
-                    )
+            enter(theirs, flag)
     os.sched_setaffinity(0, os.sched_getaffinity(process))
     get, put = SCHEDULING.get(platform.machine(), (-1, -1))
     attributes = ctypes.create_string_buffer(56)
-    if libc.syscall(get, process, attributes, 56, 0) == 0:
-        libc.syscall(put, 0, attributes, 0)
+    if LIBC.syscall(get, process, attributes, 56, 0) == 0:
+        LIBC.syscall(put, 0, attributes, 0)
