@@ -88,9 +88,8 @@ def load() -> None:
         return
     path = choose(FOLDER, EXTENSION_SUFFIXES[0], torch.__version__)
     if kernels := cuda_kernels(torch.version.cuda):
-        ctypes.CDLL(
-            str(FOLDER / "libgossamer_core.so")
-        )  # where the kernels register, for the extension to find them
+        # The kernels register in the core, where the extension finds them.
+        ctypes.CDLL(str(FOLDER / "libgossamer_core.so"))
         ctypes.CDLL(str(kernels))
     spec = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, str(path)))
     assert spec is not None
