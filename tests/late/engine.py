@@ -54,27 +54,45 @@ class Network(nn.Module):
         return x
 
 
+def wrap(algorithm, monkeypatch, *, size=2, bucket_bytes=1000):
+    """Returns a model of rank 0 in a group of `size` ranks, and its optimizer."""
+    links = Connections(late_device.communicator(size), late_device.communicator(size, device="cpu"), None)
+    monkeypatch.setattr("gossamer.engine.face.connect", lambda module, group: links)
+    network, optimizer = network_with_optimizer()
+    model = gs.DataParallel(
+        network,
+        optimizer,
+        algorithm=ALGORITHMS[algorithm](),
+        bucket_bytes=bucket_bytes,
+        first_bucket_bytes=bucket_bytes,
+    )
+    return model, optimizer
+
+
+def network_with_optimizer():
+    network = Network("late")
+    return network, torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.5, foreach=False)
+
+
+def take_step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.zeros((), device="late", requires_grad=True)).backward()
+    optimizer.step()
+
+
 def train(algorithm, which, monkeypatch, seed=lambda native: None):
     """Trains STEPS steps, the last one after `seed`. Returns the weights and the number of waits in the last step."""
     with late_device.late("none") as native:
-        links = Connections(late_device.communicator(), late_device.communicator(device="cpu"), None)
-        monkeypatch.setattr("gossamer.engine.face.connect", lambda module, group: links)
-        network = Network("late")
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.5, foreach=False)
-        model = gs.DataParallel(
-            network, optimizer, algorithm=ALGORITHMS[algorithm](), bucket_bytes=1000, first_bucket_bytes=1000
-        )
+        model, optimizer = wrap(algorithm, monkeypatch)
         for step in range(STEPS):
             if step == STEPS - 1:
                 native.synchronize()
                 native.set_late(late_device.LATENESS[which])
                 native.drop_wait(-1)
                 seed(native)
-            optimizer.zero_grad()
-            model(torch.zeros((), device="late", requires_grad=True)).backward()
-            optimizer.step()
+            take_step(model, optimizer)
         waits = native.waits()
-        weights = [param.detach().cpu() for param in network.weights]
+        weights = [param.detach().cpu() for param in model.module.weights]
         model.close()
     return torch.stack(weights), waits
 
@@ -110,6 +128,43 @@ def test_each_wait_between_streams_is_needed(algorithm, monkeypatch):
             for which in ("main", "side")
         ]
         assert not all(map(is_right, runs)), number
+
+
+def launches_of_a_step(native, model, optimizer):
+    """Returns what the second step queues: on the main stream, on others, and how many of these are the group's."""
+    take_step(model, optimizer)
+    native.synchronize()
+    before = [*native.tasks(), native.operations()]
+    take_step(model, optimizer)
+    native.synchronize()
+    main, side, operations = (
+        now - then for now, then in zip([*native.tasks(), native.operations()], before, strict=True)
+    )
+    return main, side - operations, operations
+
+
+# For each bucket: gather; encode, reduce and decode where there is a codec; one more clears the error's padding.
+LAUNCHES = {
+    "exact": (1, 1),
+    "deterministic": (2, 2),
+    "int8": (4, 2),
+    "int4 with feedback": (5, 2),
+    "one bit": (5, 2),
+}
+
+
+@pytest.mark.parametrize(("buckets", "bucket_bytes"), [(1, 5000), (LAYERS, 1000)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_step_queues_few_kernels_and_operations_of_the_group_for_each_bucket(
+    algorithm, buckets, bucket_bytes, monkeypatch
+):
+    with late_device.late("none") as native:
+        plain, _, _ = launches_of_a_step(native, *network_with_optimizer())
+        model, optimizer = wrap(algorithm, monkeypatch, size=8, bucket_bytes=bucket_bytes)
+        main, kernels, operations = launches_of_a_step(native, model, optimizer)
+        model.close()
+    assert main == plain  # nothing on the stream of forward and backward
+    assert (kernels / buckets, operations / buckets) == LAUNCHES[algorithm]
 
 
 def test_a_gradient_that_is_replaced_while_the_side_stream_is_late_must_be_recorded(monkeypatch):

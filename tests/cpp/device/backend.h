@@ -84,6 +84,7 @@ class Backend : public c10d::Backend {
 
   int64_t own_stream_calls() const { return own_stream_calls_; }
   inline static std::atomic<int> shutdowns{0};
+  inline static std::atomic<int64_t> operations{0};  // that all backends have queued on the device
 
  private:
   static at::Tensor host(const at::Tensor& x) { return x.is_cpu() ? x : on_host(x); }
@@ -96,6 +97,7 @@ class Backend : public c10d::Backend {
       if (!async) return {};
       return c10::make_intrusive<Work>(device.record(current_stream()), Tensors());
     }
+    ++operations;
     const auto task = [call, aborted = aborted_, memory = out.data_ptr(), bytes = out.nbytes()]() mutable {
       if (*aborted) {
         std::memset(memory, kScribble, bytes);

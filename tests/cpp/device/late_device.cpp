@@ -247,6 +247,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("set_late", [=](int which) { here().get().set_lateness(static_cast<Lateness>(which)); });
   module.def("drop_wait", [=](int number) { here().get().drop_wait(number); });
   module.def("waits", [=] { return here().get().waits(); });
+  module.def("tasks", [=] { return here().get().tasks(); });
+  module.def("operations", [] { return Backend::operations.load(); });
   module.def("drop_records", [=](bool drop) { here().get().drop_records(drop); });
   module.def("settle", [=] { here().get().settle(); }, py::call_guard<py::gil_scoped_release>());
   module.def("synchronize", [=] { here().get().synchronize(); }, py::call_guard<py::gil_scoped_release>());

@@ -54,6 +54,7 @@ class Device {
 
   void push(StreamId stream, std::function<void()> task) {
     const Lock lock(mutex_);
+    ++(stream == kMain ? main_tasks_ : side_tasks_);
     queues_[stream].push_back({std::move(task), nullptr, nullptr});
     run_prompt();
   }
@@ -68,6 +69,12 @@ class Device {
     if (stream != mark->stream && waits_++ == dropped_wait_) return;
     queues_[stream].push_back({nullptr, std::move(mark), nullptr});
     run_prompt();
+  }
+
+  // What has been queued on the main stream, and on all others: kernels, operations of torch and of c10d.
+  std::pair<int64_t, int64_t> tasks() {
+    const Lock lock(mutex_);
+    return {main_tasks_, side_tasks_};
   }
 
   // Seeded faults. From now on waits of one stream for another are counted, and the wait with this number is dropped.
@@ -224,6 +231,7 @@ class Device {
   StreamId streams_ = kMain;
   Lateness lateness_ = Lateness::none;
   int waits_ = 0, dropped_wait_ = -1;
+  int64_t main_tasks_ = 0, side_tasks_ = 0;
   bool drops_records_ = false;
   std::exception_ptr failure_;
 };
