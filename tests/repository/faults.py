@@ -3,14 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.repository.kernels import INT8
+
 KERNELS = "csrc/codec/cuda_kernels.cuh"
+LAUNCHES = "csrc/codec/cuda_launches.cuh"
 PACK = "csrc/codec/cuda_pack.cuh"
 FLAT = "csrc/flat/flat_cuda.cu"
 SUM = "csrc/flat/sum_cuda.cu"
 OPTIM = "csrc/optim/optim_cuda.cu"
 EMULATED = "tests/cpp/cuda/emulator/test_emulator.cpp"
 
-INT8, MINMAX, ONEBIT = "3, int8, Int8", "4, minmax_u8, MinMaxU8", "6, onebit, OneBit"
+MINMAX, ONEBIT = "4, minmax_u8, MinMaxU8", "6, onebit, OneBit"
 BEYOND = "AddressSanitizer: heap-buffer-overflow"
 MISALIGNED = "misaligned address"
 DIFFERS = r"FAILED Cuda\."
@@ -24,6 +27,7 @@ class Fault:
         test: part of the name of the test that must fail.
         says: a pattern of re, searched in its output.
         codec: the codec whose kernels are compiled, for a file of csrc/codec.
+        counted: whether the program is the one that counts bytes and launches.
     """
 
     name: str
@@ -33,6 +37,7 @@ class Fault:
     test: str
     says: str
     codec: str = ""
+    counted: bool = False
 
     def put_into(self, tree: Path) -> None:
         """Makes the change in the files of `tree`."""
@@ -228,5 +233,23 @@ FAULTS = (
         "results_of(count, 63 * sizeof(int))",
         "DynamicMemory",
         BEYOND,
+    ),
+    Fault(
+        "groups are encoded twice",
+        LAUNCHES,
+        "    return encode(Lanes{lanes_of(layout.group)});",
+        "    return encode(Lanes{lanes_of(layout.group)}), encode(Lanes{lanes_of(layout.group)});",
+        "int8_takes_three_launches",
+        "encoded.launches == 1",
+        counted=True,
+    ),
+    Fault(
+        "a move is by single elements where vectors could do it",
+        FLAT,
+        "aligned ? count / kWidth : 0;",
+        "0;",
+        "a_gather_is_one_launch",
+        "moved.widest_loads == kBytes / 16",
+        counted=True,
     ),
 )

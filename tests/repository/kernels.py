@@ -58,6 +58,31 @@ COMPARISON = Unit("tests/cpp/cuda/test_cuda.cpp")
 OWN_TESTS = Unit(f"{EMULATOR}/test_emulator.cpp", name="test_emulator.cu")
 
 
+def only(*codecs: str) -> tuple[str, ...]:
+    """Flags that compile the kernels of these codecs, which are written as in codec_list.h."""
+    listed = " ".join(f"CODEC({codec})" for codec in codecs)
+    return (
+        f"-include{ROOT / EMULATOR / 'only.h'}",
+        "-DGOSSAMER_ISA=device",
+        f"-DGOSSAMER_ONLY_CODEC(CODEC)={listed}",
+    )
+
+
+# The program that counts bytes and launches. -fsanitize=thread puts calls before accesses; traffic.cpp defines them.
+INT8, INT4 = "3, int8, Int8", "5, int4, Int4"
+COUNTED_FLAGS = ("-fsanitize=thread", "-fdata-sections", "-w", *only(INT8, INT4))
+FLOAT32 = "csrc/codec/cuda_f32.cu"  # holds the kernels of csrc/codec's headers
+TRAFFIC = (
+    *(
+        Unit(source, COUNTED_FLAGS, sanitized=False, name=f"counted-{source.replace('/', '-')}")
+        for source in (FLOAT32, "csrc/flat/flat_cuda.cu")
+    ),
+    *(Unit(f"{EMULATOR}/{name}.cpp", sanitized=False) for name in ("traffic", "test_traffic")),
+    SCHEDULER,
+    *REFERENCE,
+)
+
+
 def run(*command: str | Path, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
     words = [str(part) for part in command]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=timeout_s)

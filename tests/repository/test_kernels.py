@@ -1,5 +1,5 @@
 # The CUDA kernels without a GPU: tests/cpp/cuda runs on an emulator under AddressSanitizer and
-# UndefinedBehaviorSanitizer, and must find the faults of faults.py.
+# UndefinedBehaviorSanitizer, and must find the faults of faults.py. Another program counts launches and bytes.
 
 import re
 import shutil
@@ -14,27 +14,29 @@ from tests import ROOT
 from tests.repository.faults import EMULATED, FAULTS, Fault
 from tests.repository.kernels import (
     COMPARISON,
-    EMULATOR,
+    COUNTED_FLAGS,
+    FLOAT32,
     KERNELS,
     OWN_TESTS,
     REFERENCE,
     SCHEDULER,
+    TRAFFIC,
     Unit,
     compile_unit,
     compile_units,
     link,
+    only,
     run,
 )
 
 ALL = (*KERNELS, COMPARISON, SCHEDULER, *REFERENCE)
-FLOAT32 = "csrc/codec/cuda_f32.cu"  # holds the kernels of csrc/codec's headers
 
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory) -> Path:
     """A folder with the objects of the sources as they are."""
     folder = tmp_path_factory.mktemp("objects")
-    compile_units((*ALL, OWN_TESTS), folder)
+    compile_units(tuple(dict.fromkeys((*ALL, OWN_TESTS, *TRAFFIC))), folder)
     return folder
 
 
@@ -46,7 +48,9 @@ def failures(check: Callable[..., str], items: Sequence[object]) -> str:
 
 @pytest.mark.sanitize
 @pytest.mark.timeout(1200)  # compiles every kernel with sanitizers; a busy machine takes long
-@pytest.mark.parametrize("units", [ALL, (OWN_TESTS, SCHEDULER)], ids=["kernels", "emulator"])
+@pytest.mark.parametrize(
+    "units", [ALL, (OWN_TESTS, SCHEDULER), TRAFFIC], ids=["kernels", "emulator", "traffic"]
+)
 def test_every_kernel_gives_the_bytes_of_the_cpu_on_an_emulator_under_sanitizers(
     units, objects, tmp_path
 ) -> None:
@@ -68,13 +72,14 @@ def build_with(fault: Fault, folder: Path, objects: Path) -> Path:
     shutil.copytree((ROOT / fault.path).parent, (folder / fault.path).parent)
     fault.put_into(folder)
     source = fault.path if fault.path.endswith((".cu", ".cpp")) else FLOAT32
-    flags = ("-w",)  # a fault may leave something unused
-    if fault.codec:
-        flags += (f"-include{ROOT / EMULATOR / 'only.h'}", "-DGOSSAMER_ISA=device")
-        flags += (f"-DGOSSAMER_ONLY_CODEC(CODEC)=CODEC({fault.codec})",)
-    unit = Unit(source, flags, name="changed.cu")
+    if fault.counted:
+        unit = Unit(source, COUNTED_FLAGS, sanitized=False, name="changed.cu")
+    else:
+        flags = ("-w", *(only(fault.codec) if fault.codec else ()))  # a fault may leave something unused
+        unit = Unit(source, flags, name="changed.cu")
     compile_unit(unit, folder, folder)
-    others = (SCHEDULER,) if source == EMULATED else [other for other in ALL if other.source != source]
+    all_units = (OWN_TESTS, SCHEDULER) if source == EMULATED else TRAFFIC if fault.counted else ALL
+    others = [other for other in all_units if other.source != source]
     link([unit.object(folder), *(other.object(objects) for other in others)], folder / "program")
     return folder / "program"
 

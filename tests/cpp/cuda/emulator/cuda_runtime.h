@@ -185,7 +185,8 @@ struct cudaLaunchConfig_t {
 namespace emulator {
 cudaError_t run(const cudaLaunchConfig_t& config, size_t argument_bytes, const void* kernel,
                 void (*body)(const void*), const void* context);
-}
+size_t launches();  // of the process so far
+}  // namespace emulator
 
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorString(cudaError_t error);

@@ -157,6 +157,7 @@ void add_threads(size_t count) {
 // ---- blocks and launches
 
 std::mt19937 random_numbers(1);
+size_t launched;
 int order_of_launch;  // 0 forward, 1 backward, 2 random
 std::map<const void*, size_t> dynamic_bytes;
 cudaError_t last_error = cudaSuccess;
@@ -297,8 +298,11 @@ cudaError_t run(const cudaLaunchConfig_t& config, size_t argument_bytes, const v
     free(block.dynamic);
   }
   order_of_launch = (order_of_launch + 1) % 3;
+  ++launched;
   return cudaSuccess;
 }
+
+size_t launches() { return launched; }
 
 }  // namespace emulator
 
