@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gossamer import stores
 from gossamer.config import Placement
 from gossamer.errors import ConfigError
 
@@ -43,6 +44,6 @@ def store_of(comm: Any, timeout_s: float) -> dist.Store:
     timeout = timedelta(seconds=timeout_s)
     store = None
     if comm.rank == 0:
-        store = dist.TCPStore(address, 0, comm.size, True, timeout=timeout, wait_for_workers=False)
+        store = stores.serve(address, world_size=comm.size, timeout=timeout, wait_for_workers=False)
     address, port = comm.bcast((address, store.port) if store else None, root=0)
     return store or dist.TCPStore(address, port, comm.size, False, timeout=timeout)

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "python" / "gossamer"
 # Lowest first: a component imports only from layers above its own in this list. Within a layer, nothing.
 LAYERS = (
     {"errors", "_C", "torch_private", "stand_in"},
-    {"_native", "config", "units"},
+    {"_native", "config", "stores", "units"},
     {"membership", "late_entry", "mpi", "waiting"},
     {"_ops", "work", "observe", "runtime"},
     {"comm", "codec", "optim", "batchnorm"},

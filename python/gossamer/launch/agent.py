@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, NoReturn
 
-from gossamer.launch import addresses, here
+from gossamer.launch import addresses, here, rendezvous
 from gossamer.launch.ssh import MARK, pack, unpack, versions
 
 LEAVE_S = 45  # torch's agent gives workers 30 s to end
@@ -29,6 +29,7 @@ def main() -> None:
     job = read(control)
     say("ready", **_about(job["interfaces"]))
     args = argparse.Namespace(**job["args"] | read(control))
+    rendezvous.choose(args, address=args.master_addr, port=args.master_port, timeout_s=args.start_timeout)
     folder = here.scratch()
     with folder, here.scratch() as payload:
         args.log_dir = args.log_dir or folder.name

@@ -110,9 +110,8 @@ class _Fleet:
             "attempt": self.attempt,
             "output_filename": None,  # splitting() here does both for all hosts
             "prefix_output_with_timestamp": False,
-            "max_restarts": 0,  # run() does that, since torch's static rendezvous does not
-            "rdzv_backend": "static",
-            "rdzv_conf": self.args.rdzv_conf or f"timeout={self.start_timeout}",
+            "max_restarts": 0,  # run() does that, because a new attempt needs new agents
+            "start_timeout": self.start_timeout,
             "rdzv_id": uuid.uuid5(uuid.NAMESPACE_OID, f"{os.getpid()} {id(self)}").hex,
         }
 

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import tempfile
+import uuid
 from pathlib import Path
 
 from torch.distributed import run as torchrun
@@ -15,11 +16,13 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gossamer.errors import ConfigError
+from gossamer.launch import rendezvous
 from gossamer.launch.outcome import Outcome, failure_of
 from gossamer.launch.output import splitting
 from gossamer.launch.quiet import quieten_torch
 
 WORKER = Path(__file__).with_name("worker.py")
+TIMEOUT_S = 60  # for this process to reach the store that it serves itself
 
 
 def run(args: argparse.Namespace) -> Outcome:
@@ -54,7 +57,8 @@ def _complete(args: argparse.Namespace, workers: int, folder: str) -> None:
     """Fills in the options that the user left open."""
     rendezvous_given = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port is not None
     if args.nnodes in ("1", "1:1") and not rendezvous_given:
-        args.standalone = True
+        args.rdzv_id = uuid.uuid4().hex
+        rendezvous.choose(args, address="127.0.0.1", port=0, timeout_s=TIMEOUT_S)
     if (args.tee, args.redirects) == ("0", "0"):
         args.tee = "3"  # torchrun prefixes only what it tees: stdout and stderr, through files
         args.log_dir = args.log_dir or folder

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gossamer import stores
 from gossamer.membership import LOCAL, PREFIX, STATE, answer_key, epoch_key, worker_key
 
 GRACE_S = 2.0  # for workers that still look up in a broken group's store which rank is missing
@@ -26,10 +27,16 @@ class News:
 
 
 class Board:
-    """The board, served on all addresses of this host."""
+    """The board.
 
-    def __init__(self) -> None:
-        self._server = _serve()
+    Args:
+        local: all workers are on this host. The board and the groups' stores then listen on 127.0.0.1, and otherwise on
+            every address of this host.
+    """
+
+    def __init__(self, *, local: bool = True) -> None:
+        self._local = local
+        self._server = self._serve()
         self._store = dist.PrefixStore(PREFIX, self._server)
         self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None}
         self._groups: dict[int, dist.TCPStore] = {}
@@ -60,7 +67,7 @@ class Board:
     ) -> None:
         """Publishes a new group: the places of its workers in rank order, and the workers that must leave."""
         self.close_group(epoch - 1)
-        self._groups[epoch] = store = _serve()
+        self._groups[epoch] = store = self._serve()
         group = {"seats": seats, "removed": removed, "sync": sync, "port": store.port}
         self._store.set(epoch_key(epoch), json.dumps(group))
         self._state |= {"epoch": epoch, "update": None}
@@ -91,6 +98,7 @@ class Board:
     def _write(self) -> None:
         self._store.set(STATE, json.dumps(self._state))
 
-
-def _serve() -> dist.TCPStore:
-    return dist.TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
+    def _serve(self) -> dist.TCPStore:
+        if self._local:
+            return stores.serve(LOCAL, wait_for_workers=False)
+        return dist.TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)

@@ -85,7 +85,9 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
     command = [sys.executable, "-u", str(here.WORKER), *arguments]
     with here.scratch() as folder, whole_lines():
         program = Program(command, args.log_dir or folder, env=env, tee=tee, redirects=args.redirects)
-        driver = Driver(_starter(args, program, slots), slots=slots, board=Board(), limits=limits)
+        local = args.host_discovery_script is None and all(_is_local(slot.host) for slot in slots.present())
+        board = Board(local=local)
+        driver = Driver(_starter(args, program, slots), slots=slots, board=board, limits=limits)
         try:
             return driver.run()
         except SignalException as error:
@@ -94,20 +96,21 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
             return Outcome(stopped_by=int(signal.SIGINT))
 
 
+@functools.cache
+def _is_local(host: str) -> bool:
+    return Host(host, 1).is_local()
+
+
 def _starter(
     args: argparse.Namespace, program: Program, slots: Slots
 ) -> Callable[[int, Slot, Mapping[str, str]], Worker]:
     """Returns the function that starts a worker, on this host or over ssh."""
 
-    @functools.cache
-    def is_local(host: str) -> bool:
-        return Host(host, 1).is_local()
-
     def begin(number: int, slot: Slot, env: Mapping[str, str]) -> Worker:
-        others = [each.host for each in slots.present() if not is_local(each.host)]
+        others = [each.host for each in slots.present() if not _is_local(each.host)]
         if others:
             addresses.choose_device(Host(others[0], 1).address)  # for the workers here
-        if is_local(slot.host):
+        if _is_local(slot.host):
             return LocalWorker(program, number, slot, env=env)
         return RemoteWorker(program, number, slot, env=env, args=args)
 
