@@ -78,7 +78,7 @@ class Output:
     def _file(self, folder: Path, rank: int) -> TextIO:
         if rank not in self._files:
             path = folder / f"rank.{rank:0{self._width}}" / self._name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._files[rank] = path.open("w", buffering=1)
         return self._files[rank]
 
@@ -118,7 +118,7 @@ def splitting(args: argparse.Namespace, size: int) -> contextlib.AbstractContext
             )
         folder = Path(args.output_filename)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # logs may tell of data and keys
         except OSError as error:
             raise ConfigError(f"--output-filename must name a folder: {error}") from error
         os.environ[PREFIX] = TEMPLATE  # a line's rank is read from it
