@@ -6,7 +6,7 @@ import copy
 import pytest
 
 from gossamer.config import Placement
-from gossamer.doctor import checks, facts, machine, meeting, network, software, variables
+from gossamer.doctor import checks, exposure, facts, machine, meeting, network, software, variables
 from gossamer.doctor.rows import ERROR, OK, WARNING, Job, Pair
 
 ETH0 = {"name": "eth0", "address": "10.0.0.1", "mtu": 1500, "loopback": False}
@@ -20,6 +20,8 @@ GOOD = {
     "nccl": {"available": False, "version": None},
     "interfaces": [LO, ETH0],
     "resolved": ["10.0.0.1"],
+    "addresses": ["127.0.0.1", "10.0.0.1", "::1", "fe80::1"],
+    "listening": [{"what": "store", "address": "::", "port": 29500}],
     "towards_master": "10.0.0.1",
     "shared_memory": {"bytes": 1 << 34, "free": 1 << 33},
     "cores": {"usable": 8, "quota": None, "threads": 8},
@@ -92,6 +94,24 @@ FAULTS = {  # the facts of a rank on the second host, the check, the status, a p
     "loopback device": (
         {"environment": {"GLOO_SOCKET_IFNAME": "lo"}}, network.interface, ERROR, "is a loopback device", "eth0",
     ),
+    "Gloo on a public address": (
+        {
+            "interfaces": [LO, ETH0 | {"address": "8.8.8.8"}],
+            "environment": {"GLOO_SOCKET_IFNAME": "eth0"},
+            "addresses": ["10.0.0.1", "8.8.8.8"],
+            "listening": [],
+        },
+        exposure.exposed, WARNING, "b: Gloo listens on 8.8.8.8 (eth0), a public address", "GLOO_SOCKET_IFNAME",
+    ),
+    "store on all addresses of a host with a public one": (
+        {"addresses": ["10.0.0.1", "8.8.8.8", "2001:4860::8"]},
+        exposure.exposed, WARNING, "b: the store listens on [::]:29500, so on the public 8.8.8.8, 2001:4860::8",
+        "gossamer run",
+    ),
+    "launcher on a public address": (
+        {"addresses": ["8.8.8.8"], "listening": [{"what": "launcher", "address": "8.8.8.8", "port": 1}]},
+        exposure.exposed, WARNING, "the launcher listens on 8.8.8.8:1, so on the public 8.8.8.8", "firewall",
+    ),
     "MTU": (
         {"interfaces": [LO, ETH0 | {"mtu": 9000}]},
         network.mtu, WARNING, "a eth0 1500, b eth0 9000", "on b: ip link set dev eth0 mtu 1500",
@@ -153,6 +173,35 @@ def test_a_fault_of_one_host_is_named_and_there_is_advice(fault) -> None:
     row = one(check(two(**changes)))
     assert (row.status, finding in row.finding, advice in row.advice) == (status, True, True), row
     assert {each.status for each in check(two())} <= {OK}
+
+
+PUBLIC = ("8.8.8.8", "192.0.0.9", "2001:4860:4860::8888", "::ffff:8.8.8.8")
+NOT_PUBLIC = (
+    "10.1.2.3", "172.16.0.1", "192.168.0.1", "127.0.0.1", "169.254.1.1", "100.64.0.1", "0.0.0.0", "203.0.113.1",
+    "::1", "fe80::1%eth0", "fd00::1", "2001:db8::1", "::ffff:10.0.0.1",
+)  # fmt: skip
+
+
+def test_public_addresses_are_those_that_the_internet_reaches() -> None:
+    assert exposure.public_among([*PUBLIC, *NOT_PUBLIC]) == [*PUBLIC]
+
+
+def test_a_public_address_that_nothing_listens_on_is_told_and_is_no_warning() -> None:
+    private = {"listening": [{"what": "store", "address": "127.0.0.1", "port": 1}], "addresses": ["8.8.8.8"]}
+    row = one(exposure.exposed(Job([rank(**private)])))
+    assert (row.status, row.finding) == (OK, "no store and no Gloo port listens on it: a: 8.8.8.8")
+    assert one(exposure.exposed(two())).finding == "no host has one"
+
+
+def test_a_socket_of_ipv4_alone_is_not_on_a_public_address_of_ipv6() -> None:
+    store = {"listening": [{"what": "store", "address": "0.0.0.0", "port": 1}]}
+    assert one(exposure.exposed(Job([rank(**store, addresses=["2001:4860::8"])]))).status == OK
+    assert one(exposure.exposed(Job([rank(**store, addresses=["8.8.8.8"])]))).status == WARNING
+
+
+def test_ranks_of_a_host_that_see_the_same_store_give_one_row() -> None:
+    ranks = [rank(addresses=["8.8.8.8"]) for _ in range(3)]
+    assert len(exposure.exposed(Job(ranks))) == 1
 
 
 def test_a_loopback_name_is_only_a_warning_on_the_one_host_of_a_run() -> None:

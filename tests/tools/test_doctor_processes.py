@@ -61,6 +61,37 @@ def examine(hosts: netlab.Hosts, *arguments: str, device: str) -> tuple[int, lis
 
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
+def test_a_store_and_gloo_on_a_public_address_are_warnings_and_gossamer_run_keeps_the_store_off_it(
+    fork,
+) -> None:
+    def examine_with(*launcher: str, device: str) -> list[str]:
+        argv = ["-m", *launcher, "-m", "gossamer.doctor", "--json", "--no-network"]
+        job = fork(argv, env={"GLOO_SOCKET_IFNAME": device}, prefix=hosts.prefix(0))
+        code, out, err = job.finish(120)
+        assert code == 0, out + err
+        rows = [json.loads(line[line.index("{") :]) for line in out.splitlines() if "{" in line]
+        return [
+            row["finding"] for row in rows if row["check"] == "public address" and row["status"] == WARNING
+        ]
+
+    with netlab.Hosts(1) as hosts:  # nothing leaves the namespace
+        space = ["ip", "-n", hosts.namespace(0)]
+        for command in (
+            "link add wan type veth peer name wan2", "address add 8.8.8.8/24 dev wan", "link set wan up",
+            "link set wan2 up",
+        ):  # fmt: skip
+            subprocess.run([*space, *command.split()], check=True, timeout=30)
+        torchs = examine_with("torch.distributed.run", "--standalone", "--nproc-per-node", "2", device="eth0")
+        ours = examine_with("gossamer", "run", "-np", "2", device="eth0")
+        gloo = examine_with("gossamer", "run", "-np", "2", device="wan")
+    assert any("the store listens on [::]:" in finding and "8.8.8.8" in finding for finding in torchs), torchs
+    assert ours == []
+    assert len(gloo) == 1
+    assert "Gloo listens on 8.8.8.8 (wan), a public address" in gloo[0]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
 def test_hosts_with_different_mtu_and_names_that_are_loopback_addresses_are_found() -> None:
     with netlab.Hosts(2) as hosts:
         narrow = ["ip", "-n", hosts.namespace(1), "link", "set", netlab.DEVICE, "mtu", "1400"]

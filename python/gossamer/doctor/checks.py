@@ -1,11 +1,11 @@
 # The list of all checks of `gossamer doctor`, and how they run. A check that raises becomes an error row, and the
-# others go on. A check is a function Job -> rows in software.py, machine.py, network.py or variables.py. cli.py calls
-# run().
+# others go on. A check is a function Job -> rows in software.py, machine.py, network.py, exposure.py or variables.py.
+# cli.py calls run().
 """All checks."""
 
 from collections.abc import Callable, Mapping
 
-from gossamer.doctor import machine, network, software, variables
+from gossamer.doctor import exposure, machine, network, software, variables
 from gossamer.doctor.rows import ERROR, BrokenFactError, Job, Row
 
 Check = Callable[[Job], list[Row]]
@@ -17,6 +17,7 @@ CHECKS: Mapping[str, Check] = {
     "CUDA": software.cuda,
     "NCCL": software.nccl,
     "interface": network.interface,
+    "public address": exposure.exposed,
     "same host": network.sharing,
     "levels": network.levels,
     "shared memory": machine.shared_memory,

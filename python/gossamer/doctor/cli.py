@@ -37,8 +37,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Checks this machine, or all workers of a job, for what slows or breaks training: versions, GPUs, "
-        "the network device that Gloo takes, shared memory, cores, limits, variables, clocks, MTU, and latency and "
-        "bandwidth between each pair of hosts. Says what to do about each finding.",
+        "the network device that Gloo takes, ports on public addresses, shared memory, cores, limits, variables, "
+        "clocks, MTU, and latency and bandwidth between each pair of hosts. Says what to do about each finding.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -2,6 +2,8 @@
 # meeting.py sends them to rank 0. A probe that raises leaves its error in the place of the fact.
 """The facts that the checks of ``gossamer doctor`` look at."""
 
+import contextlib
+import glob
 import os
 import platform
 import resource
@@ -104,6 +106,21 @@ def interfaces() -> list[dict[str, Any]]:
     return found
 
 
+def listening() -> list[dict[str, Any]]:
+    """Returns where the store of the job listens on this host, and all that its launcher and this process serve."""
+    placement = config.launcher_environment()
+    if placement is None:
+        return []
+    serves = {"store": _sockets_of(os.getpid()), "launcher": _sockets_of(os.getppid())}
+    found = []
+    for address, port, inode in addresses.listeners():
+        what = [name for name, inodes in serves.items() if inode in inodes]
+        if port == placement.master_port:
+            what = ["store"]
+        found += [{"what": name, "address": address, "port": port} for name in what]
+    return found
+
+
 def shared_memory() -> dict[str, int] | None:
     """Returns the bytes of /dev/shm, or None without it."""
     if not os.path.isdir("/dev/shm"):
@@ -148,6 +165,8 @@ PROBES: dict[str, Callable[[], Any]] = {
     "nccl": nccl,
     "interfaces": interfaces,
     "resolved": addresses.of_own_name,
+    "addresses": addresses.of_host,
+    "listening": listening,
     "towards_master": lambda: addresses.towards(config.master_addr()),  # this host's address on the way there
     "shared_memory": shared_memory,
     "cores": cores,
@@ -165,6 +184,17 @@ def _driver() -> str | None:
     except OSError:
         return None
     return next((word for word in first.split() if word[:1].isdigit() and "." in word), first)
+
+
+def _sockets_of(process: int) -> set[str]:
+    """Returns the inodes of the sockets that a process holds; none if it belongs to another user."""
+    inodes = set()
+    for path in glob.glob(f"/proc/{process}/fd/*"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            kind, _, inode = os.readlink(path).partition(":")
+            if kind == "socket":
+                inodes.add(inode.strip("[]"))
+    return inodes
 
 
 def _quota(file: Path) -> float | None:
