@@ -34,7 +34,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent.resolve()
 GROUPS = {
     "core": ("adasum", "base", "codec", "flat", "kernels", "negotiate", "observe", "optim", "shm"),
-    "torch": ("backend", "comm", "collectives", "route", "engine", "hook", "named", "."),
+    "torch": ("backend", "comm", "collectives", "encoded", "route", "engine", "hook", "named", "."),
     "python": ("python",),
 }
 PRECOMPILED = "csrc/precompiled.h"

@@ -33,7 +33,7 @@ CORE, KERNELS = f"{WORK}/libgossamer_core.so", f"{WORK}/libgossamer_cuda{CUDA}.s
 # The units of the group torch: fewer and larger than setup.py's, because they are rarely built again.
 UNITS = {
     "lower.cpp": (".", "backend", "comm"),
-    "upper.cpp": ("route", "collectives", "engine", "hook", "named"),
+    "upper.cpp": ("route", "collectives", "encoded", "engine", "hook", "named"),
 }
 # What the libraries find in the process: torch brings it, or the first wheel has it.
 EXCLUDED = ("libtorch*", "libc10*", "libcudart*", "libgossamer_core.so")

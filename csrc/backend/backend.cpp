@@ -76,7 +76,7 @@ std::exception_ptr python_error(const char* title, std::exception_ptr error) {
 }
 
 GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-                                 std::chrono::milliseconds timeout)
+                                 std::chrono::milliseconds timeout, const std::string& settings)
     : Backend(rank, size),
       store_(std::move(store)),
       options_(c10::make_intrusive<Options>("gossamer", timeout)),
@@ -93,10 +93,43 @@ GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank
     hosts_ = std::make_unique<Hosts>(*group_, gloo(), own_store_, rank, size);
   }
   // Nobody returns before all ranks have come: a rank that is lost in the meeting is an error on all of them.
-  const auto meet = [&] { hosts_ ? hosts_->barrier(deadline) : shm::barrier(*group_, deadline); };
-  meet();
+  agree(shm::Call(), deadline);
   shm::forget(meeting_store, rank);
-  meet();  // the next meeting in this store must not begin while keys of this one are there
+  compare_settings(
+      settings,
+      deadline);  // also: the next meeting in this store must not begin while keys of this one are there
+}
+
+void GossamerBackend::compare_settings(const std::string& settings, shm::Deadline deadline) {
+  constexpr size_t kText = 512;
+  struct Settings {
+    uint64_t hash;
+    char text[kText];
+  };
+  std::vector<Settings> all(static_cast<size_t>(getSize()));
+  Settings own{std::hash<std::string>()(settings), {}};
+  settings.copy(own.text, kText - 1);
+  std::vector<void*> places;
+  for (auto& place : all) places.push_back(&place);
+  if (hosts_) {
+    hosts_->all_gather(&own, places.data(), sizeof(own), deadline);
+  } else {
+    const std::vector<int64_t> bytes(all.size(), sizeof(own));
+    shm::all_gather(*group_, &own, places.data(), bytes.data(), deadline);
+  }
+  for (size_t other = 1; other < all.size(); ++other) {
+    if (all[other].hash == all[0].hash) continue;
+    const auto named = [](const Settings& some) { return some.text[0] ? some.text : "no options"; };
+    raise_python(ErrorKind::config, "gossamer backend: all ranks must give a group the same options, got ",
+                 named(all[0]), " on rank 0 and ", named(all[other]), " on rank ", other);
+  }
+}
+
+bool GossamerBackend::close() {
+  if (owner_ != getpid()) return false;
+  const WithoutGil without_gil;  // the queue may wait for the GIL, to free a tensor's Python object
+  queue_->close();
+  return true;
 }
 
 GossamerBackend::~GossamerBackend() {
@@ -129,9 +162,15 @@ c10::intrusive_ptr<c10d::Backend> GossamerBackend::split(const c10::intrusive_pt
   if (found == ranks.end()) return nullptr;
   std::string name = "split";
   for (const int rank : ranks) name += "/" + std::to_string(rank);
-  return c10::make_intrusive<GossamerBackend>(
-      c10::make_intrusive<c10d::PrefixStore>(name, store), static_cast<int>(found - ranks.begin()),
-      static_cast<int>(ranks.size()), options ? options->timeout : options_->timeout);
+  return make_part(c10::make_intrusive<c10d::PrefixStore>(name, store),
+                   static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size()), options);
+}
+
+c10::intrusive_ptr<c10d::Backend> GossamerBackend::make_part(const c10::intrusive_ptr<c10d::Store>& store,
+                                                             int rank, int size,
+                                                             const c10::intrusive_ptr<Options>& options) {
+  return c10::make_intrusive<GossamerBackend>(store, rank, size,
+                                              options ? options->timeout : options_->timeout);
 }
 
 void GossamerBackend::setTimeout(std::chrono::milliseconds timeout) {

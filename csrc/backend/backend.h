@@ -23,9 +23,10 @@ namespace gossamer {
 
 class GossamerBackend : public c10d::Backend {
  public:
-  // Collective. `timeout` limits this constructor, and each operation that is given none.
+  // Collective. `timeout` limits this constructor, and each operation that is given none. `settings`: what all ranks must
+  // have chosen alike, in words; the constructor throws on all of them if they have not.
   GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-                  std::chrono::milliseconds timeout);
+                  std::chrono::milliseconds timeout, const std::string& settings = {});
   ~GossamerBackend() override;
 
   const std::string getBackendName() const override { return "gossamer"; }
@@ -39,7 +40,7 @@ class GossamerBackend : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   c10d::ErrorType getError() override;
   void abort() override;
-  void announce(const std::string& text);  // ends all waits; their errors carry `text`
+  virtual void announce(const std::string& text);  // ends all waits; their errors carry `text`
   void shutdown() override;
   // For a subgroup: what errors call each rank, its number in the parent group. To be called before any operation.
   void name_ranks(std::vector<int> names);
@@ -90,6 +91,20 @@ class GossamerBackend : public c10d::Backend {
   Reply barrier(const c10d::BarrierOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
+ protected:
+  // The operations as the queue runs them, blocking. Through shared memory, or through hosts_.
+  virtual void all_reduce(const Flat& flat, const shm::Summing& summing, shm::Deadline deadline);
+  virtual void all_gather(const Flat& in, const std::vector<void*>& outs, shm::Deadline deadline);
+  virtual void reduce_scatter(const std::vector<void*>& ins, const Flat& out, const shm::Summing& summing,
+                              shm::Deadline deadline);
+  // The ranks compare what they are about to do outside this group's own operations. Throws on all if they differ.
+  void agree(const shm::Call& call, shm::Deadline deadline);
+  // A group of this class for split(). `options` are what its caller gave; may be null.
+  virtual c10::intrusive_ptr<Backend> make_part(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                int size, const c10::intrusive_ptr<Options>& options);
+  // For a destructor: ends the queue, which calls the functions above. False in a forked child, which owns nothing here.
+  bool close();
+
  private:
   // What every collective gets from its caller.
   struct Plan {
@@ -127,11 +142,7 @@ class GossamerBackend : public c10d::Backend {
   Reply gather_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs);
   Reply reduce_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs,
                       const c10d::ReduceOp& op);
-  // Blocking; called in the queue. Through shared memory, or through hosts_.
-  void all_reduce(const Flat& flat, const shm::Summing& summing, shm::Deadline deadline);
-  void all_gather(const Flat& in, const std::vector<void*>& outs, shm::Deadline deadline);
-  void reduce_scatter(const std::vector<void*>& ins, const Flat& out, const shm::Summing& summing,
-                      shm::Deadline deadline);
+  void compare_settings(const std::string& settings, shm::Deadline deadline);
   void all_to_all(const std::vector<void*>& ins, const std::vector<int64_t>& in_bytes,
                   const std::vector<void*>& outs, const std::vector<int64_t>& out_bytes,
                   shm::Deadline deadline);

@@ -167,7 +167,7 @@ void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& re
   }
 }
 
-void Hosts::agree(const shm::Call& call, shm::Deadline deadline, const std::string& refusal) {
+void Hosts::compare(const shm::Call& call, shm::Deadline deadline, const std::string& refusal) {
   std::vector<Entry> entries(host_count());
   Entry& own = entries[local_.host()];
   try {

@@ -33,6 +33,7 @@ class Hosts {
   void all_to_all(const void* const* ins, const int64_t* in_bytes, void* const* outs,
                   const int64_t* out_bytes, shm::Deadline deadline);
   void barrier(shm::Deadline deadline);
+  void agree(const shm::Call& call, shm::Deadline deadline);
   void agree_on_count(int64_t count, shm::Deadline deadline);
   // This rank has failed: ends what the ranks of all hosts wait for. Any thread.
   void announce(const std::string& reason) noexcept;
@@ -49,7 +50,7 @@ class Hosts {
   void transfer(const std::vector<Part>& sends, const std::vector<Part>& receives, shm::Deadline deadline);
   void wait(c10d::Work& work, shm::Deadline deadline);
   // The ranks of all hosts compare what they are about to do; all throw alike if the calls differ.
-  void agree(const shm::Call& call, shm::Deadline deadline, const std::string& refusal = {});
+  void compare(const shm::Call& call, shm::Deadline deadline, const std::string& refusal = {});
   // After an error that others may not see: writes the reason into the store, where all ranks look while they wait.
   [[noreturn]] void fail(std::string reason);
   std::string silent_ranks();

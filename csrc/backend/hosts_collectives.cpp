@@ -133,14 +133,14 @@ void Hosts::reduce_across(void* data, int64_t count, const shm::Summing& summing
 
 void Hosts::all_reduce(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::CallKind::all_reduce, count, summing), deadline);
+    compare(call_for(shm::CallKind::all_reduce, count, summing), deadline);
     reduce_across(data, count, summing, deadline);
   });
 }
 
 void Hosts::reduce(void* data, int64_t count, const shm::Summing& summing, int root, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::CallKind::reduce, count, summing, root), deadline);
+    compare(call_for(shm::CallKind::reduce, count, summing, root), deadline);
     const int64_t bytes = count * shm::element_size(summing.reduction.from);
     std::vector<uint8_t> copy(static_cast<uint8_t*>(data), static_cast<uint8_t*>(data) + bytes);
     reduce_across(copy.data(), count, summing, deadline);
@@ -151,7 +151,7 @@ void Hosts::reduce(void* data, int64_t count, const shm::Summing& summing, int r
 void Hosts::reduce_scatter(const void* const* ins, void* out, int64_t count, const shm::Summing& summing,
                            shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::CallKind::reduce_scatter, count, summing), deadline);
+    compare(call_for(shm::CallKind::reduce_scatter, count, summing), deadline);
     const int64_t bytes = count * shm::element_size(summing.reduction.from);
     std::vector<uint8_t> whole(bytes * size_);
     for (int rank = 0; rank < size_; ++rank) shm::copy(whole.data() + rank * bytes, ins[rank], bytes);
@@ -162,7 +162,7 @@ void Hosts::reduce_scatter(const void* const* ins, void* out, int64_t count, con
 
 void Hosts::broadcast(void* data, int64_t bytes, int root, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::CallKind::broadcast, bytes, root), deadline);
+    compare(call_for(shm::CallKind::broadcast, bytes, root), deadline);
     const int home = host_of_[root];
     std::vector<Part> sends;
     std::vector<Part> receives;
@@ -179,7 +179,7 @@ void Hosts::broadcast(void* data, int64_t bytes, int root, shm::Deadline deadlin
 // Every part crosses once to each other host, to one of its ranks, which then hands it on inside the host.
 void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::CallKind::all_gather, bytes), deadline);
+    compare(call_for(shm::CallKind::all_gather, bytes), deadline);
     // The ranks whose parts each local rank hands on, its own first.
     std::vector<std::vector<int>> carried(local_.size());
     std::vector<Part> sends;
@@ -218,7 +218,7 @@ void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::De
 
 void Hosts::gather(const void* in, void* const* outs, int64_t bytes, int root, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::CallKind::gather, bytes, root), deadline);
+    compare(call_for(shm::CallKind::gather, bytes, root), deadline);
     std::vector<Part> receives;
     for (int rank = 0; rank_ == root && rank < size_; ++rank) receives.push_back({outs[rank], bytes, rank});
     transfer({{const_cast<void*>(in), bytes, root}}, receives, deadline);
@@ -227,7 +227,7 @@ void Hosts::gather(const void* in, void* const* outs, int64_t bytes, int root, s
 
 void Hosts::scatter(const void* const* ins, void* out, int64_t bytes, int root, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::CallKind::scatter, bytes, root), deadline);
+    compare(call_for(shm::CallKind::scatter, bytes, root), deadline);
     std::vector<Part> sends;
     for (int rank = 0; rank_ == root && rank < size_; ++rank) {
       sends.push_back({const_cast<void*>(ins[rank]), bytes, rank});
@@ -239,7 +239,7 @@ void Hosts::scatter(const void* const* ins, void* out, int64_t bytes, int root, 
 void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* const* outs,
                        const int64_t* out_bytes, shm::Deadline deadline) {
   run([&] {
-    agree(call_for(shm::CallKind::all_to_all, 0), deadline);
+    compare(call_for(shm::CallKind::all_to_all, 0), deadline);
     std::vector<Part> sends;
     std::vector<Part> receives;
     // Every rank looks at all pairs, so that all throw alike. A row: bytes sent to each rank, then bytes expected from each.
@@ -266,16 +266,18 @@ void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* co
   });
 }
 
-void Hosts::barrier(shm::Deadline deadline) {
-  run([&] { agree(call_for(shm::CallKind::barrier, 0), deadline); });
+void Hosts::agree(const shm::Call& call, shm::Deadline deadline) {
+  run([&] { compare(call, deadline); });
 }
 
+void Hosts::barrier(shm::Deadline deadline) { agree(shm::Call(), deadline); }
+
 void Hosts::agree_on_count(int64_t count, shm::Deadline deadline) {
-  run([&] { agree(call_for(shm::CallKind::several, count), deadline); });
+  agree(call_for(shm::CallKind::several, count), deadline);
 }
 
 void Hosts::refuse(const std::string& reason, shm::Deadline deadline) {
-  run([&] { agree(shm::Call(), deadline, reason); });
+  run([&] { compare(shm::Call(), deadline, reason); });
 }
 
 }  // namespace gossamer

@@ -5,6 +5,10 @@
 
 namespace gossamer {
 
+void GossamerBackend::agree(const shm::Call& call, shm::Deadline deadline) {
+  hosts_ ? hosts_->agree(call, deadline) : shm::agree(*group_, call, deadline);
+}
+
 void GossamerBackend::agree_on_count(size_t count, shm::Deadline deadline) {
   const auto number = static_cast<int64_t>(count);
   hosts_ ? hosts_->agree_on_count(number, deadline) : shm::agree_on_count(*group_, number, deadline);

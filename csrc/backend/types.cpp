@@ -76,7 +76,8 @@ shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, con
 // tensor_data() is detach() without the dispatcher.
 Flat::Flat(const at::Tensor& tensor, bool later)
     : tensor_(later || !tensor.is_contiguous() ? tensor.tensor_data() : tensor),
-      same_(tensor.is_contiguous()) {
+      same_(tensor.is_contiguous()),
+      of_complex_(tensor.is_view() && tensor._base().is_complex()) {
   flat_ = same_ ? tensor_ : tensor_.contiguous();
 }
 

@@ -26,12 +26,14 @@ class Flat {
   int64_t bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
   int64_t numel() const { return flat_.numel(); }
   const at::Tensor& tensor() const { return flat_; }
+  bool of_complex() const { return of_complex_; }  // torch has made floats of complex numbers: view_as_real()
   void write_back();  // copies the result into the strided tensor, if there is one
 
  private:
   at::Tensor tensor_;
   at::Tensor flat_;
   bool same_;
+  bool of_complex_;
 };
 
 std::vector<Flat> flatten(const std::vector<at::Tensor>& tensors);

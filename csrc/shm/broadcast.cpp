@@ -42,19 +42,19 @@ void scatter(Group& group, const void* const* ins, void* out, int64_t bytes, int
   }
 }
 
-void barrier(Group& group, Deadline deadline) {
-  group.begin(Call(), deadline);
+void agree(Group& group, const Call& call, Deadline deadline) {
+  group.begin(call, deadline);
   group.meet();
   group.compare();
 }
+
+void barrier(Group& group, Deadline deadline) { agree(group, Call(), deadline); }
 
 void agree_on_count(Group& group, int64_t count, Deadline deadline) {
   Call call;
   call.kind = CallKind::several;
   call.count = count;
-  group.begin(call, deadline);
-  group.meet();
-  group.compare();
+  agree(group, call, deadline);
 }
 
 }  // namespace gossamer::shm

@@ -58,6 +58,9 @@ void scatter(Group& group, const void* const* ins, void* out, int64_t bytes, int
 
 void barrier(Group& group, Deadline deadline);
 
+// Compares what the ranks are about to do. Throws as an operation whose calls differ does.
+void agree(Group& group, const Call& call, Deadline deadline);
+
 // Checks that all ranks go on with the same number of operations, `count`.
 void agree_on_count(Group& group, int64_t count, Deadline deadline);
 

@@ -150,7 +150,9 @@ class AsideStore:
 class GossamerBackend(Backend):
     """The c10d backend "gossamer": shared memory inside a host, Gloo between hosts."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None: ...
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, settings: str = ""
+    ) -> None: ...
     @property
     def options(self) -> Backend.Options: ...
     @property
@@ -158,6 +160,35 @@ class GossamerBackend(Backend):
     @property
     def memory_bytes(self) -> int: ...
     def allocate(self, bytes: int) -> Tensor: ...
+
+class CodecOptions(Backend.Options):
+    """The codecs of a group's sums and gathers. gossamer.Options is its face."""
+
+    def __init__(
+        self,
+        codec: CodecChoice | None,
+        gather_codec: CodecChoice | None,
+        min_bytes: int,
+        hosts: Sequence[Sequence[int]] | None,
+        text: str,
+    ) -> None: ...
+    @property
+    def text(self) -> str: ...
+
+class CodecBackend(GossamerBackend):
+    """The backend "gossamer" whose sums and gathers of floats go through codecs."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        options: CodecOptions,
+        connect: Callable[[Store, int, int, timedelta, Sequence[Sequence[int]] | None], Communicator],
+    ) -> None: ...
+    @property
+    def comm(self) -> Communicator: ...
 
 # --- collectives: csrc/collectives, csrc/route ---
 

@@ -49,6 +49,7 @@ from gossamer.engine import Autotune
 from gossamer.engine import report_all as report
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError, UsageError
 from gossamer.observe import start_timeline, stop_timeline
+from gossamer.process_group import Options
 from gossamer.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
 
 if _TYPE_CHECKING:
@@ -85,6 +86,7 @@ __all__ = [
     "MinMaxUInt8",
     "OneBit",
     "OneBitAdam",
+    "Options",
     "PowerSGD",
     "QAdam",
     "QAdamOptimizer",

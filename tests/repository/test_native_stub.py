@@ -41,7 +41,10 @@ def of_extension() -> dict[str, str]:
             found[name] = signature(value) if callable(value) else "value"
             continue
         found[name] = " ".join(
-            ["class", *(base.__name__ for base in value.__bases__ if base.__module__ != "pybind11_builtins")]
+            [
+                "class",
+                *(base.__qualname__ for base in value.__bases__ if base.__module__ != "pybind11_builtins"),
+            ]
         )
         for member, bound in vars(value).items():
             place = f"{name}.{member}"

@@ -19,7 +19,7 @@ LAYERS = (
     {"membership", "late_entry", "mpi", "waiting"},
     {"_ops", "work", "observe", "runtime"},
     {"comm", "codec", "optim", "batchnorm"},
-    {"collectives", "topology", "autotune"},
+    {"collectives", "process_group", "topology", "autotune"},
     {"facts"},
     {"engine"},
     {"algorithms"},
@@ -47,6 +47,8 @@ VARIANTS = {
     ("comm.symmetric", "comm.c10d"),  # made around one such communicator
     ("comm.named", "comm.c10d"),  # opens several such communicators
     ("comm.named", "comm.hierarchical"),  # and one of these over several hosts
+    ("comm.backend", "comm.c10d"),  # a group's codec has such a communicator
+    ("comm.backend", "comm.hierarchical"),  # or one of these over several hosts
 }
 
 TORCH_FREE = ("adasum", "base", "codec", "flat", "kernels", "negotiate", "observe", "optim", "shm")
