@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(180)
 
 RUN = ["-m", "gossamer.launch.cli", "run"]
 TELL = f"""
-import json, sys, torch, torch.distributed as dist, gossamer as gs
+import glob, json, os, sys, torch, torch.distributed as dist, gossamer as gs
 from gossamer.launch.addresses import listeners, of_device
 gs.init(*sys.argv[1:])
 gs.all_reduce(torch.ones(4))
@@ -27,7 +27,12 @@ found = [each.address for each in listeners() if each.port != {sshd.PORT}]
 dist.barrier()
 if gs.local_rank() == 0:
     print("listens", json.dumps([of_device('eth0'), sorted(found)]))
+def own():
+    held = [os.readlink(path) for path in glob.glob("/proc/self/fd/*") if os.path.lexists(path)]
+    return [each.address for each in listeners() if f"socket:[{{each.inode}}]" in held]
+before = own()
 gs.shutdown()
+print("closed", json.dumps([len(before), len(own())]))
 """
 EVERY, LOOPBACK, FIRST, SECOND = "::", "127.0.0.1", "10.213.0.1", "10.213.0.2"
 STORE = {EVERY: "all addresses", LOOPBACK: "127.0.0.1", FIRST: "one address of the first host"}
@@ -77,11 +82,14 @@ def test_a_job_listens_where_the_page_says_and_nowhere_else(network, fork, tmp_p
     )
     code, out, err = job.finish(120)
     assert code == 0, out + err
+    assert "node_rank" not in err, "torchrun warns"
     found = dict(json.loads(said) for said in re.findall("listens (.*)", out))
     gloo = 0 if group == "gossamer" and not several else 2  # ports of the two ranks of a host
     assert found[FIRST] == sorted([*store, *[FIRST] * gloo]), out
     if several:
         assert found[SECOND] == [SECOND] * gloo, out
+    closed = [json.loads(said) for said in re.findall("closed (.*)", out)]
+    assert closed == [[int(gloo > 0), 0]] * int(number), out
     assert table()[launch][0] == STORE[store[0]]
 
 
