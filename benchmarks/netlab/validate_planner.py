@@ -75,7 +75,9 @@ def _lines(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.jsonl")):
         for text in path.read_text().splitlines():
             line = json.loads(text)
-            if line.get("step_ms") and line.get("compute_ms") and line["algorithm"] in VARIANTS:
+            variant = VARIANTS.get(line["algorithm"])
+            predicted = variant is not None and variant.wrap is None  # the planner knows no other programs
+            if line.get("step_ms") and line.get("compute_ms") and predicted:
                 yield line
 
 

@@ -26,7 +26,7 @@ from gossamer.netlab.comparison import lines as of
 from gossamer.netlab.comparison.loss import FIRST
 from gossamer.netlab.comparison.steps import PER_TURN
 from gossamer.netlab.comparison.tasks import TASKS
-from gossamer.netlab.comparison.variants import FLAT, OURS, PEERS, VARIANTS
+from gossamer.netlab.comparison.variants import FLAT, OURS, PEERS, PROGRAMS, SHARDED, VARIANTS
 
 EXAMPLES = """\
 examples:
@@ -139,7 +139,7 @@ def _job(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"--lr: must be above 0, got {args.lr}")
     Shape(args.rate).burst_bytes  # noqa: B018, raises if the rate is wrong
     several = args.ranks_per_host > 1 and args.hosts > 1
-    known = PEERS | OURS | (FLAT if several else {})
+    known = PEERS | OURS | PROGRAMS | (FLAT | SHARDED if several else {})
     names = values.chosen(args.algorithms, list(known), "--algorithms")
     if args.to_loss and FIRST not in names:
         raise ConfigError(

@@ -48,6 +48,7 @@ class Variant:
     Args:
         ours: makes the algorithm. None: stock DDP trains.
         hook: registers a hook with stock DDP, and returns the optimizer to use.
+        wrap: a program of torch's own that takes the place of stock DDP. Its optimizer is made afterwards.
         trial: what steps and weights are like.
         flat: whether sums have one level even if ranks share hosts.
         algorithm: the class whose optimizer the training has.
@@ -55,6 +56,7 @@ class Variant:
 
     ours: Callable[[], gs.Algorithm] | None = None
     hook: Callable[[DistributedDataParallel, optim.Optimizer, Setting], optim.Optimizer] | None = None
+    wrap: Callable[[nn.Module, Setting], nn.Module] | None = None
     trial: Trial = field(default=Trial())
     flat: bool = False
     algorithm: type[gs.Algorithm] = gs.GradientAllReduce
@@ -92,6 +94,30 @@ def _local(model: DistributedDataParallel, optimizer: optim.Optimizer, setting: 
     return PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(period=PERIOD, warmup_steps=0))
 
 
+def _ddp_with_codec(network: nn.Module, _: Setting) -> nn.Module:
+    group = dist.new_group(backend="gossamer", pg_options=gs.Options(gs.Int8(), min_bytes=0))
+    return DistributedDataParallel(network, process_group=group)
+
+
+def _hsdp(network: nn.Module, setting: Setting, codec: gs.Codec | None = None) -> nn.Module:
+    # The import takes a second.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    hosts = dist.get_world_size() // setting.ranks_per_host
+    chosen: Any = {"hosts": ("gossamer", gs.Options(codec)), "shards": ("gossamer", None)} if codec else None
+    mesh = init_device_mesh(
+        "cpu",
+        (hosts, setting.ranks_per_host),
+        mesh_dim_names=("hosts", "shards"),
+        backend_override=chosen,
+    )
+    for block in getattr(network, "blocks", ()):
+        fully_shard(block, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    return network
+
+
 PEERS = {
     "ddp": Variant(),
     "ddp_fp16_hook": Variant(hook=_fp16),
@@ -117,7 +143,13 @@ FLAT = {
     "flat_bytegrad": replace(OURS["bytegrad"], flat=True),
     "flat_int4": replace(OURS["int4"], flat=True),
 }
-VARIANTS = PEERS | OURS | FLAT
+# torch's own programs, as they are and over a group with a codec. Hybrid sharding needs several ranks on a host.
+PROGRAMS = {"ddp_int8_group": Variant(wrap=_ddp_with_codec)}
+SHARDED = {
+    "hsdp": Variant(wrap=_hsdp),
+    "hsdp_int8_group": Variant(wrap=partial(_hsdp, codec=gs.Int8())),
+}
+VARIANTS = PEERS | OURS | FLAT | PROGRAMS | SHARDED
 ALGORITHM_OF_OPTIMIZER = {variant.optimizer: variant.algorithm for variant in VARIANTS.values()}
 
 
@@ -133,14 +165,16 @@ class Training:
         self, network: nn.Module, variant: Variant | None, setting: Setting, *, alone: str = "AdamW"
     ) -> None:
         self.network: nn.Module = network
+        self.model: nn.Module = network
+        if variant is not None and variant.wrap is not None:
+            self.model = variant.wrap(network, setting)
         self.variant: Variant | None = variant
         algorithm = ALGORITHM_OF_OPTIMIZER[alone] if variant is None else variant.algorithm
         self.optimizer: optim.Optimizer = algorithm.make_optimizer(
             network.parameters(), lr=setting.lr, warmup_steps=setting.warmup_steps
         )
-        self.model: nn.Module = network
         self.ours: gs.DataParallel | None = None
-        if variant is None:
+        if variant is None or variant.wrap is not None:
             return
         if variant.ours is not None:
             group: Any = gs.Flat(setting.group) if variant.flat else setting.group
