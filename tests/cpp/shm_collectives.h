@@ -69,11 +69,13 @@ class Buffer {
 
   void expect(const Bytes& expected, const std::string& what) {
     ASSERT_EQ(bytes_, static_cast<int64_t>(expected.size())) << what;
-    const auto differs = std::mismatch(expected.begin(), expected.end(), data()).first - expected.begin();
-    EXPECT_EQ(differs, bytes_) << what << ": first wrong byte";
-    const auto guard = [](uint8_t byte) { return byte == kUntouched; };
-    EXPECT_TRUE(std::all_of(memory_.begin(), memory_.begin() + begin_, guard) &&
-                std::all_of(memory_.begin() + begin_ + bytes_, memory_.end(), guard))
+    if (!std::equal(expected.begin(), expected.end(), data())) {
+      const auto differs = std::mismatch(expected.begin(), expected.end(), data()).first - expected.begin();
+      ADD_FAILURE() << what << ": first wrong byte is " << differs << " of " << bytes_;
+    }
+    const uint8_t* const memory = memory_.data();
+    EXPECT_TRUE(all_are(kUntouched, memory, data()) &&
+                all_are(kUntouched, data() + bytes_, memory + memory_.size()))
         << what << ": wrote beyond the ends";
   }
   void expect_untouched(const std::string& what) { expect(Bytes(bytes_, kUntouched), what); }
@@ -92,12 +94,7 @@ inline void** pointers(std::vector<Buffer>& buffers, std::vector<void*>& into) {
 
 // ---- inputs and results
 
-// For every eight bytes: which bits stay random, and which are set. So floats are finite and near 1 in size, and their sums
-// depend on the order.
-struct Pattern {
-  uint64_t random = ~uint64_t{0}, set = 0;
-};
-
+// Floats are finite and near 1 in size, and their sums depend on the order.
 inline Pattern pattern(Type type) {
   switch (type) {
     case Type::boolean: return {0x0101010101010101, 0};
@@ -117,18 +114,7 @@ inline Pattern pattern(Type type) {
 }
 
 inline Bytes elements(Type type, int64_t count, uint64_t seed) {
-  const int64_t bytes = count * shm::element_size(type);
-  const Pattern bits = pattern(type);
-  Bytes data(bytes);
-  uint64_t state = seed * 0x9e3779b97f4a7c15;
-  for (int64_t at = 0; at < bytes; at += 8) {  // splitmix64
-    uint64_t word = state += 0x9e3779b97f4a7c15;
-    word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9;
-    word = (word ^ (word >> 27)) * 0x94d049bb133111eb;
-    word = ((word ^ (word >> 31)) & bits.random) | bits.set;
-    std::memcpy(data.data() + at, &word, static_cast<size_t>(std::min<int64_t>(8, bytes - at)));
-  }
-  return data;
+  return content(count * shm::element_size(type), seed, pattern(type));
 }
 
 // The input of rank `from` for rank `to` in call number `seed`.

@@ -182,11 +182,31 @@ using Bytes = std::vector<uint8_t>;
 
 constexpr double kLong = 30;  // s, for operations that must not time out
 
-inline Bytes content(int64_t bytes, unsigned seed) {
-  Bytes data(bytes);
-  std::minstd_rand random(seed + 1);
-  for (auto& byte : data) byte = static_cast<uint8_t>(random() >> 8);
+// For every eight bytes: which bits stay random, and which are set.
+struct Pattern {
+  uint64_t random = ~uint64_t{0}, set = 0;
+};
+
+// The same bytes for the same seed. These functions go over memory in words or by memcmp, because a sanitizer takes long
+// to look at each byte.
+inline Bytes content(int64_t bytes, uint64_t seed, Pattern bits = {}) {
+  Bytes data((bytes + 7) / 8 * 8);
+  uint8_t* to = data.data();
+  uint8_t* const end = to + data.size();
+  uint64_t state = seed * 0xd1342543de82ef95;
+  for (; to < end; to += 8) {  // splitmix64
+    uint64_t word = state += 0x9e3779b97f4a7c15;
+    word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9;
+    word = (word ^ (word >> 27)) * 0x94d049bb133111eb;
+    word = ((word ^ (word >> 31)) & bits.random) | bits.set;
+    std::memcpy(to, &word, 8);
+  }
+  data.resize(bytes);
   return data;
+}
+
+inline bool all_are(uint8_t value, const uint8_t* begin, const uint8_t* end) {
+  return begin == end || (*begin == value && std::memcmp(begin, begin + 1, end - begin - 1) == 0);
 }
 
 // What Done got. The error is carried as its text, because libstdc++ counts the owners of an exception out of

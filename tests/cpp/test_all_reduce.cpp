@@ -84,9 +84,8 @@ class Symmetric {
     const std::string what = describe(group_, "symmetric all_reduce", count, seed);
     const Bytes expected = folded(inputs, count, sum.reduction);
     EXPECT_TRUE(std::equal(expected.begin(), expected.end(), memory + offset)) << what;
-    const auto untouched = [](uint8_t byte) { return byte == kAround; };
-    EXPECT_TRUE(std::all_of(memory, memory + offset, untouched) &&
-                std::all_of(memory + offset + bytes, memory + shared_->own().mapping.bytes(), untouched))
+    const auto* const end = memory + shared_->own().mapping.bytes();
+    EXPECT_TRUE(all_are(kAround, memory, memory + offset) && all_are(kAround, memory + offset + bytes, end))
         << what << ": wrote beyond the ends";
   }
 
