@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.support import quick_python
 
 FILES = {
     "README.md": "",
@@ -125,7 +126,7 @@ def test_without_torch_setup_says_what_to_install(project) -> None:
 def test_impossible_cuda_choice_is_refused(project, choice, message) -> None:
     code = "import runpy, torch; torch.version.cuda = None; runpy.run_path('setup.py', run_name='__main__')"
     result = subprocess.run(
-        [sys.executable, "-c", code, "--version"],
+        [quick_python.program(), "-c", code, "--version"],
         cwd=project,
         env={**os.environ, "GOSSAMER_BUILD_CUDA": choice},
         capture_output=True,
@@ -178,35 +179,28 @@ def test_a_torch_with_cuda_gets_code_for_all_cards_that_nvcc_knows_or_a_cpu_only
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)  # compiles; a second core may be busy
-def test_editable_install_recompiles_only_what_changed(project) -> None:
+def test_a_plain_install_copies_the_package_and_an_editable_one_recompiles_only_what_changed(project) -> None:
     everything = {name for name in FILES if name.endswith(".cpp")}
-    compiled, env = pip_install(project, "-e")
+    compiled, env = pip_install(project)
     assert compiled == everything
-    total, file = imported(project, env)
-    assert total == "7"
-    assert Path(file).parent == project / "python" / "gossamer"
-
-    source = project / "csrc" / "codec" / "cpu_scalar.cpp"
-    source.write_text(source.read_text().replace("return 1", "return 11"))
-    compiled, env = pip_install(project, "-e")
-    assert compiled == {"csrc/codec/cpu_scalar.cpp"}
-    assert imported(project, env)[0] == "17"
-
-    (project / "csrc" / "codec" / "parts.h").touch()
-    again = run("setup.py", "build_ext", "--inplace", cwd=project)
-    assert compiled_in(again) == everything
-    assert compiled_in(run("setup.py", "build_ext", "--inplace", cwd=project)) == set()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)  # compiles; a second core may be busy
-def test_plain_install_copies_the_package(project) -> None:
-    _, env = pip_install(project)
     total, file = imported(project, env)
     assert total == "7"
     assert Path(file).is_relative_to(project.parent / "prefix")
     (script,) = (project.parent / "prefix").glob("bin/gossamer")
     assert "gossamer.launch.cli" in script.read_text()
+
+    source = project / "csrc" / "codec" / "cpu_scalar.cpp"
+    source.write_text(source.read_text().replace("return 1", "return 11"))
+    compiled, env = pip_install(project, "-e")
+    assert compiled == {"csrc/codec/cpu_scalar.cpp"}
+    total, file = imported(project, env)
+    assert total == "17"
+    assert Path(file).parent == project / "python" / "gossamer"
+
+    (project / "csrc" / "codec" / "parts.h").touch()
+    again = run("setup.py", "build_ext", "--inplace", cwd=project)
+    assert compiled_in(again) == everything
+    assert compiled_in(run("setup.py", "build_ext", "--inplace", cwd=project)) == set()
 
 
 def test_readme_of_the_metadata_has_texts_for_relative_links(project) -> None:

@@ -3,10 +3,10 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from tests import ROOT
+from tests.support import quick_python
 
 CONFTEST = """
 import pytest
@@ -27,7 +27,7 @@ def end():
 
 @pytest.fixture(scope="session", params=[2, 3])
 def job(request):
-    with Job(request.param, {"GIVEN": "yes"}, limit_s=15, grace_s=3) as job, job.within(begin, end, size=request.param):
+    with Job(request.param, {"GIVEN": "yes"}, limit_s=10, grace_s=2) as job, job.within(begin, end, size=request.param):
         yield job
 """
 
@@ -108,7 +108,7 @@ def run(folder: Path, *arguments: str, conftest: str = CONFTEST) -> str:
     (folder / "test_sample.py").write_text(TESTS)
     path = os.pathsep.join(filter(None, [str(ROOT), str(folder), os.environ.get("PYTHONPATH")]))
     command = [
-        sys.executable,
+        quick_python.program(),
         "-m",
         "pytest",
         "-q",
