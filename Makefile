@@ -53,9 +53,8 @@ test: build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu and not sanitize"
 
 sanitize: build
-	$(BIN)/python -m pytest -n $(WORKERS) --maxschedchunk 1 -m sanitize \
-	  tests/repository/test_cpp.py tests/repository/test_platforms.py
-	$(BIN)/python -m pytest -m sanitize tests/repository/test_kernels.py
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m sanitize \
+	  tests/repository/test_kernels.py tests/repository/test_platforms.py tests/repository/test_cpp.py
 
 bench: build
 	$(BIN)/python benchmarks/run_all.py

@@ -29,6 +29,7 @@ from tests.repository.kernels import (
     run,
 )
 
+pytestmark = pytest.mark.xdist_group("kernels")  # these tests share their objects, so one worker runs them
 ALL = (*KERNELS, COMPARISON, SCHEDULER, *REFERENCE)
 
 
