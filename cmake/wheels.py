@@ -28,6 +28,7 @@ import setup as native  # noqa: E402  (which files belong together, the compiler
 WORK = "build/wheels"  # below ROOT, as all paths of the graph
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TORCHES = ("2.11", "2.12", "2.13", "2.14", "2.15")
+UNMADE = {("3.10", "2.15")}  # a Python, and a torch that is not made for it
 CUDA = "13"
 CORE, KERNELS = f"{WORK}/libgossamer_core.so", f"{WORK}/libgossamer_cuda{CUDA}.so"
 # The units of the group torch: fewer and larger than setup.py's, because they are rarely built again.
@@ -117,6 +118,11 @@ def find_torch(minor: str, folders: Iterable[Path]) -> Torch | None:
     return None
 
 
+def torches_for(python: Python, torches: Sequence[Torch]) -> list[Torch]:
+    """The versions of torch that can be installed with this Python."""
+    return [torch for torch in torches if (python.version, torch.minor) not in UNMADE]
+
+
 def find_nvcc() -> str | None:
     """Looks for the nvcc of the CUDA that the second wheel is for."""
     nvcc = native.find_nvcc()
@@ -168,7 +174,7 @@ def describe(pythons: Sequence[Python], torches: Sequence[Torch], nvcc: str | No
     for torch in torches:
         place, extra = f"{WORK}/torch{torch.minor}", ["-Wno-subobject-linkage"]
         glue = graph.compile(place, units, [*native.torch_flags(torch.folder), *extra])
-        for python in pythons:
+        for python in (each for each in pythons if torches_for(each, [torch])):
             flags = [*native.python_flags(torch.folder, python.include), *extra]
             own = graph.compile(f"{place}/{python.soabi}", {"python.cpp": native.sources("python")}, flags)
             output = f"{WORK}/{python.soabi}/{library_name(torch.minor, python.soabi)}"
@@ -227,7 +233,7 @@ def pack_package(python: Python, torches: Sequence[Torch], out: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", folder)
     to = folder / "python" / "gossamer" / "_native"
     shutil.copy(ROOT / CORE, to)
-    for torch in torches:
+    for torch in torches_for(python, torches):
         library = ROOT / WORK / python.soabi / library_name(torch.minor, python.soabi)
         check_needs(library)
         shutil.copy(library, to)
@@ -270,7 +276,8 @@ def main() -> None:
         missing += survey("nvcc of CUDA", [CUDA], [nvcc], "put it on PATH")
     for line in missing:
         print(line, file=sys.stderr)
-    here, there = [each for each in pythons if each], [each for each in torches if each]
+    there = [each for each in torches if each]
+    here = [each for each in pythons if each and torches_for(each, there)]
     if not here or not there:
         raise SystemExit("wheels: needs at least one Python and one torch; see above")
     describe(here, there, nvcc).run(f"{WORK}.ninja")

@@ -206,6 +206,18 @@ def test_only_the_bindings_are_compiled_for_each_python(wheels, tmp_path, monkey
     }
 
 
+def test_a_wheel_has_no_library_for_a_torch_that_is_not_made_for_its_python(wheels, monkeypatch) -> None:
+    monkeypatch.setattr(wheels.native, "write", lambda path, text: None)
+    monkeypatch.setattr(wheels, "UNMADE", {("3.11", "2.14")})
+    linked = libraries_of(wheels, None)
+    assert sorted(linked) == [
+        "a/_C_torch2_13.a.so",
+        "b/_C_torch2_13.b.so",
+        "b/_C_torch2_14.b.so",
+        "libgossamer_core.so",
+    ]
+
+
 def test_cuda_kernels_are_one_library_without_torch_and_python(wheels, monkeypatch) -> None:
     monkeypatch.setattr(wheels.native, "write", lambda path, text: None)
     monkeypatch.setattr(wheels.native, "architecture_flags", lambda nvcc: [])
