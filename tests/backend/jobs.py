@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions, GatherOptions
 
 import gossamer
+from gossamer.comm.backend import connect_codec
 from tests.support.ranks import keep_alive, run_threads
 
 TESTED = os.environ.get("BACKEND_UNDER_TEST", "gossamer")
@@ -36,8 +37,11 @@ if TESTED == "gloo":  # what Gloo gets right
 
 
 def make_backend(kind: str, store: dist.Store, rank: int, size: int, *, timeout_s: float = TIMEOUT_S) -> Any:
-    make = dist.ProcessGroupGloo if kind == "gloo" else gossamer._C.GossamerBackend
-    return make(store, rank, size, timedelta(seconds=timeout_s))
+    place = (store, rank, size, timedelta(seconds=timeout_s))
+    if kind == "codec":  # values() are exact in bfloat16
+        options = gossamer.Options(gossamer.BF16(), gather_codec=gossamer.BF16(), min_bytes=0)
+        return gossamer._C.CodecBackend(*place, options, connect_codec)
+    return (dist.ProcessGroupGloo if kind == "gloo" else gossamer._C.GossamerBackend)(*place)
 
 
 def make_group(

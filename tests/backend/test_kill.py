@@ -39,7 +39,7 @@ pytestmark = [
 class Forked:
     """One rank in a process of its own, and the lines that it has sent so far."""
 
-    def __init__(self, rank: int, size: int, port: int, round_name: str, timeout_s: float) -> None:
+    def __init__(self, rank: int, size: int, port: int, kind: str, round_name: str, timeout_s: float) -> None:
         self.rank = rank
         self.lines: list[dict] = []
         self.rest = b""
@@ -49,7 +49,7 @@ class Forked:
         if self.pid == 0:
             die_with_parent()
             try:
-                run_rank(rank, size, port, round_name, timeout_s, said)
+                run_rank(rank, size, port, kind, round_name, timeout_s, said)
             finally:
                 os.read(listening, 1)  # stays until told, so that the others do not notice its end
                 os._exit(0)
@@ -105,7 +105,9 @@ def fork_store() -> tuple[int, int]:
     return port, pid
 
 
-def run_rank(rank: int, size: int, port: int, round_name: str, timeout_s: float, said: int) -> None:
+def run_rank(
+    rank: int, size: int, port: int, kind: str, round_name: str, timeout_s: float, said: int
+) -> None:
     def say(**line) -> None:
         os.write(said, json.dumps(line).encode() + b"\n")
 
@@ -113,7 +115,7 @@ def run_rank(rank: int, size: int, port: int, round_name: str, timeout_s: float,
     try:
         server = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=10))
         say(started=time.monotonic())
-        group = make_group(TESTED, dist.PrefixStore(round_name, server), rank, size, timeout_s=timeout_s)
+        group = make_group(kind, dist.PrefixStore(round_name, server), rank, size, timeout_s=timeout_s)
         say(built=time.monotonic())
         largest = random.Random(round_name).choice([3000, 100_000, 1_000_000])
         for key in itertools.count():
@@ -151,7 +153,7 @@ def others_in_session() -> list[str]:
     return found
 
 
-def campaign(seed: int, kills: int, early: bool) -> None:
+def campaign(kind: str, seed: int, kills: int, early: bool) -> None:
     """Runs rounds until `kills` ranks were killed; `early`: even before the groups are made."""
     os.setsid()
     folder = Path(os.environ["TMPDIR"])
@@ -163,7 +165,7 @@ def campaign(seed: int, kills: int, early: bool) -> None:
     while sum(len(one["dead"]) for one in rounds) < kills:
         size = draw.choice([2, 3, 3, 4])
         timeout_s = EARLY_TIMEOUT_S if early else 20.0
-        ranks = [Forked(rank, size, port, f"{seed}.{len(rounds)}", timeout_s) for rank in range(size)]
+        ranks = [Forked(rank, size, port, kind, f"{seed}.{len(rounds)}", timeout_s) for rank in range(size)]
         if early:
             # The first kill of three comes at once: it meets the construction, however fast the machine is.
             time.sleep(draw.random() * 0.08 if len(rounds) % 3 else 0)
@@ -197,8 +199,8 @@ def campaign(seed: int, kills: int, early: bool) -> None:
     print(json.dumps({"rounds": rounds, "remains": remains, "session": others_in_session()}))
 
 
-def run_campaign(folder: Path, seed: int, kills: int, *, early: bool) -> dict:
-    code = f"from tests.backend import test_kill; test_kill.campaign({seed}, {kills}, {early})"
+def run_campaign(folder: Path, seed: int, kills: int, *, early: bool, kind: str = TESTED) -> dict:
+    code = f"from tests.backend import test_kill; test_kill.campaign({kind!r}, {seed}, {kills}, {early})"
     environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     with Script(["-c", code], environment, ROOT) as script:
         try:
@@ -233,9 +235,11 @@ def check_round(found: dict, seed: int, limit_s: float) -> list[float]:
     return delays
 
 
-@pytest.mark.parametrize("seed", [11, 12])
-def test_survivors_of_kills_during_calls_name_the_dead_within_a_second_and_nothing_is_left(seed, tmp_path):
-    report = run_campaign(tmp_path, seed, KILLS, early=False)
+@pytest.mark.parametrize(("kind", "seed"), [(TESTED, 11), (TESTED, 12), ("codec", 13)])
+def test_survivors_of_kills_during_calls_name_the_dead_within_a_second_and_nothing_is_left(
+    kind, seed, tmp_path
+):
+    report = run_campaign(tmp_path, seed, KILLS, early=False, kind=kind)
     delays = [delay for found in report["rounds"] for delay in check_round(found, seed, 10.0)]
     assert sum(len(found["dead"]) for found in report["rounds"]) >= KILLS
     assert median(delays) < 1.0

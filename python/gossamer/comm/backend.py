@@ -32,7 +32,7 @@ def _create(options: Any, given: Any) -> Any:
     timeout = timedelta(seconds=options.timeout.total_seconds())
     place = (options.store, options.group_rank, options.group_size, timeout)
     if isinstance(given, _C.CodecOptions):
-        return _C.CodecBackend(*place, given, _connect)
+        return _C.CodecBackend(*place, given, connect_codec)
     # Other ranks may have options that fit. All of them learn of it before this one raises.
     backend = _C.GossamerBackend(*place, "" if given is None else repr(given))
     if given is not None:
@@ -40,7 +40,7 @@ def _create(options: Any, given: Any) -> Any:
     return backend
 
 
-def _connect(
+def connect_codec(
     store: Any, rank: int, size: int, timeout: timedelta, hosts: Sequence[Sequence[int]] | None
 ) -> Communicator:
     """Makes the connections on which a group's encoded rows travel. Collective."""
