@@ -55,6 +55,8 @@ const DeviceKernels kCpu{
     flat::scale,
     flat::sum_rows,
     nullptr,  // backend/ meets in memory that its processes share
+    nullptr,
+    nullptr,
     [](Dtype dtype, const optim::Adam& adam, const optim::Segment* segments, int64_t count) {
       on_threads(segments, count,
                  [&](int64_t begin, int64_t end) { optim::adam(dtype, adam, segments, count, begin, end); });

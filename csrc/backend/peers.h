@@ -1,5 +1,6 @@
 // Memory of the ranks of one host that all of them read and write, through torch's symmetric memory: on CUDA devices
-// torch's own allocator, on the CPU ours (symmetric_memory.cpp). Knows nothing of communicators; comm/symmetric.h uses it.
+// torch's own allocator, on the host ours (symmetric_memory.cpp). Devices that do not reach each other read and write the
+// host's, which each process then maps for its device. Knows nothing of communicators; comm/symmetric.h uses it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,13 +22,14 @@ namespace gossamer {
 // A block of equal size on every rank.
 class PeerBlock {
  public:
+  // `device`: whose kernels use the block. If `memory` is on the host instead, it is mapped for the device.
   PeerBlock(const at::Tensor& memory, c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> handle,
-            int64_t timeout_ms);
+            at::Device device, int64_t timeout_ms);
   ~PeerBlock();
   PeerBlock(PeerBlock&&) noexcept;
   PeerBlock& operator=(PeerBlock&&) noexcept;
 
-  // The address of each rank's part, by rank, as this rank maps it; its own is among them. 16-byte aligned.
+  // The address of each rank's part, by rank, as this rank's kernels see it; its own is among them. 16-byte aligned.
   const std::vector<uint8_t*>& bases() const { return bases_; }
   int64_t bytes() const { return bytes_; }
   bool is_in_use() const { return !storage_.expired(); }  // this rank's tensor, or a view of it, lives
@@ -44,7 +47,9 @@ class PeerBlock {
   void leak() noexcept;
 
  private:
+  at::Device device_;
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> handle_;
+  std::vector<std::shared_ptr<uint8_t>> mapped_;  // memory on the host, as the device's kernels see it
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   std::vector<uint8_t*> bases_;
   std::vector<uint32_t*> pads_;  // for meetings of the devices; empty where the handle's own barrier serves
@@ -56,7 +61,8 @@ class PeerBlock {
 // The ranks, under a name by which torch's rendezvous finds them.
 class PeerGroup {
  public:
-  // `store`: used by this group alone. `backend`: the backend "gossamer" for CPU tensors; null for CUDA.
+  // `store`: used by this group alone. `device`: of the ranks. `backend`: the backend "gossamer" of these ranks, for memory
+  // on the host; null for memory on CUDA devices.
   PeerGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int size, at::Device device,
             const c10::intrusive_ptr<c10d::Backend>& backend, int64_t timeout_ms);
   ~PeerGroup();
@@ -72,7 +78,7 @@ class PeerGroup {
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::string name_;
-  at::Device device_;
+  at::Device device_, memory_device_;
   int64_t timeout_ms_;
 };
 

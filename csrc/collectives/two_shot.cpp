@@ -107,9 +107,9 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
 
 void all_reduce(Communicator& comm, at::Tensor x, Scratch& scratch) {
   ByHosts* hosts = comm.by_hosts();
-  const bool by_hosts =
-      hosts != nullptr && (x.is_cpu() || hosts->inside().shares_memory()) && float_dtype(x.scalar_type());
-  if (by_hosts) return all_reduce(comm, {codec::Kind::identity, 1}, x, 1.0, scratch);
+  const bool by_hosts = hosts != nullptr && (x.is_cpu() || hosts->inside().shares_memory());
+  if ((by_hosts || comm.sums_by_rows()) && float_dtype(x.scalar_type()))
+    return all_reduce(comm, {codec::Kind::identity, 1}, x, 1.0, scratch);
   if (!sum_in_place(comm, x, 1.0)) comm.all_reduce(x, ReduceOp::sum)->wait();
 }
 

@@ -61,10 +61,14 @@ class Communicator {
   // Zero-filled memory for a bucket, which this group's transport can reach; 64-byte aligned.
   virtual at::Tensor allocate(int64_t bytes);
 
-  // Whether all ranks read each other's memory from allocate().
+  // Whether all ranks read each other's memory from allocate_shared().
   virtual bool shares_memory() const { return false; }
-  // The memory of all ranks that holds x, if allocate() made it and the ranks read each other's; else null.
+  // Memory for rows that all ranks read in place, if shares_memory(). May be on the host, for the device's kernels alone.
+  virtual at::Tensor allocate_shared(int64_t bytes) { return allocate(bytes); }
+  // The memory of all ranks that holds x, if x is such memory and the ranks read each other's; else null.
   virtual PeerBlock* peers_of(const at::Tensor& /*x*/) { return nullptr; }
+  // Whether exact sums of floats go as rows too, and not by all_reduce().
+  virtual bool sums_by_rows() const { return false; }
 
   // This communicator, if sums go through its hosts; else null.
   virtual ByHosts* by_hosts() { return nullptr; }

@@ -48,6 +48,7 @@ SymmetricCommunicator::~SymmetricCommunicator() {
 void SymmetricCommunicator::tell(const std::string& text) noexcept {
   failed_ = true;
   other_->tell(text);
+  control_->tell(text);
 }
 
 std::string SymmetricCommunicator::trouble() noexcept {
@@ -60,7 +61,8 @@ std::string SymmetricCommunicator::trouble() noexcept {
   } catch (const std::exception&) {
     return {};
   }
-  return other_->trouble();
+  auto known = other_->trouble();
+  return known.empty() ? control_->trouble() : known;
 }
 
 void SymmetricCommunicator::agree(int64_t bytes, const std::string& problem) {
@@ -74,14 +76,14 @@ void SymmetricCommunicator::agree(int64_t bytes, const std::string& problem) {
     if (*theirs != 0) text << "; rank " << peer << ": " << theirs;
   }
   if (text.str().empty()) return;
-  raise_python(ErrorKind::comm, "symmetric memory of ", readable_bytes(bytes), " on ", device(),
+  raise_python(ErrorKind::comm, kind(), " of ", readable_bytes(bytes), " on ", device(),
                " could not be shared", text.str());
 }
 
 void SymmetricCommunicator::require_no_capture(int64_t bytes) const {
   const c10::OptionalDeviceGuard guard(device());
   if (!device_kernels(device().type()).is_capturing()) return;
-  raise_python(ErrorKind::config, "symmetric memory of ", readable_bytes(bytes),
+  raise_python(ErrorKind::config, kind(), " of ", readable_bytes(bytes),
                " is needed while a CUDA graph is captured; run the same step before capturing it");
 }
 
@@ -142,7 +144,7 @@ void SymmetricCommunicator::together(int64_t bytes, const Part& part) {
 std::vector<int> SymmetricCommunicator::unreached_peers() {
   const c10::OptionalDeviceGuard guard(device());
   const int64_t n = size(), bytes = (n + 1) * static_cast<int64_t>(sizeof(int64_t));
-  const at::Tensor memory = allocate(bytes);  // one number from each rank, and one for all to read
+  const at::Tensor memory = allocate_shared(bytes);  // one number from each rank, and one for all to read
   const auto& bases = peers_of(memory)->bases();
   const auto numbers_of = [&](int64_t peer) {
     return at::for_blob(bases.at(static_cast<size_t>(peer)), {n + 1})

@@ -1,5 +1,5 @@
-// A communicator whose ranks share one host and read each other's buckets in place, on CUDA devices: allocate() returns
-// symmetric memory. Its operations are those of the communicator that it is made of; route/ works in the memory itself.
+// Communicators whose ranks share one host, and read in place the memory that allocate_shared() returns. Their operations
+// are those of the communicator that they are made of; route/ works in the memory itself.
 #pragma once
 
 #include <map>
@@ -10,6 +10,7 @@
 
 namespace gossamer {
 
+// For devices that read each other's memory, and for the CPU: allocate() too returns memory that all ranks read.
 class SymmetricCommunicator : public Forwarding {
  public:
   // `control`: the same ranks, for CPU tensors; the same object as `other` where that is on the CPU.
@@ -33,6 +34,7 @@ class SymmetricCommunicator : public Forwarding {
   }
 
  private:
+  virtual const char* kind() const { return "symmetric memory"; }  // for errors
   std::pair<at::Tensor, PeerBlock> new_block(int64_t bytes);
   void free_unused();
   void require_no_capture(int64_t bytes) const;
@@ -47,6 +49,19 @@ class SymmetricCommunicator : public Forwarding {
   std::mutex mutex_;  // guards blocks_: the engine's worker reads it, any thread allocates
   std::map<const void*, PeerBlock> blocks_;  // by this rank's base
   std::atomic<bool> failed_{false};
+};
+
+// For devices that do not: the shared memory is the host's. Buckets stay on the device, and a kernel moves rows between the
+// two as it encodes and decodes them.
+class HostMemoryCommunicator : public SymmetricCommunicator {
+ public:
+  using SymmetricCommunicator::SymmetricCommunicator;
+  at::Tensor allocate(int64_t bytes) override { return other_->allocate(bytes); }
+  at::Tensor allocate_shared(int64_t bytes) override { return SymmetricCommunicator::allocate(bytes); }
+  bool sums_by_rows() const override { return true; }
+
+ private:
+  const char* kind() const override { return "host memory"; }
 };
 
 }  // namespace gossamer

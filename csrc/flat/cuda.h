@@ -21,4 +21,9 @@ void sum_rows(Dtype dtype, const RowSum& sum, double scale, cudaStream_t stream)
 // host does not wait. The device waits for timeout_ms; then it writes `missing` and ends the CUDA context.
 void meet(const Meeting& meeting, cudaStream_t stream);
 
+// Lets kernels read and write `memory` of the host, and returns its address for kernels of the current device. The memory is
+// page-aligned and not yet mapped. unmap_host() must come before the memory is freed, when no kernel uses it any more.
+void* map_host(void* memory, int64_t bytes);
+void unmap_host(void* memory);
+
 }  // namespace gossamer::flat::cuda

@@ -53,6 +53,8 @@ const DeviceKernels kCuda{
       flat::cuda::sum_rows(dtype, sum, scale, current_stream());
     },
     [](const flat::Meeting& meeting) { flat::cuda::meet(meeting, current_stream()); },
+    flat::cuda::map_host,
+    flat::cuda::unmap_host,
     [](Dtype dtype, const optim::Adam& adam, const optim::Segment* segments, int64_t count) {
       optim::cuda::adam(dtype, adam, segments, count, current_stream());
     },

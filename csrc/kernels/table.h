@@ -26,6 +26,8 @@ struct DeviceKernels {
   void (*scale)(Dtype, void* flat, int64_t numel, double scale);
   void (*sum_rows)(Dtype, const flat::RowSum&, double scale);
   void (*meet)(const flat::Meeting&);  // null: the device's symmetric memory has a barrier of its own
+  void* (*map_host)(void* memory, int64_t bytes);  // see flat/cuda.h; null on the CPU
+  void (*unmap_host)(void* memory);
   void (*adam)(Dtype, const optim::Adam&, const optim::Segment*, int64_t count);
   void (*sgd)(Dtype, const optim::Sgd&, const optim::Segment*, int64_t count);
   bool (*is_capturing)();  // launches now go into a graph, and run later

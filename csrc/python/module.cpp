@@ -40,6 +40,19 @@ void translate_errors() {
   });
 }
 
+// `memory`: the same ranks over the backend "gossamer", which shares the host's memory between them; null: torch shares the
+// devices'.
+template <class Kind>
+CommunicatorPtr over_memory(const CommunicatorPtr& other, CommunicatorPtr control,
+                            const CommunicatorPtr& memory, c10::intrusive_ptr<c10d::Store> store,
+                            int64_t timeout_ms) {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  if (const auto c10d = std::dynamic_pointer_cast<C10dCommunicator>(memory)) backend = c10d->backend();
+  auto group = std::make_unique<PeerGroup>(std::move(store), other->rank(), other->size(), other->device(),
+                                           backend, timeout_ms);
+  return std::make_shared<Kind>(other, std::move(control), std::move(group));
+}
+
 void bind_communicator(py::module_& module) {
   py::class_<Pending>(module, "Pending").def("wait", &Pending::wait, Release());
   py::enum_<ReduceOp>(module, "ReduceOp")
@@ -54,6 +67,7 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
       .def_property_readonly("bytes_received", &Communicator::bytes_received)
       .def_property_readonly("chunks", &Communicator::chunks)
+      .def_property_readonly("shares_memory", &Communicator::shares_memory)
       .def("all_reduce", &Communicator::all_reduce, py::arg("x"), py::arg("op") = ReduceOp::sum, KeepComm(),
            Release())
       .def("reduce_scatter", &Communicator::reduce_scatter, py::arg("out"), py::arg("x"),
@@ -101,14 +115,18 @@ void bind_communicator(py::module_& module) {
       "symmetric_communicator",
       [](const CommunicatorPtr& other, CommunicatorPtr control, c10::intrusive_ptr<c10d::Store> store,
          int64_t timeout_ms) -> CommunicatorPtr {
-        c10::intrusive_ptr<c10d::Backend> backend;  // ours, whose memory is symmetric on the CPU
-        const auto c10d = std::dynamic_pointer_cast<C10dCommunicator>(other);
-        if (c10d && other->device().is_cpu()) backend = c10d->backend();
-        auto group = std::make_unique<PeerGroup>(std::move(store), other->rank(), other->size(),
-                                                 other->device(), backend, timeout_ms);
-        return std::make_shared<SymmetricCommunicator>(other, std::move(control), std::move(group));
+        const CommunicatorPtr memory = other->device().is_cpu() ? other : nullptr;
+        return over_memory<SymmetricCommunicator>(other, std::move(control), memory, std::move(store),
+                                                  timeout_ms);
       },
       py::arg("other"), py::arg("control"), py::arg("store"), py::arg("timeout_ms"), Release());
+  module.def(
+      "host_memory_communicator",
+      [](const CommunicatorPtr& other, const CommunicatorPtr& host, c10::intrusive_ptr<c10d::Store> store,
+         int64_t timeout_ms) -> CommunicatorPtr {
+        return over_memory<HostMemoryCommunicator>(other, host, host, std::move(store), timeout_ms);
+      },
+      py::arg("other"), py::arg("host"), py::arg("store"), py::arg("timeout_ms"), Release());
   module.def(
       "unreached_peers",
       [](const CommunicatorPtr& comm) {

@@ -15,7 +15,7 @@ Route& Route::of(Communicator& comm) {
 Route::Shared& Route::shared(Communicator& comm, int64_t row_bytes) {
   if (row_bytes > shared_.row_bytes) {
     shared_ = Shared{};  // free the old memory before asking for the new
-    shared_.memory = comm.allocate((comm.size() + 1) * row_bytes);
+    shared_.memory = comm.allocate_shared((comm.size() + 1) * row_bytes);
     shared_.block = comm.peers_of(shared_.memory);
     shared_.row_bytes = row_bytes;
   }

@@ -66,6 +66,10 @@ class Communicator:
     def chunks(self) -> int:
         """Parts of a sum, each computed by one rank: `size`, or fewer where sums go by hosts."""
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether rows travel through memory that all ranks read in place."""
+
     def all_reduce(self, x: Tensor, op: ReduceOp = ...) -> Pending:
         """Replace x by its sum over the ranks, or by the MAX, MIN or PRODUCT, in place."""
 
@@ -132,6 +136,9 @@ def c10d_communicator(
 ) -> Communicator: ...
 def symmetric_communicator(
     other: Communicator, control: Communicator, store: Store, timeout_ms: int
+) -> Communicator: ...
+def host_memory_communicator(
+    other: Communicator, host: Communicator, store: Store, timeout_ms: int
 ) -> Communicator: ...
 def unreached_peers(comm: Communicator) -> list[int]: ...
 

@@ -41,7 +41,7 @@ from gossamer.codec import (
     TopK,
 )
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
-from gossamer.comm import Flat, Hierarchical, Symmetric
+from gossamer.comm import Flat, Hierarchical, HostMemory, Symmetric
 from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
 from gossamer.ddp import DistributedDataParallel
@@ -78,6 +78,7 @@ __all__ = [
     "GossamerError",
     "GradientAllReduce",
     "Hierarchical",
+    "HostMemory",
     "Identity",
     "Int4",
     "Int8",

@@ -11,7 +11,7 @@ from torch import nn
 
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
-from gossamer.comm import Communicator, Flat, Hierarchical, Symmetric
+from gossamer.comm import Communicator, Flat, Hierarchical, HostMemory, Symmetric
 from gossamer.engine import Autotune, Face, autotune_of, optimizers_of, refuse_assigned_parameters
 from gossamer.errors import ConfigError
 
@@ -37,7 +37,8 @@ class DataParallel(nn.Module, Face):
             connections among the ranks, with the group's kind of backend and timeout, so all ranks must wrap. If there
             are several hosts with several ranks, sums are exact inside a host, and compressed only between hosts.
             Flat(group) makes one level of all ranks; Hierarchical(group, hosts) names other hosts; with
-            Symmetric(group) the ranks share one host and read each other's buckets in place.
+            Symmetric(group) the ranks share one host and read each other's buckets in place; with HostMemory(group)
+            sums go through memory of the host, as they do by default on one host whose GPUs have no peer access.
         bucket_bytes, first_bucket_bytes: bytes of gradients that travel together, and those of the first bucket. The
             defaults come from gossamer.config.
         broadcast: copy parameters and buffers, frozen ones too, from rank 0. False if ranks differ on purpose.
@@ -54,7 +55,7 @@ class DataParallel(nn.Module, Face):
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         algorithm: str | Algorithm = "gradient_allreduce",
-        process_group: "ProcessGroup | Communicator | Flat | Hierarchical | Symmetric | None" = None,
+        process_group: "ProcessGroup | Communicator | Flat | Hierarchical | HostMemory | Symmetric | None" = None,
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = None,
         broadcast: bool = True,

@@ -263,7 +263,7 @@ class Mesh:
         ({"device_mesh": Mesh(), "process_group": None}, "Only 1D device mesh is supported"),
         (
             {"process_group": 3},
-            "process_group must be a ProcessGroup, a communicator, Flat, Hierarchical, Symmetric or None",
+            "process_group must be a ProcessGroup, a communicator, Flat, Hierarchical, HostMemory, Symmetric or None",
         ),
         (
             {

@@ -55,6 +55,9 @@ KERNELS = units_of(".cu", sanitized=True)
 REFERENCE = units_of(".cpp", sanitized=False)
 SCHEDULER = Unit(f"{EMULATOR}/emulator.cpp", sanitized=False)
 COMPARISON = Unit("tests/cpp/cuda/test_cuda.cpp")
+# Ranks that meet in memory of the host, each in a process.
+HOST_MEMORY = Unit(f"{EMULATOR}/test_host_memory.cpp")
+SHARED_MEMORY = Unit("csrc/shm/memory.cpp", sanitized=False)
 OWN_TESTS = Unit(f"{EMULATOR}/test_emulator.cpp", name="test_emulator.cu")
 
 

@@ -16,10 +16,12 @@ from tests.repository.kernels import (
     COMPARISON,
     COUNTED_FLAGS,
     FLOAT32,
+    HOST_MEMORY,
     KERNELS,
     OWN_TESTS,
     REFERENCE,
     SCHEDULER,
+    SHARED_MEMORY,
     TRAFFIC,
     Unit,
     compile_unit,
@@ -31,13 +33,14 @@ from tests.repository.kernels import (
 
 pytestmark = pytest.mark.xdist_group("kernels")  # these tests share their objects, so one worker runs them
 ALL = (*KERNELS, COMPARISON, SCHEDULER, *REFERENCE)
+RANKS = (*KERNELS, HOST_MEMORY, SHARED_MEMORY, SCHEDULER, *REFERENCE)
 
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory) -> Path:
     """A folder with the objects of the sources as they are."""
     folder = tmp_path_factory.mktemp("objects")
-    compile_units(tuple(dict.fromkeys((*ALL, OWN_TESTS, *TRAFFIC))), folder)
+    compile_units(tuple(dict.fromkeys((*ALL, *RANKS, OWN_TESTS, *TRAFFIC))), folder)
     return folder
 
 
@@ -50,7 +53,9 @@ def failures(check: Callable[..., str], items: Sequence[object]) -> str:
 @pytest.mark.sanitize
 @pytest.mark.timeout(1200)  # compiles every kernel with sanitizers; a busy machine takes long
 @pytest.mark.parametrize(
-    "units", [ALL, (OWN_TESTS, SCHEDULER), TRAFFIC], ids=["kernels", "emulator", "traffic"]
+    "units",
+    [ALL, RANKS, (OWN_TESTS, SCHEDULER), TRAFFIC],
+    ids=["kernels", "ranks", "emulator", "traffic"],
 )
 def test_every_kernel_gives_the_bytes_of_the_cpu_on_an_emulator_under_sanitizers(
     units, objects, tmp_path

@@ -122,6 +122,21 @@ def share_memory(comm: Communicator, control: Communicator) -> Communicator:
     return own
 
 
+def share_host_memory(comm: Communicator, host: Communicator) -> Communicator:
+    """Returns a communicator whose rows travel through memory of the host. Collective.
+
+    Args:
+        comm: the ranks, all on one host.
+        host: the same ranks over the backend "gossamer", which nothing else uses.
+    """
+    origin = origin_of(host)
+    store = dist.PrefixStore(f"{origin.name}/memory", origin.store)
+    own = _C.host_memory_communicator(comm, host, store, int(origin.timeout.total_seconds() * 1000))
+    if comm in origins:
+        origins[own] = origins[comm]
+    return own
+
+
 def origin_of(comm: Communicator) -> Origin:
     """Returns what a communicator was made of. Raises ConfigError if it was made without a store."""
     origin = origins.get(comm)

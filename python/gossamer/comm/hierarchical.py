@@ -26,6 +26,7 @@ from gossamer.comm.c10d import (
     share_memory,
     split,
 )
+from gossamer.comm.host_memory import HostMemory, host_memory, why_through_host
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def is_communicator(group: object) -> bool:
 
 
 def given_group(group: Any) -> Any:
-    """Returns the group inside a Hierarchical or Flat, or the argument: a process group, a communicator or None."""
-    return group.group if isinstance(group, (Hierarchical, Flat)) else group
+    """Returns the group inside a Hierarchical, Flat or HostMemory; of anything else, the argument itself."""
+    return group.group if isinstance(group, (Hierarchical, Flat, HostMemory)) else group
 
 
 def goes_by_hosts(hosts: Sequence[Sequence[int]]) -> bool:
@@ -80,16 +81,19 @@ def goes_by_hosts(hosts: Sequence[Sequence[int]]) -> bool:
 
 
 def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> Communicator:
-    """Returns `comm`, or a communicator around it whose sums go by hosts. Collective.
+    """Returns `comm`, or a communicator around it whose sums go by hosts, or through memory of the host. Collective.
 
     Args:
-        group: what the user gave. A Flat or Hierarchical decides; otherwise goes_by_hosts() does.
+        group: what the user gave. A Flat, Hierarchical or HostMemory decides; otherwise goes_by_hosts() does, and on one
+            host why_through_host().
         comm: the ranks, for tensors on a model's device.
         control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
     """
-    known = isinstance(comm, _C.ByHosts) or comm.size == 1 or control not in origins
+    known = isinstance(comm, _C.ByHosts) or comm.shares_memory or comm.size == 1 or control not in origins
     if isinstance(group, Flat):
         way = "flat, as asked"
+    elif isinstance(group, HostMemory):
+        comm, way = host_memory(comm, control), "through host memory, as asked"
     elif known and not isinstance(group, Hierarchical):
         way = way_of(comm)
     else:
@@ -99,6 +103,8 @@ def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> C
             comm, way = by_hosts(comm, wanted, hosts), f"by hosts, as asked: {layout_text(wanted)}"
         elif goes_by_hosts(hosts):
             comm, way = by_hosts(comm, hosts, hosts), f"by hosts: {layout_text(hosts)}"
+        elif len(hosts) == 1 and (reason := why_through_host(comm, control)):
+            comm, way = host_memory(comm, control), f"through host memory: {reason}"
         else:
             way = f"flat: {layout_text(hosts)}"
     _ways[comm] = way

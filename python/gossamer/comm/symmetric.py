@@ -81,15 +81,23 @@ def require_that_memory_arrives(own: Communicator, control: Communicator) -> Non
     Raises:
         ConfigError: on every rank. It names the first pair of ranks between whom a value was lost.
     """
+    lost = lost_between(own, control)
+    if lost is not None:
+        raise ConfigError(
+            f"Symmetric: values must arrive in the memory of other ranks' devices, but were lost between ranks "
+            f"{lost[0]} and {lost[1]}; turn off the IOMMU or PCIe's access control services (ACS), or use HostMemory, "
+            f"NCCL or Gloo"
+        )
+
+
+def lost_between(own: Communicator, control: Communicator) -> tuple[int, int] | None:
+    """Lets each rank write into the memory of all ranks and read from it. Collective.
+
+    Returns the first pair of ranks between whom a value was lost, the same on every rank; None if all arrived.
+    """
     broken = set(_C.unreached_peers(own))
     every = gather_numbers(control, *(int(peer in broken) for peer in range(own.size)))
-    for rank, row in enumerate(every):
-        if any(row):
-            raise ConfigError(
-                f"Symmetric: values must arrive in the memory of other ranks' devices, but were lost between ranks "
-                f"{rank} and {row.index(1)}; turn off the IOMMU or PCIe's access control services (ACS), or use NCCL "
-                f"or Gloo"
-            )
+    return next(((rank, row.index(1)) for rank, row in enumerate(every) if any(row)), None)
 
 
 def _require_that_ranks_see_each_other(control: Communicator) -> None:
@@ -136,29 +144,56 @@ def require_peer_access(control: Communicator, index: int) -> None:
         ConfigError: on every rank. It names the first pair of ranks that share a GPU, or whose GPUs cannot access each
             other's memory.
     """
-    visible = visible_uuids()
-    own = UUID(visible[index]).int
-    rows = gather_numbers(control, index, *[own >> shift & 0xFFFFFFFF for shift in _UUID_SHIFTS])
-    indices = [row[0] for row in rows]
-    uuids = [
-        str(UUID(int=sum(part << at for part, at in zip(row[1:], _UUID_SHIFTS, strict=True)))) for row in rows
-    ]
-    pairs = [(rank, peer) for rank in range(control.size) for peer in range(control.size) if rank != peer]
-    shared = next((pair for pair in pairs if uuids[pair[0]] == uuids[pair[1]]), None)
+    indices, uuids = _gpus_of(control, index)
+    shared = next((pair for pair in _pairs(control.size) if uuids[pair[0]] == uuids[pair[1]]), None)
     if shared is not None and not config.allows_equal_gpu_indices():
         raise ConfigError(
             f"Symmetric: each rank must have a GPU of its own, but ranks {shared[0]} and {shared[1]} share "
             f"GPU-{uuids[shared[0]]}; start one rank for each GPU, or for a test set "
             f"{config.EQUAL_GPU_INDICES}=1"
         )
-    reached = [each not in visible or can_access(index, visible.index(each)) for each in uuids]
-    reach = gather_numbers(control, *map(int, reached))
-    apart = next((pair for pair in pairs if not reach[pair[0]][pair[1]]), None)
+    apart = _missing_access(control, index, uuids)
     if apart is not None:
         raise ConfigError(
-            f"Symmetric: GPUs must access each other's memory, but the GPU of rank {apart[0]} "
-            f"(GPU-{uuids[apart[0]]}) cannot access the GPU of rank {apart[1]} (GPU-{uuids[apart[1]]}); "
-            f"see `nvidia-smi topo -p2p r`, or use NCCL or Gloo"
+            f"Symmetric: GPUs must access each other's memory, but {apart}; see `nvidia-smi topo -p2p r`, or use "
+            f"HostMemory, NCCL or Gloo"
         )
     if len(set(indices)) < control.size:
         config.allow_equal_gpu_indices()
+
+
+def missing_peer_access(control: Communicator, index: int) -> str | None:
+    """Returns which GPU cannot access the memory of which other one, the same on every rank; None if all can. Collective.
+
+    GPUs that a rank does not see count as accessible, because the driver cannot be asked.
+
+    Args:
+        control: the ranks, for CPU tensors.
+        index: the GPU of this rank.
+    """
+    return _missing_access(control, index, _gpus_of(control, index)[1])
+
+
+def _gpus_of(control: Communicator, index: int) -> tuple[list[int], list[str]]:
+    """Returns the index and the UUID of each rank's GPU. Collective."""
+    own = UUID(visible_uuids()[index]).int
+    rows = gather_numbers(control, index, *[own >> shift & 0xFFFFFFFF for shift in _UUID_SHIFTS])
+    uuids = [
+        str(UUID(int=sum(part << at for part, at in zip(row[1:], _UUID_SHIFTS, strict=True)))) for row in rows
+    ]
+    return [row[0] for row in rows], uuids
+
+
+def _missing_access(control: Communicator, index: int, uuids: list[str]) -> str | None:
+    visible = visible_uuids()
+    reached = [each not in visible or can_access(index, visible.index(each)) for each in uuids]
+    reach = gather_numbers(control, *map(int, reached))
+    apart = next((pair for pair in _pairs(control.size) if not reach[pair[0]][pair[1]]), None)
+    if apart is None:
+        return None
+    rank, peer = apart
+    return f"the GPU of rank {rank} (GPU-{uuids[rank]}) cannot access the GPU of rank {peer} (GPU-{uuids[peer]})"
+
+
+def _pairs(size: int) -> list[tuple[int, int]]:
+    return [(rank, peer) for rank in range(size) for peer in range(size) if rank != peer]

@@ -29,7 +29,7 @@ def connect(module: nn.Module, group: Any) -> Connections:
 
     Args:
         group: a process group, a communicator, None for the default group, or Hierarchical(one of these),
-            Flat(one of these) or Symmetric(one of these).
+            Flat(one of these), HostMemory(one of these) or Symmetric(one of these).
     """
     given: Any = group.group if isinstance(group, Symmetric) else given_group(group)
     comm, control = (given, given) if is_communicator(given) else private(given, device_of(module))

@@ -2,6 +2,14 @@
 // kernel is given by pointer on the host is copied, as a launch copies its arguments.
 #pragma once
 
+#include <sys/mman.h>
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "device_kernels.h"
@@ -33,6 +41,63 @@ class WireRows {
   const uint8_t* first_;
   std::vector<const uint8_t*> each_;
 };
+
+// Meetings and memory as flat/cuda.h has them, where each rank is a process.
+inline void meet(const gossamer::flat::Meeting& given) {
+  using namespace gossamer;
+  struct Meeting {
+    std::vector<uint32_t*> pads;
+    flat::Meeting call;
+    uint32_t number = 0;
+    std::chrono::steady_clock::time_point deadline;
+    static std::atomic<uint32_t>& word(uint32_t* at) { return *reinterpret_cast<std::atomic<uint32_t>*>(at); }
+    // Told once, when the stream has come so far.
+    void tell() {
+      if (number != 0) return;
+      number = pads[call.rank][flat::kMostRanks] + 1;
+      deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(call.timeout_ms);
+      for (uint32_t* pad : pads) word(pad + call.rank).store(number);
+    }
+    int missing() const {
+      for (int peer = 0; peer < call.size; ++peer)
+        if (static_cast<int32_t>(word(pads[call.rank] + peer).load() - number) < 0) return peer;
+      return -1;
+    }
+  };
+  auto meeting = std::make_shared<Meeting>();
+  meeting->pads.assign(given.pads, given.pads + given.size);
+  meeting->call = given;
+  const auto ready = [meeting] {
+    meeting->tell();
+    return meeting->missing() < 0 || std::chrono::steady_clock::now() > meeting->deadline;
+  };
+  Device::instance().push_when(current_stream(), ready, [meeting] {
+    meeting->pads[meeting->call.rank][flat::kMostRanks] = meeting->number;
+    if (const int peer = meeting->missing(); peer >= 0) {
+      *meeting->call.missing = peer;
+      throw std::runtime_error("late: a meeting has stopped the device");
+    }
+  });
+}
+
+// Mappings of the host's memory by the host's address. Kernels see the memory at another address, and only until it is
+// unmapped.
+inline std::map<void*, std::pair<void*, int64_t>> mapped_host;
+inline int maps_until_failure = -1;
+
+inline void* map_host(void* memory, int64_t bytes) {
+  if (maps_until_failure-- == 0) throw std::runtime_error("late: map_host was told to fail");
+  void* address = mremap(memory, 0, static_cast<size_t>(bytes), MREMAP_MAYMOVE);  // maps shared pages once more
+  if (address == MAP_FAILED) throw std::runtime_error("late: the memory is not a shared mapping");
+  mapped_host[memory] = {address, bytes};
+  return address;
+}
+
+inline void unmap_host(void* memory) {
+  const auto [address, bytes] = mapped_host.at(memory);
+  munmap(address, static_cast<size_t>(bytes));
+  mapped_host.erase(memory);
+}
 
 inline gossamer::DeviceKernels kernels() {
   using namespace gossamer;
@@ -80,6 +145,9 @@ inline gossamer::DeviceKernels kernels() {
   table.scale = [](Dtype dtype, void* flat, int64_t numel, double scale) {
     launch([=] { cpu().scale(dtype, flat, numel, scale); });
   };
+  table.meet = meet;
+  table.map_host = map_host;
+  table.unmap_host = unmap_host;
   table.is_capturing = [] { return false; };
   return table;
 }

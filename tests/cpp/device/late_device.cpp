@@ -101,6 +101,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex getCurrentDevice() const override { return 0; }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+  bool isPinnedPtr(const void*) const override { return false; }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
 };
 
 // ---- operations
@@ -250,6 +252,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("tasks", [=] { return here().get().tasks(); });
   module.def("operations", [] { return Backend::operations.load(); });
   module.def("drop_records", [=](bool drop) { here().get().drop_records(drop); });
+  module.def("fail_map_host", [](int count) { maps_until_failure = count; });
+  module.def("mapped_host", [] { return mapped_host.size(); });
   module.def("settle", [=] { here().get().settle(); }, py::call_guard<py::gil_scoped_release>());
   module.def("synchronize", [=] { here().get().synchronize(); }, py::call_guard<py::gil_scoped_release>());
 }

@@ -4,6 +4,7 @@
 // that is freed while a stream still uses it, gives wrong numbers every time. late_device.cpp gives it to torch.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -52,10 +54,13 @@ class Device {
     run_prompt();
   }
 
-  void push(StreamId stream, std::function<void()> task) {
+  void push(StreamId stream, std::function<void()> task) { push_when(stream, nullptr, std::move(task)); }
+
+  // A task that waits in its stream until ready() is true, such as one that waits for another process.
+  void push_when(StreamId stream, std::function<bool()> ready, std::function<void()> task) {
     const Lock lock(mutex_);
     ++(stream == kMain ? main_tasks_ : side_tasks_);
-    queues_[stream].push_back({std::move(task), nullptr, nullptr});
+    queues_[stream].push_back({std::move(task), nullptr, nullptr, std::move(ready)});
     run_prompt();
   }
 
@@ -165,6 +170,8 @@ class Device {
     std::function<void()> task;
     MarkPtr wait;  // for this
     MarkPtr mark;  // is done now
+    std::function<bool()> ready = nullptr;
+    bool may_run() const { return (!wait || wait->done) && (!ready || ready()); }
   };
   struct Block {
     size_t bytes;
@@ -199,7 +206,7 @@ class Device {
     for (bool again = true; again;) {
       again = false;
       for (auto& [stream, queue] : queues_) {
-        while (is_prompt(stream) && !queue.empty() && !(queue.front().wait && !queue.front().wait->done)) {
+        while (is_prompt(stream) && !queue.empty() && queue.front().may_run()) {
           run(queue);
           again = true;
         }
@@ -213,6 +220,8 @@ class Device {
       if (queue.empty()) throw std::runtime_error("late: a stream waits for itself");
       if (const MarkPtr wait = queue.front().wait; wait && !wait->done) {
         run_until(wait);
+      } else if (!queue.front().may_run()) {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
       } else {
         run(queue);
         run_prompt();

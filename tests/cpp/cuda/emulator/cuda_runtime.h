@@ -50,6 +50,7 @@ using Finish = void (*)(Lane* lanes, unsigned mask);  // lanes[l].result for eac
 void meet_block(Place place);
 uint64_t meet_lanes(const char* name, unsigned mask, Lane lane, Finish finish, Place place);
 int lane();  // of the calling thread
+void let_others_run();
 // Ends the process. Not [[noreturn]]: before such a call AddressSanitizer looks for the stack that it knows.
 void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void* dynamic_shared();  // of this block, as large as its launch says
@@ -154,9 +155,11 @@ T atomicCAS(T* p, std::common_type_t<T> expected, std::common_type_t<T> x) {
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
-inline void __threadfence_system() {}
-inline long long clock64() {  // goes on by one at each call
+inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+// Goes on by one at each call. A thread that looks at the clock waits for something, so others run first.
+inline long long clock64() {
   static long long clocks = 0;
+  emulator::let_others_run();
   return ++clocks;
 }
 inline void __trap() { emulator::fail("a kernel called __trap"); }
@@ -168,10 +171,13 @@ enum cudaError_t {
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
+  cudaErrorHostMemoryAlreadyRegistered = 712,
+  cudaErrorHostMemoryNotRegistered = 713,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum cudaDeviceAttr { cudaDevAttrClockRate = 13, cudaDevAttrMultiProcessorCount = 16 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum { cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
 using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
 struct cudaLaunchConfig_t {
@@ -191,6 +197,10 @@ size_t launches();  // of the process so far
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaMalloc(void** p, size_t bytes);
+// Kernels see shared memory of the host at an address of its own, until it is unregistered.
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags);
+cudaError_t cudaHostGetDevicePointer(void** address, void* memory, unsigned flags);
+cudaError_t cudaHostUnregister(void* memory);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 
 inline cudaError_t cudaFree(void* p) {

@@ -4,6 +4,7 @@
 // Of the threads that can go on, the one that comes first in an order always does, as far as it can. So some threads are as
 // far ahead of the others as barriers let them be, and a missing barrier gives wrong results. The order of threads and of
 // blocks is forward for one launch, backward for the next, and random for the third.
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -93,6 +94,7 @@ struct Block {
   size_t size;                       // of the running block
   std::vector<size_t> order;         // order[turn] is a thread
   uint64_t ready[kMaxThreads / 64];  // by turn: who can go on
+  uint64_t later[kMaxThreads / 64];  // who lets the others run first
   size_t current, arrived, ended;    // arrived: at the barrier
   Context scheduler;
   void (*body)(const void*);
@@ -109,13 +111,18 @@ void make_ready(Thread& thread) {
 
 // The next thread that can go on, which then is the current one; false if there is none.
 bool choose() {
+  bool waiting = false;
   for (size_t word = 0; word * 64 < block.size; ++word) {
+    waiting |= block.later[word] != 0;
     if (block.ready[word] == 0) continue;
     block.current = block.order[word * 64 + __builtin_ctzll(block.ready[word])];
     threadIdx = mine().index;
     return true;
   }
-  return false;
+  if (!waiting) return false;
+  std::swap(block.ready, block.later);
+  sched_yield();  // what they wait for may be another process
+  return choose();
 }
 
 // The current thread waits or has ended: another runs, until this one is chosen again.
@@ -125,10 +132,13 @@ void leave() {
   if (&mine() != &from) switch_to(from.context, mine().context);
 }
 
+uint64_t& word_of_mine(uint64_t* words) { return words[mine().turn / 64]; }
+uint64_t bit_of_mine() { return uint64_t{1} << (mine().turn % 64); }
+
 void wait(const char* call, Place place) {
   mine().waits = call;
   mine().place = place;
-  block.ready[mine().turn / 64] &= ~(uint64_t{1} << (mine().turn % 64));
+  word_of_mine(block.ready) &= ~bit_of_mine();
 }
 
 void run_thread() {
@@ -136,7 +146,7 @@ void run_thread() {
     block.body(block.context);
     mine().ended = true;
     ++block.ended;
-    block.ready[mine().turn / 64] &= ~(uint64_t{1} << (mine().turn % 64));
+    word_of_mine(block.ready) &= ~bit_of_mine();
     leave();
   }
 }
@@ -160,6 +170,11 @@ std::mt19937 random_numbers(1);
 size_t launched;
 int order_of_launch;  // 0 forward, 1 backward, 2 random
 std::map<const void*, size_t> dynamic_bytes;
+struct Registered {
+  void* address;
+  size_t bytes;
+};
+std::map<void*, Registered> registered;  // by the host's address
 cudaError_t last_error = cudaSuccess;
 
 void put_in_order(std::vector<size_t>& order, size_t size) {
@@ -219,6 +234,12 @@ void fail(const char* format, ...) {
 }
 
 int lane() { return static_cast<int>(block.current % 32); }
+
+void let_others_run() {
+  word_of_mine(block.ready) &= ~bit_of_mine();
+  word_of_mine(block.later) |= bit_of_mine();
+  leave();
+}
 
 void* dynamic_shared() { return block.dynamic; }
 
@@ -322,6 +343,31 @@ const char* cudaGetErrorString(cudaError_t error) {
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   *p = nullptr;
   return bytes == 0 || posix_memalign(p, 256, bytes) == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags) {
+  if (flags != (cudaHostRegisterPortable | cudaHostRegisterMapped)) return cudaErrorInvalidValue;
+  if (emulator::registered.count(memory) > 0) return cudaErrorHostMemoryAlreadyRegistered;
+  // A second mapping of the same pages, which must be shared.
+  void* address = mremap(memory, 0, bytes, MREMAP_MAYMOVE);
+  if (address == MAP_FAILED) return cudaErrorMemoryAllocation;
+  emulator::registered[memory] = {address, bytes};
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostGetDevicePointer(void** address, void* memory, unsigned) {
+  const auto found = emulator::registered.find(memory);
+  if (found == emulator::registered.end()) return cudaErrorInvalidValue;
+  *address = found->second.address;
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* memory) {
+  const auto found = emulator::registered.find(memory);
+  if (found == emulator::registered.end()) return cudaErrorHostMemoryNotRegistered;
+  munmap(found->second.address, found->second.bytes);
+  emulator::registered.erase(found);
+  return cudaSuccess;
 }
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
