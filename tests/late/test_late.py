@@ -1,4 +1,4 @@
-"""Runs the tests of the simulated device in a process of their own.
+"""Runs the tests of the simulated device in processes of their own.
 
 There the device is torch's accelerator, which other tests must not see, and autograd starts after it is known.
 """
@@ -6,8 +6,13 @@ There the device is torch's accelerator, which other tests must not see, and aut
 import os
 import re
 
+import pytest
+
 from tests import ROOT
 from tests.support.forks import Script
+from tests.support.ranks import run_job
+
+HOST_MEMORY = ROOT / "tests" / "late" / "host_memory.py"
 
 
 def test_work_that_is_late_on_a_device_changes_no_result():
@@ -22,3 +27,21 @@ def test_work_that_is_late_on_a_device_changes_no_result():
         script.end()
     assert code == 0, out + err
     assert re.search(r"^(\d+) passed in", out, re.MULTILINE), out
+
+
+@pytest.mark.parametrize(
+    ("size", "arguments"),
+    [
+        (3, ("sums", "all")),
+        (2, ("sums", "side")),
+        (2, ("training", "all")),
+        (3, ("training", "main")),
+        (3, ("memory",)),
+    ],
+)
+def test_sums_through_memory_of_the_host_have_the_bits_of_cpu_tensors(size, arguments, tmp_path):
+    run_job(HOST_MEMORY.read_text(), size, tmp_path, *arguments)
+
+
+def test_a_rank_that_ends_is_named_by_those_that_meet_it_in_memory_of_the_host(tmp_path):
+    assert run_job(HOST_MEMORY.read_text(), 3, tmp_path, "death").split() == ["said"] * 2

@@ -42,9 +42,13 @@ class WireRows {
   std::vector<const uint8_t*> each_;
 };
 
-// Meetings and memory as flat/cuda.h has them, where each rank is a process.
+// Meetings and memory as flat/cuda.h has them, where each rank is a process. After a meeting that ended in vain the device
+// takes no further one.
+inline bool stopped = false;
+
 inline void meet(const gossamer::flat::Meeting& given) {
   using namespace gossamer;
+  if (stopped) throw std::runtime_error("late: the device has stopped");
   struct Meeting {
     std::vector<uint32_t*> pads;
     flat::Meeting call;
@@ -75,6 +79,7 @@ inline void meet(const gossamer::flat::Meeting& given) {
     meeting->pads[meeting->call.rank][flat::kMostRanks] = meeting->number;
     if (const int peer = meeting->missing(); peer >= 0) {
       *meeting->call.missing = peer;
+      stopped = true;
       throw std::runtime_error("late: a meeting has stopped the device");
     }
   });
@@ -87,7 +92,8 @@ inline int maps_until_failure = -1;
 
 inline void* map_host(void* memory, int64_t bytes) {
   if (maps_until_failure-- == 0) throw std::runtime_error("late: map_host was told to fail");
-  void* address = mremap(memory, 0, static_cast<size_t>(bytes), MREMAP_MAYMOVE);  // maps shared pages once more
+  void* address =
+      mremap(memory, 0, static_cast<size_t>(bytes), MREMAP_MAYMOVE);  // maps shared pages once more
   if (address == MAP_FAILED) throw std::runtime_error("late: the memory is not a shared mapping");
   mapped_host[memory] = {address, bytes};
   return address;

@@ -1,0 +1,174 @@
+"""Run by test_late.py in several processes under torchrun: sums through memory of the host, on devices that are late.
+
+The c10d backend of the simulated device does not connect the ranks. So what arrives has come through the memory.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+
+import gossamer as gs
+from gossamer import _C
+from gossamer import comm as comms
+from gossamer.engine import Connections, face
+from tests.late.engine import ALGORITHMS, LAYERS
+from tests.support import late_device
+from tests.support.codec_cases import CODECS, DTYPES
+
+native = late_device.load()
+gs.init(backend="gloo", timeout_s=60)
+RANK, SIZE = gs.rank(), gs.size()
+
+
+def groups(timeout_s=None):
+    """Returns a communicator over memory of the host, and one of the same ranks for CPU tensors."""
+    control, _ = comms.private(None, torch.device("cpu"))
+    if timeout_s is not None:
+        comms.c10d.origins[control].timeout = timeout_s
+    device = comms.from_backend(native.Backend(RANK, SIZE), device="late:0")
+    return comms.host_memory(device, control), control
+
+
+def sample(seed, numel, dtype=torch.float32):
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(1000 * seed + RANK), dtype=torch.float64)
+    x[5::97] *= 1e-6
+    return x.to(dtype)
+
+
+def same_bits(x, y):
+    return torch.equal(x.view(torch.uint8), y.view(torch.uint8))
+
+
+def mapped():
+    with open("/proc/self/maps") as file:
+        return sum("memfd:gossamer" in line for line in file)
+
+
+def sums(which):
+    """Every codec and dtype, with rows that grow, shrink and grow: the bits of the two-shot between CPU tensors."""
+    own, control = groups()
+    native.set_late(late_device.LATENESS[which])
+    for call, numel in enumerate([0, 1, 257, 5003, 1021, 7, 20_011]):
+        for dtype in DTYPES:
+            for codec in [None, *CODECS]:
+                x, plain = sample(call, numel, dtype).to("late"), sample(call, numel, dtype)
+                for group, tensor in ((own, x), (control, plain)):
+                    gs.all_reduce(
+                        tensor, codec=codec, deterministic=True, op="mean", nonce=call, group=group
+                    )
+                assert same_bits(x.cpu(), plain), (codec, dtype, numel)
+    exact, plain = sample(3, 777).to("late"), sample(3, 777)
+    assert _C.sum(own, exact)
+    gs.all_reduce(plain, deterministic=True, group=control)
+    assert same_bits(exact.cpu(), plain)
+
+
+class Layer(torch.autograd.Function):
+    """Has the gradient that it is given."""
+
+    @staticmethod
+    def forward(ctx, x, param, grad):
+        ctx.save_for_backward(grad)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, out):
+        [grad] = ctx.saved_tensors
+        return out, grad.clone(), None
+
+
+def trained(device, algorithm, connections):
+    face.connect = lambda module, group: connections
+    module = torch.nn.Module()
+    module.weights = torch.nn.ParameterList(torch.full((300,), float(i), device=device) for i in range(LAYERS))
+
+    def forward(step):
+        x = torch.zeros((), device=device, requires_grad=True)
+        for i, param in enumerate(module.weights):
+            x = Layer.apply(x, param, sample(10 * step + i, 300).to(device))
+        return x
+
+    module.forward = forward
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5, foreach=False)
+    sizes = {"bucket_bytes": 1000, "first_bucket_bytes": 1000}
+    model = gs.DataParallel(module, optimizer, algorithm=ALGORITHMS[algorithm](), **sizes)
+    for step in range(5):
+        optimizer.zero_grad()
+        model(step).backward()
+        optimizer.step()
+    weights = torch.stack([param.detach().cpu() for param in module.weights])
+    model.close()
+    return weights
+
+
+def training(which):
+    """A model trains to the bits of one whose gradients are CPU tensors."""
+    own, control = groups()
+    native.set_late(late_device.LATENESS[which])
+    for algorithm in ALGORITHMS:
+        if algorithm == "exact":
+            continue  # it has the bits of "deterministic" here, and others on the CPU
+        plain = trained("cpu", algorithm, Connections(control, control, None))
+        assert same_bits(trained("late", algorithm, Connections(own, control, None)), plain), algorithm
+    exact = trained("late", "exact", Connections(own, control, None))
+    plain = trained("cpu", "deterministic", Connections(control, control, None))
+    assert torch.allclose(exact, plain, rtol=1e-5, atol=1e-6)
+    every = gs.all_gather(exact[None])
+    assert all(torch.equal(every[0], other) for other in every)
+
+
+def memory():
+    """Memory that a rank cannot map is an error on every rank; otherwise all of it is given back."""
+    shm, before = os.listdir("/dev/shm"), mapped()
+    if RANK == 1:
+        native.fail_map_host(SIZE - 1)
+    try:
+        groups()
+        raise AssertionError("an error was expected")
+    except gs.CommError as error:
+        text = str(error)
+    assert "host memory of " in text, text
+    assert "could not be shared; rank 1: late: map_host was told to fail" in text, text
+    assert native.mapped_host() == 0
+    own, control = groups()
+    for numel in (1000, 2000, 50_000, 100):  # grows twice
+        x = torch.full((numel,), RANK + 1.0).to("late")
+        gs.all_reduce(x, codec=gs.Int8(), group=own)
+        assert torch.allclose(x.cpu(), torch.full((numel,), SIZE * (SIZE + 1) / 2), rtol=0.01)
+        assert native.mapped_host() <= 2 * SIZE  # that of the call before is freed when new memory is made
+    assert not [name for name in set(os.listdir("/dev/shm")) - set(shm) if "gossamer" in name]
+    del own, control
+    assert native.mapped_host() == 0
+    assert mapped() <= before + 1  # what the failed group has left
+
+
+def death():
+    """A rank that ends is named: by the meeting of the devices, which then stops the device, and by the engine."""
+    own, control = groups(timeout_s=timedelta(seconds=3))
+    x = torch.ones(100).to("late")
+    gs.all_reduce(x, codec=gs.Int8(), group=own)
+    native.synchronize()
+    control.all_reduce(torch.zeros(1)).wait()
+    if RANK == 1:
+        os._exit(0)
+    begin = time.monotonic()
+    gs.all_reduce(x, codec=gs.Int8(), group=own)
+    for call in (native.synchronize, lambda: gs.all_reduce(x, codec=gs.Int8(), group=own)):
+        try:
+            call()
+            raise AssertionError("an error was expected")
+        except (RuntimeError, gs.CommError) as error:
+            text = str(error)
+    assert "meet: rank 1 did not come in time" in text, text
+    assert time.monotonic() - begin < 30
+    print("said", flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
+    native.settle()
+    gs.shutdown()
