@@ -159,9 +159,10 @@ std::vector<int> SymmetricCommunicator::unreached_peers() {
   });
   std::vector<int> unreached;
   together(bytes, [&] {
-    const at::Tensor arrived = numbers_of(rank()).cpu();
+    // add(0): a kernel reads, as it does in a sum. torch's copies would ask whether the memory is the host's.
+    const at::Tensor arrived = numbers_of(rank()).add(0).cpu();
     for (int peer = 0; peer < n; ++peer) {
-      const auto read = numbers_of(peer)[n].clone().item<int64_t>();
+      const auto read = numbers_of(peer)[n].add(0).item<int64_t>();
       if (arrived[peer].item<int64_t>() != number(peer, rank()) || read != number(peer, n))
         unreached.push_back(peer);
     }

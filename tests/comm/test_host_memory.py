@@ -5,8 +5,10 @@ tests/late has a device that does not share the host's memory by itself, tests/g
 
 import gc
 import logging
+import sys
 import threading
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 import torch
@@ -15,9 +17,9 @@ import torch.distributed as dist
 import gossamer as gs
 from gossamer import _C
 from gossamer import comm as comms
-from gossamer.comm import host_memory as maker  # noqa: F401
 from tests.support import ranks
 from tests.support.codec_cases import CODECS, DTYPES
+from tests.support.models import mlp, seeded, shards, trained
 
 SIZES = [0, 1, 257, 1021, 10_007]
 HERE = threading.local()
@@ -93,26 +95,18 @@ def test_what_is_no_sum_of_floats_goes_through_the_group():
 
 def test_a_model_trains_to_the_same_bits(backend):
     def body(comm, other):
-        weights = []
+        weights, ways = [], []
         for group in (gs.HostMemory(comm), other):
-            torch.manual_seed(0)
-            module = torch.nn.Sequential(torch.nn.Linear(10, 30), torch.nn.Tanh(), torch.nn.Linear(30, 3))
+            module = seeded(mlp)
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
             options = {"bucket_bytes": 900, "first_bucket_bytes": 400, "process_group": group}
             codec = gs.ErrorFeedback(gs.OneBit())
-            model = gs.DataParallel(
-                module, optimizer, algorithm=gs.GradientAllReduce(codec=codec), **options
-            )
-            for step in range(5):
-                optimizer.zero_grad()
-                model(sample(10 * step + comm.rank, 20).view(2, 10)).square().mean().backward()
-                optimizer.step()
-            sums = model.engine.report().sums if group is not other else None
+            model = gs.DataParallel(module, optimizer, algorithm=gs.GradientAllReduce(codec=codec), **options)
+            trained(model, optimizer, shards(6, comm))
+            ways.append(model.report()["sums"])
             weights.append(torch.cat([param.detach().flatten() for param in module.parameters()]))
             model.close()
-            if sums is not None:
-                said = sums
-        return same_bits(*weights), said
+        return same_bits(*weights), ways[0]
 
     assert ranks.run_ranks(3, body, groups=2) == [(True, "through host memory, as asked")] * 3
 
@@ -131,7 +125,7 @@ def test_all_memory_is_given_back():
             del own
             gc.collect()
             comm.all_reduce(torch.zeros(1)).wait()
-        return None
+        return
 
     before = mapped()
     ranks.run_ranks(3, body)
@@ -160,7 +154,10 @@ def test_a_lost_value_is_an_error_on_every_rank_that_names_the_pair(monkeypatch)
     monkeypatch.setattr(_C, "unreached_peers", lambda comm: [2] if comm.rank == 1 else [])
     for error in ranks.run_ranks(3, lambda comm: comms.host_memory(comm, comm), errors=True):
         assert isinstance(error, gs.ConfigError)
-        assert "HostMemory: values must arrive in memory of the host, but were lost between ranks 1 and 2" in str(error)
+        assert (
+            "HostMemory: values must arrive in memory of the host, but were lost between ranks 1 and 2"
+            in str(error)
+        )
 
 
 def test_one_rank_is_left_as_it_is_and_too_many_are_refused():
@@ -179,12 +176,10 @@ def test_one_rank_is_left_as_it_is_and_too_many_are_refused():
 @pytest.fixture
 def gpus(monkeypatch):
     """Pretends that each rank of connected() has a GPU. Returns the set of pairs of ranks without peer access."""
-    symmetric, hierarchical = (
-        __import__(f"gossamer.comm.{name}", fromlist=["x"]) for name in ("symmetric", "hierarchical")
-    )
+    symmetric, hierarchical = (sys.modules[f"gossamer.comm.{name}"] for name in ("symmetric", "hierarchical"))
     apart = set()
     monkeypatch.setattr(_C, "with_cuda", True)
-    monkeypatch.setattr(symmetric, "visible_uuids", lambda: [f"{rank + 1:032x}" for rank in range(4)])
+    monkeypatch.setattr(symmetric, "visible_uuids", lambda: [str(UUID(int=rank + 1)) for rank in range(4)])
     monkeypatch.setattr(symmetric, "can_access", lambda index, peer: (index, peer) not in apart)
     monkeypatch.setattr(hierarchical, "host_memory", lambda comm, control: HERE.made)
     return apart
@@ -212,7 +207,9 @@ def connected(size, group_of=lambda comm: comm):
     return ranks.run_threads(size, body)
 
 
-def test_gpus_without_peer_access_are_joined_by_memory_of_the_host_which_the_report_and_the_log_say(gpus, caplog):
+def test_gpus_without_peer_access_are_joined_by_memory_of_the_host_which_the_report_and_the_log_say(
+    gpus, caplog
+):
     gpus.add((1, 2))
     with caplog.at_level(logging.INFO, logger="gossamer"):
         results = connected(3)

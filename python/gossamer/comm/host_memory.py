@@ -63,7 +63,9 @@ def host_memory(comm: Communicator, control: Communicator) -> Communicator:
         raise ConfigError(f"HostMemory: at most {MAX_RANKS} ranks can share memory, got {comm.size}")
     hosts = hosts_of(control)
     if len(hosts) > 1:
-        raise ConfigError(f"HostMemory: all ranks must be on one host, got {hosts}; for several, use Hierarchical")
+        raise ConfigError(
+            f"HostMemory: all ranks must be on one host, got {hosts}; for several, use Hierarchical"
+        )
     host = split(control, range(control.size), kind="gossamer")
     assert host is not None
     own = share_host_memory(comm, host)

@@ -192,7 +192,9 @@ def _missing_access(control: Communicator, index: int, uuids: list[str]) -> str 
     if apart is None:
         return None
     rank, peer = apart
-    return f"the GPU of rank {rank} (GPU-{uuids[rank]}) cannot access the GPU of rank {peer} (GPU-{uuids[peer]})"
+    return (
+        f"the GPU of rank {rank} (GPU-{uuids[rank]}) cannot access the GPU of rank {peer} (GPU-{uuids[peer]})"
+    )
 
 
 def _pairs(size: int) -> list[tuple[int, int]]:

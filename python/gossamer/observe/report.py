@@ -22,7 +22,7 @@ class Counted:
         backwards, bytes_out, bytes_in: synchronised backwards, and the payload bytes that they sent and received.
         timed: operations have ended when they return, as on a CPU. Else their times are not known.
         algorithm: the algorithm with its settings.
-        sums: "flat" or "by hosts", and why.
+        sums: "flat", "by hosts" or "through host memory", and why.
         buckets: the index, bytes and codec of each bucket.
         codec_error: see Report; None: not asked for.
     """
@@ -58,8 +58,8 @@ class Report(Mapping[str, Any]):
         codec_error: |decoded - gradient| / |gradient| of this rank's gradients in the last step, over the buckets that
             have a codec; None unless it was asked for.
         algorithm: the algorithm with its settings.
-        sums: "flat" or "by hosts", and why. By hosts, gradients are summed exactly inside a host, and through the codec
-            between hosts.
+        sums: "flat", "by hosts" or "through host memory", and why. By hosts, gradients are summed exactly inside
+            a host, and through the codec between hosts.
         buckets: a dict for each bucket, in the order in which they are sent: index, bytes of gradients, codec or None,
             communication_ms, and codec_error if it was asked for.
         waits: how often the program waited for the worker in a step.
