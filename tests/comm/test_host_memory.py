@@ -186,7 +186,7 @@ def gpus(monkeypatch):
 
 
 def connected(size, group_of=lambda comm: comm):
-    """What connect_by_hosts() makes of `size` ranks that pretend to have a GPU: whether it is the group itself; its way."""
+    """What connect_by_hosts() makes of ranks that pretend to have GPUs: whether it is the group itself, and its way."""
     store = dist.HashStore()
 
     def body(rank):

@@ -1,8 +1,8 @@
 """Communicators move bytes between the ranks of a group, and do nothing else.
 
-``c10d`` makes them of torch's process groups, ``hierarchical`` of hosts, ``symmetric`` and ``host_memory`` of memory that
-ranks share.
-``named`` opens operations that are matched by name. The native classes are in csrc/comm and csrc/named.
+``c10d`` makes them of torch's process groups, ``hierarchical`` of hosts, ``symmetric`` and ``host_memory`` of memory
+that ranks share. ``named`` opens operations that are matched by name. The native classes are in csrc/comm and
+csrc/named.
 """
 
 from gossamer._C import Communicator

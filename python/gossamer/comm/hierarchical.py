@@ -84,8 +84,8 @@ def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> C
     """Returns `comm`, or a communicator around it whose sums go by hosts, or through memory of the host. Collective.
 
     Args:
-        group: what the user gave. A Flat, Hierarchical or HostMemory decides; otherwise goes_by_hosts() does, and on one
-            host why_through_host().
+        group: what the user gave. A Flat, Hierarchical or HostMemory decides; otherwise goes_by_hosts() does, and on
+            one host why_through_host().
         comm: the ranks, for tensors on a model's device.
         control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
     """

@@ -53,8 +53,8 @@ def host_memory(comm: Communicator, control: Communicator) -> Communicator:
         control: the same ranks for CPU tensors, made with a store; `comm` itself where that is on the CPU.
 
     Raises:
-        ConfigError: on every rank, if the ranks are on several hosts or more than MAX_RANKS, or a value that one of them
-            writes does not arrive. It names the first pair of ranks between whom a value was lost.
+        ConfigError: on every rank, if the ranks are on several hosts or more than MAX_RANKS, or a value that one of
+            them writes does not arrive. It names the first pair of ranks between whom a value was lost.
         CommError: on every rank, if a rank cannot get the memory or map it for its device.
     """
     if comm.size == 1:

@@ -163,9 +163,9 @@ def require_peer_access(control: Communicator, index: int) -> None:
 
 
 def missing_peer_access(control: Communicator, index: int) -> str | None:
-    """Returns which GPU cannot access the memory of which other one, the same on every rank; None if all can. Collective.
+    """Returns which GPU cannot access the memory of which other one, or None if all can. Collective.
 
-    GPUs that a rank does not see count as accessible, because the driver cannot be asked.
+    All ranks get the same answer. GPUs that a rank does not see count as accessible: the driver cannot be asked.
 
     Args:
         control: the ranks, for CPU tensors.
