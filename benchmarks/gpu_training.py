@@ -25,7 +25,11 @@ SHAPE = {"context": 256, "width": 512, "heads": 8, "layers": 8}
 QUICK = {"context": 16, "width": 32, "heads": 2, "layers": 2}
 ROWS = 8  # of text per rank and step
 DDP, FP16 = "stock DDP", "stock DDP, fp16 hook"
-PATHS: dict[str, Callable[[], Any]] = {"Gloo": lambda: None, "symmetric memory": gs.Symmetric}
+PATHS: dict[str, Callable[[], Any]] = {
+    "Gloo": lambda: None,
+    "symmetric memory": gs.Symmetric,
+    "memory of the host": gs.HostMemory,
+}
 ALGORITHMS: dict[str, Callable[[], gs.Algorithm]] = {
     "gradient_allreduce": gs.GradientAllReduce,
     "deterministic": partial(gs.GradientAllReduce, deterministic=True),
