@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
+from gossamer._C import CodecBackend
 from gossamer.codec import BF16, Codec, Int8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.errors import ConfigError
@@ -43,11 +44,12 @@ def compress(
             optimizer steps exact shards. None keeps FSDP's own all-gather.
         replicate: for hybrid sharding, the ranks that hold the same shard of other replicas. Their mean is taken after
             the reduce-scatter. Shard over the other axis alone, by fully_shard(mesh=mesh["shard"]), and give
-            mesh["replicate"].get_group(). With a mesh of two axes FSDP would all-reduce by itself, exactly.
+            mesh["replicate"].get_group(). None for a mesh of two axes: FSDP all-reduces by itself, with the options of
+            the group. Such a group is made by init_device_mesh(backend_override=...) with gossamer.Options.
 
     Raises:
         ConfigError: Nothing is sharded, all codecs are None, a codec has error feedback, whose memory would not be
-            sharded, or the model is sharded over a mesh with a replicate axis.
+            sharded, or the model is sharded over a mesh with a replicate axis whose group has no gossamer.Options.
     """
     if codec is None and weights is None and replicate is None:
         raise ConfigError("fsdp.compress: give a codec for gradients or for weights, got None for both")
@@ -58,7 +60,7 @@ def compress(
             )
     if replicate is not None and not isinstance(replicate, dist.ProcessGroup):
         raise ConfigError(f"fsdp.compress: replicate must be a process group or None, got {replicate!r}")
-    _refuse_replicate_axis(model)
+    _check_replicate_axis(model, replicate)
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ConfigError("fsdp.compress: no module of the model is sharded; call fully_shard() first")
@@ -125,11 +127,16 @@ def _mean_between_replicas(codec: Codec | None, group: "ProcessGroup") -> Callab
     return hook
 
 
-def _refuse_replicate_axis(model: nn.Module) -> None:
+def _check_replicate_axis(model: nn.Module, replicate: "ProcessGroup | None") -> None:
     for name, param in model.named_parameters():
         # The axis of replicas is the first. A later one may belong to tensor parallelism.
-        if isinstance(param, DTensor) and isinstance(param.placements[0], Replicate):
+        if not isinstance(param, DTensor) or not isinstance(param.placements[0], Replicate):
+            continue
+        backend = param.device_mesh.get_group(0)._get_backend(param.device)
+        if replicate is not None or not isinstance(backend, CodecBackend):
             raise ConfigError(
                 f"fsdp.compress: '{name}' is sharded over a mesh with a replicate axis, whose all-reduce FSDP makes "
-                "itself; use fully_shard(mesh=mesh['shard']) and compress(replicate=mesh['replicate'].get_group())"
+                "itself; make the mesh with init_device_mesh(backend_override={'replicate': ('gossamer', "
+                "gs.Options(codec=...))}) and leave out replicate=, or use fully_shard(mesh=mesh['shard']) and "
+                "compress(replicate=mesh['replicate'].get_group())"
             )

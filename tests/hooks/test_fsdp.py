@@ -162,6 +162,25 @@ def test_a_mesh_with_a_replicate_axis_is_refused():
         gs.fsdp.compress(model, codec=gs.Int8())
 
 
+@in_job
+def test_a_mesh_whose_replicate_axis_has_a_codec_is_encoded_on_both_axes():
+    options = gs.Options(gs.Int8(), min_bytes=1024)
+    axes, override = (
+        ("hosts", "shards"),
+        {"hosts": ("gossamer", options)},
+    )  # torch must not confuse it with grid()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=axes, backend_override=override)
+    model, between = sharded(mesh), mesh["hosts"].get_group()
+    with pytest.raises(gs.ConfigError, match="a replicate axis.* and leave out replicate="):
+        gs.fsdp.compress(model, codec=gs.Int8(), replicate=between)
+    codec_comm = between._get_backend(torch.device("cpu")).comm
+    before = codec_comm.bytes_sent
+    sent = sent_per_step(mesh["shards"].get_group(), model, codec=gs.Int8(), weights=None)
+    shard = exact_bytes() / 4 * SIZE / (SIZE - 1) / 2 * 4  # half of all gradients, in float32
+    assert 0.2 * shard < sent < 0.27 * shard, (sent, shard)
+    assert 0.2 * shard < (codec_comm.bytes_sent - before) / STEPS < 0.27 * shard
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
