@@ -26,13 +26,15 @@ void scatter(Dtype dtype, const Segment* segments, int64_t count, const void* fl
 void scale(Dtype dtype, void* flat, int64_t numel, double scale);
 
 // The sum of `count` rows of `numel` elements each, written to every row of `outs`. Rows do not overlap, but one may be in
-// both lists.
+// both lists. `first` >= 0 differs between ranks that sum the same rows at once, and never changes the bits: devices read and
+// write in an order that begins with it.
 struct RowSum {
   const void* const* rows;
   int64_t count;
   void* const* outs;
   int64_t out_count;
   int64_t numel;
+  int64_t first = 0;
 };
 
 // Every out becomes scale * the sum of the rows: added in their order, from zero, in accumulate_dtype, and rounded once.

@@ -1,6 +1,8 @@
-// sum_rows of flat/cuda.h: one launch reads every row in order and writes the result into every out. The rows are
-// usually the memory of other ranks, so each element crosses to this GPU once and back once. Never synchronises with
-// the host, allocates nothing. Flags: --fmad=false.
+// sum_rows of flat/cuda.h: one launch reads every row and writes the result into every out. The rows are usually the
+// memory of other ranks, so each element crosses to this GPU once and back once. The link is the limit, so a few blocks do
+// it, and leave the other multiprocessors to the backward pass. Ranks read the rows in different orders, so that they do
+// not all read from one peer at once, and add them in one order. Never synchronises with the host, allocates nothing.
+// Flags: --fmad=false.
 #define GOSSAMER_ISA device
 #include "base/cuda_launch.cuh"
 #include "flat/cuda.h"
@@ -12,14 +14,16 @@ namespace {
 using device::Summed;
 using device::with_element_type;
 
-constexpr int kThreads = 256;
-constexpr int64_t kMaxGrid =
-    GOSSAMER_MAX_GRID < 2048 ? GOSSAMER_MAX_GRID : 2048;  // beyond it a thread takes several packs
+constexpr int kThreads = 512;
+constexpr int64_t kMostBlocks = 32;  // beyond it a thread takes several packs
+constexpr int64_t kMaxGrid = GOSSAMER_MAX_GRID < kMostBlocks ? GOSSAMER_MAX_GRID : kMostBlocks;
+constexpr int kAtOnce = 8;  // rows whose loads a thread has in flight
 
 struct Table {
   const void* row[kMaxRows];
   void* out[kMaxRows];
   int count, out_count;
+  int first, first_out;  // where this rank begins to read, in each kAtOnce rows, and to write
 };
 
 template <class T>
@@ -28,26 +32,54 @@ struct alignas(16) Pack {
   T v[kWidth];
 };
 
+// Piece i of `left` rows from `base` on, at most kAtOnce. Load j is of row base + (j ^ first): any two ranks with different
+// `first` then differ in each load. Afterwards piece j is of row base + j.
+template <class Piece>
+__device__ void load_pieces(const Table& table, int base, int left, int first, int64_t i,
+                            Piece (&pieces)[kAtOnce]) {
+#pragma unroll
+  for (int j = 0; j < kAtOnce; ++j)
+    if ((j ^ first) < left) pieces[j] = static_cast<const Piece*>(table.row[base + (j ^ first)])[i];
+#pragma unroll
+  for (int bit = 1; bit < kAtOnce; bit *= 2)
+    if (first & bit)
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (!(j & bit)) {
+          const Piece other = pieces[j];
+          pieces[j] = pieces[j + bit];
+          pieces[j + bit] = other;
+        }
+}
+
 // Pieces of kWidth elements, 16-byte aligned in every row if kWide, else of one element. A thread reads its piece of all
 // rows before it writes it into any.
 template <class T, bool kWide>
-__global__ void sum_pieces(Table table, int64_t pieces, typename Summed<T>::Sum scale) {
+__global__ void __launch_bounds__(kThreads)
+    sum_pieces(Table table, int64_t pieces, typename Summed<T>::Sum scale) {
   using Piece = std::conditional_t<kWide, Pack<T>, T>;
   constexpr int kWidth = sizeof(Piece) / sizeof(T);
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < pieces; i += step) {
     typename Summed<T>::Sum sums[kWidth] = {};
-#pragma unroll 4
-    for (int r = 0; r < table.count; ++r) {
-      const Piece piece = static_cast<const Piece*>(table.row[r])[i];
+    for (int base = 0; base < table.count; base += kAtOnce) {
+      const int left = table.count - base;
+      Piece loaded[kAtOnce] = {};
+      load_pieces(table, base, left, table.first, i, loaded);
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) Summed<T>::add(sums[k], reinterpret_cast<const T*>(&piece)[k]);
+      for (int j = 0; j < kAtOnce; ++j)
+        if (j < left)
+#pragma unroll
+          for (int k = 0; k < kWidth; ++k) Summed<T>::add(sums[k], reinterpret_cast<const T*>(&loaded[j])[k]);
     }
     Piece result;
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) reinterpret_cast<T*>(&result)[k] = Summed<T>::finish(sums[k], scale);
 #pragma unroll 4
-    for (int r = 0; r < table.out_count; ++r) static_cast<Piece*>(table.out[r])[i] = result;
+    for (int j = 0; j < table.out_count; ++j) {
+      const int r = table.first_out + j;
+      static_cast<Piece*>(table.out[r < table.out_count ? r : r - table.out_count])[i] = result;
+    }
   }
 }
 
@@ -72,6 +104,8 @@ void sum_rows(Dtype dtype, const RowSum& sum, double scale, cudaStream_t stream)
     Table table{};
     table.count = static_cast<int>(sum.count);
     table.out_count = static_cast<int>(sum.out_count);
+    table.first = static_cast<int>(sum.first % kAtOnce);
+    table.first_out = static_cast<int>(sum.first % sum.out_count);
     uintptr_t address = 0;
     const auto place = [&](int64_t done) {
       for (int64_t r = 0; r < sum.count; ++r)

@@ -250,25 +250,39 @@ TEST_F(Cuda, GatherAndScatterMoveTheBitsOfMoreSegmentsThanOneTableHolds) {
     }
 }
 
+// `rows` rows that begin `skipped` elements after an aligned address, summed by the rank `first`, in place or into one row.
+void expect_equal_sums(Dtype dtype, Temper temper, int64_t numel, int64_t skipped, int rows, int first,
+                       int outs) {
+  std::vector<Bytes> host;
+  std::vector<std::unique_ptr<DeviceBytes>> device;
+  std::vector<void*> here, there;
+  const int64_t at = skipped * element_size(dtype);
+  for (int r = 0; r < rows; ++r) {
+    const auto seed = static_cast<unsigned>(101 + r);
+    host.push_back(as_bytes(dtype, make_values(numel + skipped, temper, seed)));
+    device.push_back(std::make_unique<DeviceBytes>(host.back()));
+    there.push_back(device.back()->data() + at);
+  }
+  for (Bytes& row : host) here.push_back(row.data() + at);
+  flat::sum_rows(dtype, {here.data(), rows, here.data(), outs, numel}, 1.0 / 3);
+  flat::cuda::sum_rows(dtype, {there.data(), rows, there.data(), outs, numel, first}, 1.0 / 3, nullptr);
+  for (int r = 0; r < rows; ++r)
+    ASSERT_EQ(device[r]->get(), host[r]) << "numel " << numel << ", " << rows << " rows, rank " << first;
+}
+
 TEST_F(Cuda, SummedRowsHaveTheBitsOfTheCpuAtAnyAlignment) {
   for (Dtype dtype : kDtypes)
     for (Temper temper : kTempers)
       for (int64_t numel : {0, 1, 7, 8, 4099, 100003})
-        for (int64_t skipped : {0, 1}) {  // elements, so that no vector load may be used
-          std::vector<Bytes> host;
-          std::vector<std::unique_ptr<DeviceBytes>> device;
-          std::vector<void*> here, there;
-          const int64_t at = skipped * element_size(dtype);
-          for (unsigned r = 0; r < 3; ++r) {
-            host.push_back(as_bytes(dtype, make_values(numel + skipped, temper, 101 + r)));
-            device.push_back(std::make_unique<DeviceBytes>(host.back()));
-            there.push_back(device.back()->data() + at);
-          }
-          for (Bytes& row : host) here.push_back(row.data() + at);
-          flat::sum_rows(dtype, {here.data(), 3, here.data(), 3, numel}, 1.0 / 3);
-          flat::cuda::sum_rows(dtype, {there.data(), 3, there.data(), 3, numel}, 1.0 / 3, nullptr);
-          for (int r = 0; r < 3; ++r) ASSERT_EQ(device[r]->get(), host[r]) << "numel " << numel;
-        }
+        for (int64_t skipped : {0, 1})  // elements, so that no vector load may be used
+          expect_equal_sums(dtype, temper, numel, skipped, 3, 1, 3);
+}
+
+TEST_F(Cuda, SummedRowsHaveTheSameBitsOnEveryRank) {
+  for (Dtype dtype : kDtypes)
+    for (int rows : {1, 2, 5, 8, 9, 19})
+      for (int first = 0; first < rows; ++first)
+        for (int outs : {1, rows}) expect_equal_sums(dtype, Temper::ordinary, 2051, 0, rows, first, outs);
 }
 
 // More segments than one table holds, cut from four long buffers, so that most do not start where a vector may.
