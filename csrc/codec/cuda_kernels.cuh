@@ -1,5 +1,5 @@
 // The loops that run a codec's arithmetic over device memory: the twin of cpu_driver.inl, with the same
-// headers and the scalar lane. A team of threads handles one group, four elements a thread at a time. Included by
+// headers and the scalar lane. A team of threads handles one group, a pack a thread at a time. Included by
 // cuda_launches.cuh only.
 #pragma once
 
@@ -14,6 +14,9 @@ namespace gossamer::device {
 namespace {
 
 constexpr int64_t kChunk = 1024;  // elements that a warp decodes at a time
+// Threads that must fit on a multiprocessor, so that each may have 128 registers. Without this number ptxas would spill a
+// few registers where that makes room for another block.
+constexpr int kFewestThreads = 512;
 
 template <class T>
 using WideLane = std::conditional_t<std::is_same_v<T, double>, Double, Scalar>;
@@ -39,11 +42,10 @@ struct Block {
   __device__ unsigned mask() const { return 0xffffffffu; }
 };
 
-// body(i, k) for each pack of the calling thread: pack k begins at element i of [begin, end).
+// body(i) for each pack of four of the calling thread, which begins at element i of [begin, end).
 template <class Team, class Body>
 __device__ void each_pack(Team team, int64_t begin, int64_t end, Body body) {
-  int k = 0;
-  for (int64_t i = begin + team.rank() * kPack; i < end; i += team.size * kPack) body(i, k++);
+  for (int64_t i = begin + team.rank() * kPack; i < end; i += team.size * kPack) body(i);
 }
 
 // Where the parts of a wire row lie; computed on the host.
@@ -61,19 +63,38 @@ struct Apart {
   __device__ const uint8_t* row(int64_t r, int64_t) const { return each[r]; }
 };
 
+// The elements of a pack where rows are summed: as many as have 16 bytes of codes. There are four where the sums are double,
+// for which there are too few registers, and where `summed` asks for four.
+template <class Codec>
+constexpr int kRowPack =
+    Codec::kSummed || std::is_same_v<SumOf<Codec>, double> ? kPack : 128 / Codec::kCodeBits;
+
+constexpr int kRowsAtOnce = 4;  // rows whose loads a thread has in flight
+
 // sums += elements i, i+1, ... of every row, in row order.
-template <class Codec, class Wire>
+template <class Codec, int N, class Wire>
 __device__ void add_rows(const Layout& layout, const Wire& wire, int64_t rows, int64_t group, int64_t i,
-                         int64_t left, Pack<SumOf<Codec>>& sums) {
+                         int64_t left, Pack<SumOf<Codec>, N>& sums) {
   using Lane = LaneOf<Codec>;
-#pragma unroll 4
-  for (int64_t r = 0; r < rows; ++r) {
-    const uint8_t* row = wire.row(r, layout.row_bytes);
-    const auto params = Codec::read(row, group);
-    const auto codes = load_codes<Codec>(row + layout.header_bytes, i, left);
+  using Bits = decltype(load_bits<Codec, N>(nullptr, 0, 0));
+  for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
+    typename Codec::Params params[kRowsAtOnce] = {};
+    Bits bits[kRowsAtOnce] = {};
 #pragma unroll
-    for (int k = 0; k < kPack; ++k)
-      Lane::add_to(&sums.v[k], Codec::template dequantise<Lane>(params, Lane::load(&codes.v[k])));
+    for (int q = 0; q < kRowsAtOnce; ++q) {
+      if (r + q >= rows) continue;
+      const uint8_t* row = wire.row(r + q, layout.row_bytes);
+      params[q] = Codec::read(row, group);
+      bits[q] = load_bits<Codec, N>(row + layout.header_bytes, i, left);
+    }
+#pragma unroll
+    for (int q = 0; q < kRowsAtOnce; ++q) {
+      if (r + q >= rows) continue;
+      const auto codes = codes_of<Codec, N>(bits[q]);
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        Lane::add_to(&sums.v[k], Codec::template dequantise<Lane>(params[q], Lane::load(&codes.v[k])));
+    }
   }
 }
 
@@ -96,6 +117,7 @@ struct TensorRows {
   using Codec = Codec_;
   using Element = T;
   static constexpr bool kKeepsError = false, kSumsRows = false;
+  static constexpr int kWidth = kPack;  // elements of a pack
   const T* x;
   int64_t row_numel, numel;
 
@@ -137,18 +159,19 @@ struct SumOfRows {
   using Codec = Codec_;
   using Element = SumOf<Codec>;
   static constexpr bool kKeepsError = false, kSumsRows = true;
+  static constexpr int kWidth = kRowPack<Codec>;
   Layout layout;
   Wire wire;
   int64_t rows, valid_numel;
   Element scale;
 
   __device__ int64_t valid(int64_t) const { return valid_numel; }
-  __device__ Pack<Element> load(int64_t, int64_t group, int64_t i, int64_t left) const {
+  __device__ Pack<Element, kWidth> load(int64_t, int64_t group, int64_t i, int64_t left) const {
     using Lane = WideLane<Element>;
-    Pack<Element> sums{};
+    Pack<Element, kWidth> sums{};
     add_rows<Codec>(layout, wire, rows, group, i, left, sums);
 #pragma unroll
-    for (int k = 0; k < kPack; ++k) sums.v[k] = Lane::quiet(Lane::mul(sums.v[k], scale));
+    for (int k = 0; k < kWidth; ++k) sums.v[k] = Lane::quiet(Lane::mul(sums.v[k], scale));
     return sums;
   }
 };
@@ -161,11 +184,11 @@ struct SumWithError : Sum {
   Element* error;
   double unscaled;  // 1 / scale
 
-  __device__ void keep(int64_t, int64_t i, int64_t left, const Pack<Element>& rests) const {
+  __device__ void keep(int64_t, int64_t i, int64_t left, const Pack<Element, Sum::kWidth>& rests) const {
     Element* owed = error + i;
-    auto kept = load_pack(owed, left, is_aligned(owed));
+    auto kept = load_pack<Sum::kWidth>(owed, left, is_aligned(owed));
 #pragma unroll
-    for (int k = 0; k < kPack; ++k)  // in double: rounded once
+    for (int k = 0; k < Sum::kWidth; ++k)  // in double: rounded once
       kept.v[k] = finite_or_zero(static_cast<Element>(kept.v[k] + rests.v[k] * unscaled));
     store_pack(owed, kept, left, is_aligned(owed));
   }
@@ -195,56 +218,59 @@ __device__ Piece piece_of(const Source& source, const Layout& layout, int64_t ro
   return {row, group, begin, after < valid ? after : valid, index + 1 == pieces ? all_slots : after};
 }
 
-// Shared memory of a thread block, and the packs that each thread keeps there.
-constexpr int kHeldBytes = 32768;
-__device__ void* held_memory() {
-  __shared__ Pack<float> memory[kHeldBytes / sizeof(Pack<float>)];
-  return memory;
-}
+// How many elements of a source that sums rows a thread keeps in registers. Longer groups go to a thread block, and longer
+// rows with one set of statistics to several.
 template <class Team, class Element>
-constexpr int kHeld = kHeldBytes / (Team::kThreads * static_cast<int>(sizeof(Pack<Element>)));
-// Longer groups go to a thread block, and longer rows with one set of statistics to several.
+constexpr int kHeld = (std::is_same_v<Team, Lanes> ? 128 : 64) / static_cast<int>(sizeof(Element));
 template <class Element>
-constexpr int64_t kMaxWarpGroup = kWarp * kPack * kHeld<Lanes, Element>;
+constexpr int64_t kMaxWarpGroup = kWarp * kHeld<Lanes, Element>;
 template <class Element>
-constexpr int64_t kMaxTeamRow = Block::size * kPack * kHeld<Block, Element>;
+constexpr int64_t kMaxTeamRow = Block::size * kHeld<Block, Element>;
 
 // The values of a piece. Each thread keeps the first packs of a source that sums rows, so that the rows are read once.
 // Others are loaded again: from cache.
 template <class Team, class Source>
 class Values {
  public:
-  using Element = typename Source::Element;
+  static constexpr int kWidth = Source::kWidth;
+  using Held = Pack<typename Source::Element, kWidth>;
 
-  __device__ Values(Team team, const Source& source, const Piece& piece) : source_(source), piece_(piece) {
-    if constexpr (kHolds) {
-      held_ = static_cast<Pack<Element>*>(held_memory());
-      each_pack(team, piece.begin, piece.end, [&](int64_t i, int k) {
-        if (kHoldsAll || k < kPacks) held_[k * Team::kThreads + threadIdx.x] = load(i);
-      });
-    }
+  __device__ Values(Team team, const Source& source, const Piece& piece)
+      : source_(source),
+        piece_(piece),
+        first_(piece.begin + team.rank() * kWidth),
+        step_(team.size * kWidth) {
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k)
+      if (first_ + k * step_ < piece.end) held_[k] = load(first_ + k * step_);
   }
-  __device__ Pack<Element> at(int64_t i, int k) const {
-    if constexpr (kHolds)
-      if (kHoldsAll || k < kPacks) return held_[k * Team::kThreads + threadIdx.x];
-    return load(i);
+  // body(i, get) for each pack of the calling thread, which begins at element i of [piece.begin, end). get() returns its
+  // values; not beyond piece.end.
+  template <class Body>
+  __device__ void each(int64_t end, Body body) const {
+    int64_t i = first_;
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k, i += step_)
+      if (i < end) body(i, [&] { return held_[k]; });
+    if constexpr (!kHoldsAll)
+      for (; i < end; i += step_) body(i, [&] { return load(i); });
   }
 
  private:
   using Codec = typename Source::Codec;
-  static constexpr int kPacks = kHeld<Team, Element>;
   // Without statistics each value is used once.
   static constexpr bool kHolds = Source::kSumsRows && Codec::kStatistics != Statistics::none;
+  static constexpr int kMost = kHeld<Team, typename Source::Element>;
+  static constexpr int kPacks = !kHolds ? 0 : kMost > kWidth ? kMost / kWidth : 1;
   static constexpr bool kHoldsAll =
-      Codec::kStatistics == Statistics::row || (std::is_same_v<Team, Lanes> && !Codec::kSummed);
+      kHolds && (Codec::kStatistics == Statistics::row || (std::is_same_v<Team, Lanes> && !Codec::kSummed));
 
-  __device__ Pack<Element> load(int64_t i) const {
-    return source_.load(piece_.row, piece_.group, i, piece_.end - i);
-  }
+  __device__ Held load(int64_t i) const { return source_.load(piece_.row, piece_.group, i, piece_.end - i); }
 
   const Source& source_;
   const Piece& piece_;
-  Pack<Element>* held_ = nullptr;
+  const int64_t first_, step_;
+  Held held_[kPacks > 0 ? kPacks : 1] = {};
 };
 
 // ... or the sums that observe_parts has left in `sums`.
@@ -254,8 +280,8 @@ struct Stored : Source {
   static constexpr bool kSumsRows = false;
   const Element* sums;
 
-  __device__ Pack<Element> load(int64_t, int64_t, int64_t i, int64_t left) const {
-    return load_pack(sums + i, left, is_aligned(sums + i));
+  __device__ auto load(int64_t, int64_t, int64_t i, int64_t left) const {
+    return load_pack<Source::kWidth>(sums + i, left, is_aligned(sums + i));
   }
 };
 
@@ -286,25 +312,28 @@ template <class Team, class Source>
 __device__ auto observe(Team team, const Values<Team, Source>& values, const Piece& piece) {
   using Codec = typename Source::Codec;
   auto stats = Codec::template nothing<Scalar>();
-  each_pack(team, piece.begin, piece.end, [&](int64_t i, int held) {
-    const auto pack = values.at(i, held);
+  values.each(piece.end, [&](int64_t i, auto get) {
+    const auto pack = get();
 #pragma unroll
-    for (int k = 0; k < kPack; ++k)
+    for (int k = 0; k < Source::kWidth; ++k)
       if (i + k < piece.end) stats = Codec::template observe<Scalar>(stats, value_of<Source>(pack.v[k]));
   });
   return merged<Codec>(team, stats);
 }
 
 // The sum of a piece, in the order that layout.h defines; every thread of the warp gets it. Lane l holds partial sums 4 l
-// to 4 l + 3. In the first two halvings lanes 16 and 8 apart share the additions: each takes half of what both hold.
+// to 4 l + 3. In the first two halvings lanes 16 and 8 apart share the additions: each takes half of what both hold. These
+// are 8 additions a lane, and no order of lanes needs fewer: a halving needs the one before, and a warp adds 32 numbers at
+// once, so the 64 additions of the first halving take two, and the six others one each.
 template <class Team, class Source>
 __device__ Sum summed(const Values<Team, Source>& values, const Piece& piece) {
   using Codec = typename Source::Codec;
-  static_assert(kPartialSums == kWarp * kPack && kPack == 4, "a thread holds the partial sums of its pack");
+  static_assert(kPartialSums == kWarp * Source::kWidth && Source::kWidth == 4,
+                "a thread holds the partial sums of its pack");
   constexpr unsigned all = 0xffffffffu;
   double partial[kPack] = {};
-  each_pack(Lanes{kWarp}, piece.begin, piece.end, [&](int64_t i, int held) {
-    const auto pack = values.at(i, held);
+  values.each(piece.end, [&](int64_t i, auto get) {
+    const auto pack = get();
 #pragma unroll
     for (int k = 0; k < kPack; ++k)
       if (i + k < piece.end)
@@ -374,20 +403,21 @@ __device__ typename Codec::Tensor dequantised(const typename Codec::Params& para
 // Codes of a piece, and zeros from its end to its last slot. Where threads share bytes, the piece has a multiple of 128
 // slots, so that warps stay whole.
 template <class Team, class Source>
-__device__ void quantise(Team team, const Source& source, const Values<Team, Source>& values,
+__device__ void quantise(const Source& source, const Values<Team, Source>& values,
                          typename Source::Codec::Params params, const Piece& piece, const Noise& noise,
                          uint8_t* codes) {
+  constexpr int kWidth = Source::kWidth;
   using Codec = typename Source::Codec;
   using Code = typename Codec::Code;
   using Element = typename Source::Element;
   const bool blank = Codec::is_blank(params);
   const auto read = as_read<Codec>(params);
-  each_pack(team, piece.begin, piece.slots, [&](int64_t i, int held) {
-    Pack<Code> out{};
+  values.each(piece.slots, [&](int64_t i, auto get) {
+    Pack<Code, kWidth> out{};
     if (i < piece.end && (Source::kKeepsError || !blank)) {
-      const auto pack = values.at(i, held);
+      const auto pack = get();
 #pragma unroll
-      for (int k = 0; k < kPack; ++k) {
+      for (int k = 0; k < kWidth; ++k) {
         if (i + k >= piece.end || blank) continue;
         if constexpr (Codec::kRaw && std::is_same_v<Element, Code>)
           out.v[k] = pack.v[k];
@@ -395,13 +425,13 @@ __device__ void quantise(Team team, const Source& source, const Values<Team, Sou
           LaneOf<Codec>::store(&out.v[k], quantised<Source>(params, pack.v[k], noise, i + k));
       }
       if constexpr (Source::kKeepsError) {
-        Pack<Element> rests;
+        Pack<Element, kWidth> rests;
 #pragma unroll
-        for (int k = 0; k < kPack; ++k) rests.v[k] = pack.v[k] - dequantised<Codec>(read, out.v[k]);
+        for (int k = 0; k < kWidth; ++k) rests.v[k] = pack.v[k] - dequantised<Codec>(read, out.v[k]);
         source.keep(piece.row, i, piece.end - i, rests);
       }
     }
-    store_codes<Codec>(codes, i, out, piece.slots - i);
+    store_codes<Codec, kWidth>(codes, i, out, piece.slots - i);
   });
 }
 
@@ -422,8 +452,9 @@ __device__ void each_piece(int64_t rows, int64_t pieces, int team_size, Body bod
 
 // Encodes groups: statistics, header, codes. Row r draws the random numbers of row first_row + r.
 template <class Team, class Source>
-__global__ void encode_groups(Team team, Source source, Layout layout, int64_t rows, uint64_t key,
-                              int64_t first_row, uint8_t* wire) {
+__global__ void __launch_bounds__(Team::kThreads, kFewestThreads / Team::kThreads)
+    encode_groups(Team team, Source source, Layout layout, int64_t rows, uint64_t key, int64_t first_row,
+                  uint8_t* wire) {
   using Codec = typename Source::Codec;
   each_piece(rows, layout.groups, team.size, [&](int64_t r, int64_t index) {
     const Piece piece = piece_of(source, layout, r, index, layout.groups, layout.group);
@@ -437,7 +468,7 @@ __global__ void encode_groups(Team team, Source source, Layout layout, int64_t r
     }
     Noise noise{};
     if constexpr (Codec::kStochastic) noise = noise_of_row(key, first_row + r);
-    quantise(team, source, values, params, piece, noise, row + layout.header_bytes);
+    quantise(source, values, params, piece, noise, row + layout.header_bytes);
   });
 }
 
@@ -445,16 +476,17 @@ __global__ void encode_groups(Team team, Source source, Layout layout, int64_t r
 // row's codes will be, one for each part; the second writes the header; the third writes the codes. If `sums` is not null,
 // the first leaves the row's values there for the third, which reads them as Stored.
 template <class Source>
-__global__ void observe_parts(Source source, Layout layout, int64_t part_numel, uint8_t* wire,
-                              typename Source::Element* sums) {
+__global__ void __launch_bounds__(Block::kThreads, 1)
+    observe_parts(Source source, Layout layout, int64_t part_numel, uint8_t* wire,
+                  typename Source::Element* sums) {
   using Stats = typename Source::Codec::template Stats<Scalar>;
   const int64_t r = blockIdx.y;
   const Piece piece = piece_of(source, layout, r, blockIdx.x, gridDim.x, part_numel);
   const Values values(Block{}, source, piece);
   const Stats stats = observe(Block{}, values, piece);
   if (sums != nullptr)
-    each_pack(Block{}, piece.begin, piece.end, [&](int64_t i, int held) {
-      store_pack(sums + i, values.at(i, held), piece.end - i, is_aligned(sums + i));
+    values.each(piece.end, [&](int64_t i, auto get) {
+      store_pack(sums + i, get(), piece.end - i, is_aligned(sums + i));
     });
   if (threadIdx.x == 0)
     reinterpret_cast<Stats*>(wire + r * layout.row_bytes + layout.header_bytes)[blockIdx.x] = stats;
@@ -482,7 +514,7 @@ __global__ void quantise_chunks(Source source, Layout layout, int64_t rows, int6
     const Piece piece = piece_of(source, layout, r, index, chunks, kChunk);
     const Values values(team, source, piece);
     uint8_t* row = wire + r * layout.row_bytes;
-    quantise(team, source, values, Codec::read(row, 0), piece, Noise{}, row + layout.header_bytes);
+    quantise(source, values, Codec::read(row, 0), piece, Noise{}, row + layout.header_bytes);
   });
 }
 
@@ -517,9 +549,10 @@ __global__ void decode_chunks(Layout layout, int64_t rows, int64_t chunks, Wire 
     const int64_t end = begin + kChunk < valid ? begin + kChunk : valid;
     const Groups<Codec> groups(layout, begin);
     const uint8_t* row = wire.row(r, layout.row_bytes);
-    each_pack(Lanes{kWarp}, begin, end, [&](int64_t i, int) {
+    each_pack(Lanes{kWarp}, begin, end, [&](int64_t i) {
       const auto params = Codec::read(row, groups.of(i));
-      const auto codes = load_codes<Codec>(row + layout.header_bytes, i, end - i);
+      const auto codes =
+          codes_of<Codec, kPack>(load_bits<Codec, kPack>(row + layout.header_bytes, i, end - i));
       Pack<T> x;
 #pragma unroll
       for (int k = 0; k < kPack; ++k) x.v[k] = dequantised<Codec>(params, codes.v[k]);
@@ -535,7 +568,7 @@ __global__ void decode_add_chunks(Layout layout, int64_t chunks, Wire wire, int6
   each_piece(1, chunks, kWarp, [&](int64_t, int64_t index) {
     const int64_t begin = index * kChunk, end = begin + kChunk < valid ? begin + kChunk : valid;
     const Groups<Codec> groups(layout, begin);
-    each_pack(Lanes{kWarp}, begin, end, [&](int64_t i, int) {
+    each_pack(Lanes{kWarp}, begin, end, [&](int64_t i) {
       auto sums = load_pack(acc + i, end - i, is_aligned(acc + i));
       add_rows<Codec>(layout, wire, rows, groups.of(i), i, end - i, sums);
       store_pack(acc + i, sums, end - i, is_aligned(acc + i));

@@ -105,6 +105,9 @@ TEST_F(Bucket, int8_takes_three_launches_and_at_most_12_bytes_an_element) {
   const Traffic encoded = encode(int8(), false), sum = reduce(int8(), false), decoded = decode(int8());
   EXPECT_TRAFFIC(encoded, kBytes, kRanks * row);
   EXPECT_TRAFFIC(sum, kRanks * row, row);
+  // A lane reads 16 codes of each row in one load, and their scale.
+  EXPECT_EQ(sum.widest_loads, kRanks * kChunk / 16);
+  EXPECT_EQ(sum.read_at_all, kRanks * kChunk / 16 * (16 + 2));
   EXPECT_TRAFFIC(decoded, kRanks * row, kBytes);
   ASSERT_TRUE(bytes_an_element({encoded, sum, decoded}) <= 12);
 }
@@ -114,6 +117,8 @@ TEST_F(Bucket, int4_with_feedback_takes_three_launches_and_at_most_20_bytes_an_e
   const Traffic encoded = encode(int4(), true), sum = reduce(int4(), true), decoded = decode(int4());
   EXPECT_TRAFFIC(encoded, 2 * kBytes, kBytes + kRanks * row);
   EXPECT_TRAFFIC(sum, kRanks * row + kChunkBytes, row + kChunkBytes);
+  EXPECT_EQ(sum.widest_loads, kRanks * kChunk / 32);
+  EXPECT_EQ(sum.read_at_all, kRanks * kChunk / 32 * (16 + 2) + kChunkBytes);
   EXPECT_TRAFFIC(decoded, kRanks * row, kBytes);
   ASSERT_TRUE(bytes_an_element({encoded, sum, decoded}) <= 20);
 }
