@@ -44,4 +44,4 @@ def test_sums_through_memory_of_the_host_have_the_bits_of_cpu_tensors(size, argu
 
 
 def test_a_rank_that_ends_is_named_by_those_that_meet_it_in_memory_of_the_host(tmp_path):
-    assert run_job(HOST_MEMORY.read_text(), 3, tmp_path, "death").split() == ["said"] * 2
+    assert run_job(HOST_MEMORY.read_text(), 3, tmp_path, "death").count("said") == 2  # lines may mix
