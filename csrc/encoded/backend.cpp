@@ -103,7 +103,6 @@ void CodecBackend::run(shm::CallKind kind, const at::Tensor& x, const shm::Summi
   }
 }
 
-// premul_sum: each rank multiplies its values before the sum.
 double CodecBackend::scale_of(const shm::Summing& summing) const {
   return 1.0 / static_cast<double>(summing.reduction.divisor);
 }
@@ -112,7 +111,7 @@ void CodecBackend::all_reduce(const Flat& flat, const shm::Summing& summing, shm
   const at::Tensor& x = flat.tensor();
   if (!encodes(summing, flat, flat.bytes())) return GossamerBackend::all_reduce(flat, summing, deadline);
   run(shm::CallKind::all_reduce, x, &summing, deadline, [&](uint64_t nonce) {
-    if (summing.factor != 1) at::Tensor(x).mul_(summing.factor);
+    if (summing.factor != 1) at::Tensor(x).mul_(summing.factor);  // of PREMUL_SUM; each rank has its own
     two_shot::all_reduce(*comm_, *options_->codec, x.view({-1}), scale_of(summing), scratch_, nonce);
   });
 }
