@@ -26,6 +26,7 @@ NAMES = (
         "step",
         "observe",
         "powersgd",
+        "process_group",
         "autotune",
     ),
     *("allreduce", "collectives", "symmetric", "ddp", "hooks", "fuse_optimizer", "flat", "optim", "horovod"),
