@@ -95,9 +95,8 @@ GossamerBackend::GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank
   // Nobody returns before all ranks have come: a rank that is lost in the meeting is an error on all of them.
   agree(shm::Call(), deadline);
   shm::forget(meeting_store, rank);
-  compare_settings(
-      settings,
-      deadline);  // also: the next meeting in this store must not begin while keys of this one are there
+  // It also waits for all: the next meeting in this store must not begin while keys of this one are there.
+  compare_settings(settings, deadline);
 }
 
 void GossamerBackend::compare_settings(const std::string& settings, shm::Deadline deadline) {
@@ -111,12 +110,7 @@ void GossamerBackend::compare_settings(const std::string& settings, shm::Deadlin
   settings.copy(own.text, kText - 1);
   std::vector<void*> places;
   for (auto& place : all) places.push_back(&place);
-  if (hosts_) {
-    hosts_->all_gather(&own, places.data(), sizeof(own), deadline);
-  } else {
-    const std::vector<int64_t> bytes(all.size(), sizeof(own));
-    shm::all_gather(*group_, &own, places.data(), bytes.data(), deadline);
-  }
+  gather_bytes(&own, places, sizeof(own), deadline);
   for (size_t other = 1; other < all.size(); ++other) {
     if (all[other].hash == all[0].hash) continue;
     const auto named = [](const Settings& some) { return some.text[0] ? some.text : "no options"; };

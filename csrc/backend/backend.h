@@ -142,6 +142,7 @@ class GossamerBackend : public c10d::Backend {
   Reply gather_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs);
   Reply reduce_wholes(const Plan& plan, const Tensors& outputs, const Tensors& inputs,
                       const c10d::ReduceOp& op);
+  void gather_bytes(const void* in, const std::vector<void*>& outs, int64_t bytes, shm::Deadline deadline);
   void compare_settings(const std::string& settings, shm::Deadline deadline);
   void all_to_all(const std::vector<void*>& ins, const std::vector<int64_t>& in_bytes,
                   const std::vector<void*>& outs, const std::vector<int64_t>& out_bytes,

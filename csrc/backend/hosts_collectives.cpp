@@ -9,21 +9,7 @@ namespace gossamer {
 namespace {
 
 using shm::at;
-
-shm::Call call_for(shm::CallKind kind, int64_t count, int root = -1) {
-  shm::Call call;
-  call.kind = kind;
-  call.count = count;
-  call.root = root;
-  return call;
-}
-
-shm::Call call_for(shm::CallKind kind, int64_t count, const shm::Summing& summing, int root = -1) {
-  shm::Call call = call_for(kind, count, root);
-  call.type = static_cast<int32_t>(summing.reduction.from);
-  call.op = static_cast<int32_t>(summing.reduction.op);
-  return call;
-}
+using shm::call_for;
 
 // The first element of part `index`, where `count` elements are cut into `parts` parts as equal as possible.
 int64_t cut(int64_t count, int64_t parts, int64_t index) {

@@ -61,9 +61,14 @@ GossamerBackend::Reply GossamerBackend::broadcast(Tensors& tensors, const c10d::
 }
 
 void GossamerBackend::all_gather(const Flat& in, const std::vector<void*>& outs, shm::Deadline deadline) {
-  if (hosts_) return hosts_->all_gather(in.data(), outs.data(), in.bytes(), deadline);
-  const std::vector<int64_t> bytes(outs.size(), in.bytes());
-  shm::all_gather(*group_, in.data(), outs.data(), bytes.data(), deadline);
+  gather_bytes(in.data(), outs, in.bytes(), deadline);
+}
+
+void GossamerBackend::gather_bytes(const void* in, const std::vector<void*>& outs, int64_t bytes,
+                                   shm::Deadline deadline) {
+  if (hosts_) return hosts_->all_gather(in, outs.data(), bytes, deadline);
+  const std::vector<int64_t> equal(outs.size(), bytes);
+  shm::all_gather(*group_, in, outs.data(), equal.data(), deadline);
 }
 
 GossamerBackend::Reply GossamerBackend::allgather(Lists& outputs, Tensors& inputs,

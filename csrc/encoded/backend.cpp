@@ -32,6 +32,8 @@ at::Tensor joined(const std::vector<void*>& parts, const at::Tensor& like, bool 
   return whole;
 }
 
+double scale_of(const shm::Summing& summing) { return 1.0 / static_cast<double>(summing.reduction.divisor); }
+
 }  // namespace
 
 CodecBackend::CodecBackend(const Ranks& ranks, const c10::intrusive_ptr<CodecOptions>& options,
@@ -57,12 +59,9 @@ void CodecBackend::setTimeout(std::chrono::milliseconds timeout) {
 c10::intrusive_ptr<c10d::Backend> CodecBackend::make_part(const c10::intrusive_ptr<c10d::Store>& store,
                                                           int rank, int size,
                                                           const c10::intrusive_ptr<Options>& options) {
-  auto own = c10::make_intrusive<CodecOptions>(*options_);
-  if (const auto* given = dynamic_cast<CodecOptions*>(options.get())) {
-    own = c10::make_intrusive<CodecOptions>(*given);
-  } else {
-    own->hosts.reset();  // they name ranks of this group
-  }
+  const auto* given = dynamic_cast<CodecOptions*>(options.get());
+  auto own = c10::make_intrusive<CodecOptions>(given ? *given : *options_);
+  if (!given) own->hosts.reset();  // they name ranks of this group
   const auto timeout = options ? options->timeout : options_->timeout;
   return c10::make_intrusive<CodecBackend>(Ranks{store, rank, size, timeout}, std::move(own), connect_);
 }
@@ -83,15 +82,7 @@ bool CodecBackend::encodes(const shm::Summing& summing, const Flat& x, int64_t b
 }
 
 template <class Run>
-void CodecBackend::run(shm::CallKind kind, const at::Tensor& x, const shm::Summing* summing,
-                       shm::Deadline deadline, Run&& run) {
-  shm::Call call;
-  call.kind = kind;
-  call.count = summing ? x.numel() : static_cast<int64_t>(x.nbytes());
-  if (summing) {
-    call.type = static_cast<int32_t>(summing->reduction.from);
-    call.op = static_cast<int32_t>(summing->reduction.op);
-  }
+void CodecBackend::run(const shm::Call& call, shm::Deadline deadline, Run&& run) {
   agree(call, deadline);
   // This thread does not have the caller's inference mode.
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -103,14 +94,10 @@ void CodecBackend::run(shm::CallKind kind, const at::Tensor& x, const shm::Summi
   }
 }
 
-double CodecBackend::scale_of(const shm::Summing& summing) const {
-  return 1.0 / static_cast<double>(summing.reduction.divisor);
-}
-
 void CodecBackend::all_reduce(const Flat& flat, const shm::Summing& summing, shm::Deadline deadline) {
   const at::Tensor& x = flat.tensor();
   if (!encodes(summing, flat, flat.bytes())) return GossamerBackend::all_reduce(flat, summing, deadline);
-  run(shm::CallKind::all_reduce, x, &summing, deadline, [&](uint64_t nonce) {
+  run(shm::call_for(shm::CallKind::all_reduce, x.numel(), summing), deadline, [&](uint64_t nonce) {
     if (summing.factor != 1) at::Tensor(x).mul_(summing.factor);  // of PREMUL_SUM; each rank has its own
     two_shot::all_reduce(*comm_, *options_->codec, x.view({-1}), scale_of(summing), scratch_, nonce);
   });
@@ -121,7 +108,7 @@ void CodecBackend::reduce_scatter(const std::vector<void*>& ins, const Flat& out
   const at::Tensor& part = out.tensor();
   if (!encodes(summing, out, out.bytes() * getSize()))
     return GossamerBackend::reduce_scatter(ins, out, summing, deadline);
-  run(shm::CallKind::reduce_scatter, part, &summing, deadline, [&](uint64_t nonce) {
+  run(shm::call_for(shm::CallKind::reduce_scatter, part.numel(), summing), deadline, [&](uint64_t nonce) {
     at::Tensor whole = joined(ins, part, /*copied=*/true);
     if (summing.factor != 1) whole = whole.mul(summing.factor);
     two_shot::reduce_scatter(*comm_, *options_->codec, part.view({-1}), whole, scale_of(summing), scratch_,
@@ -133,7 +120,7 @@ void CodecBackend::all_gather(const Flat& in, const std::vector<void*>& outs, sh
   const at::Tensor& part = in.tensor();
   if (!encodes(options_->gather_codec, in, in.bytes() * getSize()))
     return GossamerBackend::all_gather(in, outs, deadline);
-  run(shm::CallKind::all_gather, part, nullptr, deadline, [&](uint64_t nonce) {
+  run(shm::call_for(shm::CallKind::all_gather, in.bytes()), deadline, [&](uint64_t nonce) {
     const at::Tensor whole = joined(outs, part, /*copied=*/false);
     two_shot::all_gather(*comm_, *options_->gather_codec, whole, part.view({-1}), scratch_, nonce);
     for (size_t i = 0; whole.data_ptr() != outs[0] && i < outs.size(); ++i) {

@@ -46,11 +46,9 @@ class CodecBackend : public GossamerBackend {
   // Whether a tensor of this type and size goes through a codec.
   bool encodes(const std::optional<CodecChoice>& codec, const Flat& x, int64_t bytes) const;
   bool encodes(const shm::Summing& summing, const Flat& x, int64_t bytes) const;
-  double scale_of(const shm::Summing& summing) const;
   // Runs an encoded operation once all ranks have said in the group itself that they are about to do the same.
   template <class Run>
-  void run(shm::CallKind kind, const at::Tensor& x, const shm::Summing* summing, shm::Deadline deadline,
-           Run&& run);
+  void run(const shm::Call& call, shm::Deadline deadline, Run&& run);
 
   c10::intrusive_ptr<CodecOptions> options_;
   Connect connect_;

@@ -38,10 +38,7 @@ void all_gather(Group& group, const void* in, void* const* outs, const int64_t* 
 }
 
 void gather(Group& group, const void* in, void* const* outs, int64_t bytes, int root, Deadline deadline) {
-  Call call;
-  call.kind = CallKind::gather;
-  call.root = root;
-  call.count = bytes;
+  const Call call = call_for(CallKind::gather, bytes, root);
   int64_t equal[kMaxLocalRanks];
   std::fill(equal, equal + group.size(), bytes);
   pass_round(group, call, in, bytes, equal, outs, deadline);

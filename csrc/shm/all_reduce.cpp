@@ -124,12 +124,7 @@ class Chunks {
 
 void all_reduce(Group& group, void* data, int64_t count, const Summing& summing, const Window* window,
                 Deadline deadline) {
-  Call call;
-  call.kind = CallKind::all_reduce;
-  call.type = static_cast<int32_t>(summing.reduction.from);
-  call.op = static_cast<int32_t>(summing.reduction.op);
-  call.count = count;
-  call.factor = summing.factor;
+  Call call = call_for(CallKind::all_reduce, count, summing);
   const int64_t bytes = count * element_size(summing.reduction.from);
   const bool whole = bytes <= (group.may_spin() ? kOneShotBytes : kOneShotSleepingBytes);
   if (whole) window = nullptr;  // one meeting and a small copy cost less than two meetings

@@ -39,9 +39,7 @@ void all_to_all(Group& group, const void* const* ins, const int64_t* in_bytes, v
   const int own = group.rank();
   const int64_t table = table_bytes(size);
   const int64_t place = round_down((group.round_bytes() - table) / std::max(1, size - 1), kLine);
-  Call call;
-  call.kind = CallKind::all_to_all;
-  group.begin(call, deadline);
+  group.begin(call_for(CallKind::all_to_all, 0), deadline);
   std::memcpy(group.mine(), in_bytes, static_cast<size_t>(size) * 8);
   std::memcpy(group.mine() + size * 8, out_bytes, static_cast<size_t>(size) * 8);
   int64_t largest = 0;

@@ -6,11 +6,7 @@
 namespace gossamer::shm {
 
 void broadcast(Group& group, void* data, int64_t bytes, int root, Deadline deadline) {
-  Call call;
-  call.kind = CallKind::broadcast;
-  call.root = root;
-  call.count = bytes;
-  group.begin(call, deadline);
+  group.begin(call_for(CallKind::broadcast, bytes, root), deadline);
   for (int64_t index = 0; index == 0 || index * group.round_bytes() < bytes; ++index) {
     const Range range = piece_of(bytes, group.round_bytes(), index);
     if (group.rank() == root) copy(group.mine(), at(data, range.begin), range.count);
@@ -22,11 +18,7 @@ void broadcast(Group& group, void* data, int64_t bytes, int root, Deadline deadl
 
 void scatter(Group& group, const void* const* ins, void* out, int64_t bytes, int root, Deadline deadline) {
   const int64_t place = round_down(group.round_bytes() / group.size(), kLine);
-  Call call;
-  call.kind = CallKind::scatter;
-  call.root = root;
-  call.count = bytes;
-  group.begin(call, deadline);
+  group.begin(call_for(CallKind::scatter, bytes, root), deadline);
   for (int64_t index = 0; index == 0 || index * place < bytes; ++index) {
     const Range range = piece_of(bytes, place, index);
     if (group.rank() == root) {
@@ -51,10 +43,7 @@ void agree(Group& group, const Call& call, Deadline deadline) {
 void barrier(Group& group, Deadline deadline) { agree(group, Call(), deadline); }
 
 void agree_on_count(Group& group, int64_t count, Deadline deadline) {
-  Call call;
-  call.kind = CallKind::several;
-  call.count = count;
-  agree(group, call, deadline);
+  agree(group, call_for(CallKind::several, count), deadline);
 }
 
 }  // namespace gossamer::shm

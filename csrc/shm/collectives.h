@@ -17,6 +17,26 @@ struct Summing {
   double factor = 1;  // this rank's factor of premul_sum
 };
 
+// What the ranks of a sum compare. `count`: elements of the part whose size is equal on all ranks.
+inline Call call_for(CallKind kind, int64_t count, const Summing& summing, int root = -1) {
+  Call call;
+  call.kind = kind;
+  call.type = static_cast<int32_t>(summing.reduction.from);
+  call.op = static_cast<int32_t>(summing.reduction.op);
+  call.root = root;
+  call.count = count;
+  call.factor = summing.factor;
+  return call;
+}
+// The same for bytes that are moved and not summed.
+inline Call call_for(CallKind kind, int64_t bytes, int root = -1) {
+  Call call;
+  call.kind = kind;
+  call.root = root;
+  call.count = bytes;
+  return call;
+}
+
 // The same tensor in the memory of each local rank, if this rank maps all of them. See symmetric.h.
 struct Window {
   int64_t id = 0;      // equal on all ranks, never 0

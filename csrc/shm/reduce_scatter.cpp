@@ -1,5 +1,6 @@
 // Every rank hands over its input for the slices of the others, piece by piece, and folds its own. See collectives.h.
 #include <array>
+#include <numeric>
 
 #include "shm/collectives.h"
 #include "shm/pieces.h"
@@ -13,13 +14,8 @@ void reduce_scatter(Group& group, const void* const* ins, void* out, const int64
   const int64_t element = element_size(summing.reduction.from);
   const int64_t place = round_down(group.round_bytes() / std::max(1, size - 1), kLine);
   const int64_t piece = place / element;
-  Call call;
-  call.kind = CallKind::reduce_scatter;
-  call.type = static_cast<int32_t>(summing.reduction.from);
-  call.op = static_cast<int32_t>(summing.reduction.op);
-  call.factor = summing.factor;
-  for (int peer = 0; peer < size; ++peer) call.count += counts[peer];
-  group.begin(call, deadline);
+  const int64_t total = std::accumulate(counts, counts + size, int64_t{0});
+  group.begin(call_for(CallKind::reduce_scatter, total, summing), deadline);
 
   const int64_t largest = *std::max_element(counts, counts + size);
   std::array<double, kMaxLocalRanks> factors;

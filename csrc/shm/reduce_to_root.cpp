@@ -11,14 +11,7 @@ void reduce(Group& group, const void* in, void* out, int64_t count, const Summin
   const int size = group.size();
   const int64_t element = element_size(summing.reduction.from);
   const int64_t piece = group.round_bytes() / element;
-  Call call;
-  call.kind = CallKind::reduce;
-  call.type = static_cast<int32_t>(summing.reduction.from);
-  call.op = static_cast<int32_t>(summing.reduction.op);
-  call.root = root;
-  call.count = count;
-  call.factor = summing.factor;
-  group.begin(call, deadline);
+  group.begin(call_for(CallKind::reduce, count, summing, root), deadline);
 
   std::array<double, kMaxLocalRanks> factors;
   Fold reduction = summing.reduction;
