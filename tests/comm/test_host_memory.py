@@ -18,51 +18,26 @@ import gossamer as gs
 from gossamer import _C
 from gossamer import comm as comms
 from tests.support import ranks
-from tests.support.codec_cases import CODECS, DTYPES
+from tests.support.codec_cases import CODECS
 from tests.support.models import mlp, seeded, shards, trained
+from tests.support.shared_memory import errors_have_the_same_bits, same_bits, sample, sums_have_the_same_bits
 
 SIZES = [0, 1, 257, 1021, 10_007]
 HERE = threading.local()
-
-
-def sample(rank, numel, dtype=torch.float32):
-    x = torch.randn(numel, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
-    x[5::97] *= 1e-6
-    return x.to(dtype)
-
-
-def same_bits(x, y):
-    return torch.equal(x.view(torch.uint8), y.view(torch.uint8))
 
 
 @pytest.mark.parametrize("codec", [None, *CODECS], ids=str)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_sums_have_the_bits_of_the_two_shot_over_the_transport(size, codec):
     def body(comm):
-        own = comms.host_memory(comm, comm)
-        same = []
-        for call, numel in enumerate([*SIZES, *SIZES[::-1], 20_011]):
-            for dtype in DTYPES:
-                x, plain = (sample(comm.rank, numel, dtype) for _ in range(2))
-                for group, tensor in ((own, x), (comm, plain)):
-                    gs.all_reduce(tensor, codec=codec, deterministic=True, op="mean", nonce=call, group=group)
-                same.append(same_bits(x, plain))
-        return all(same)
+        return sums_have_the_same_bits(comms.host_memory(comm, comm), comm, codec, SIZES)
 
     assert ranks.run_ranks(size, body) == [True] * size
 
 
 def test_error_feedback_keeps_the_same_errors():
     def body(comm):
-        own = comms.host_memory(comm, comm)
-        codec, results = gs.ErrorFeedback(gs.Int4()), []
-        for group in (own, comm):
-            error = torch.zeros(5003)
-            for step in range(4):
-                x = sample(10 * step + comm.rank, 5003)
-                gs.all_reduce(x, codec=codec, op="mean", error=error, group=group)
-            results.append(torch.cat([x, error]))
-        return same_bits(*results)
+        return errors_have_the_same_bits(comms.host_memory(comm, comm), comm)
 
     assert ranks.run_ranks(3, body) == [True] * 3
 

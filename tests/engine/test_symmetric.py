@@ -15,6 +15,7 @@ from gossamer import comm as comms
 from tests.support import ranks
 from tests.support.codec_cases import CODECS, DTYPES
 from tests.support.models import mlp, seeded, shards, trained
+from tests.support.shared_memory import errors_have_the_same_bits, same_bits, sample, sums_have_the_same_bits
 
 SIZES = [0, 1, 7, 8, 255, 256, 257, 1021, 4096, 10_007]
 
@@ -24,16 +25,6 @@ def _gossamer():
     ranks.choose_backend("gossamer")
     yield
     ranks.choose_backend("gloo")
-
-
-def sample(rank, numel, dtype=torch.float32):
-    x = torch.randn(numel, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
-    x[5::97] *= 1e-6
-    return x.to(dtype)
-
-
-def same_bits(x, y):
-    return torch.equal(x.view(torch.uint8), y.view(torch.uint8))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -66,32 +57,14 @@ def test_sums_of_allocated_memory_are_those_of_the_deterministic_two_shot(size):
 @pytest.mark.parametrize("size", [2, 3])
 def test_compressed_sums_are_those_of_the_two_shot_over_the_transport(codec, size):
     def body(comm):
-        own = comms.symmetric(comm, comm)
-        same = []
-        # Rows that grow, shrink and grow: the next call uses the memory of the one before.
-        for call, numel in enumerate([*SIZES, *SIZES[::-1], 20_011]):
-            for dtype in DTYPES:
-                x, plain = (sample(comm.rank, numel, dtype) for _ in range(2))
-                gs.all_reduce(x, codec=codec, op="mean", nonce=call, group=own)
-                gs.all_reduce(plain, codec=codec, op="mean", nonce=call, group=comm)
-                same.append(same_bits(x, plain))
-        return same
+        return sums_have_the_same_bits(comms.symmetric(comm, comm), comm, codec, SIZES)
 
-    for same in ranks.run_ranks(size, body):
-        assert all(same)
+    assert ranks.run_ranks(size, body) == [True] * size
 
 
 def test_error_feedback_keeps_the_same_errors():
     def body(comm):
-        own = comms.symmetric(comm, comm)
-        codec, results = gs.ErrorFeedback(gs.Int4()), []
-        for group in (own, comm):
-            error = torch.zeros(5003)
-            for step in range(4):
-                x = sample(10 * step + comm.rank, 5003)
-                gs.all_reduce(x, codec=codec, op="mean", error=error, group=group)
-            results.append(torch.cat([x, error]))
-        return same_bits(*results)
+        return errors_have_the_same_bits(comms.symmetric(comm, comm), comm)
 
     assert ranks.run_ranks(3, body) == [True] * 3
 
