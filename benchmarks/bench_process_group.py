@@ -28,11 +28,10 @@ from harness import (
     slowest,
 )
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer as gs
+from gossamer.netlab.comparison.variants import hybrid_sharded
 
 EXACT, ENCODED, OURS = "DDP", "DDP, Int8 in the group", "gs.DataParallel, ByteGrad"
 SHARDED, SHARDED_ENCODED = "HSDP", "HSDP, Int8 between hosts"
@@ -67,17 +66,7 @@ def ddp(network: nn.Module, codec: gs.Codec | None) -> nn.Module:
 
 
 def hsdp(network: nn.Module, codec: gs.Codec | None) -> nn.Module:
-    options = gs.Options(codec, min_bytes=0)
-    mesh = init_device_mesh(
-        "cpu",
-        (2, 2),
-        mesh_dim_names=("hosts", "shards"),
-        backend_override={"hosts": ("gossamer", options), "shards": ("gossamer", None)},
-    )
-    for block in network.blocks:  # type: ignore[union-attr]
-        fully_shard(block, mesh=mesh)
-    fully_shard(network, mesh=mesh)
-    return network
+    return hybrid_sharded(network, len(HOSTS[0]), gs.Options(codec, min_bytes=0))
 
 
 PROGRAMS: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -110,8 +99,7 @@ def losses(*, quick: bool) -> dict[str, list[float]]:
     return {name: [final_loss(wrap, seed, count) for seed in range(seeds)] for name, wrap in PROGRAMS.items()}
 
 
-def worker(*, part: str, backend: str, quick: bool) -> dict[str, list[float]]:
-    del backend
+def worker(*, part: str, quick: bool) -> dict[str, list[float]]:
     return losses(quick=quick) if part == "losses" else steps(rows_of(quick), quick=quick)
 
 
@@ -143,10 +131,10 @@ def show_losses(found: dict[str, list[float]]) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__, backend=("gossamer", "the torch.distributed backend that is ours"))
+    options = arguments(__doc__)
     if serve(options, worker):
         return
-    job = {"backend": options.backend, "quick": options.quick}
+    job = {"quick": options.quick}
     for size in (2,) if options.quick else (2, 4):
         show_steps(run_processes(size, job | {"part": "steps"}), size)
     show_losses(run_processes(4, job | {"part": "losses"}))

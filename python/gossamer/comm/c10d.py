@@ -174,9 +174,8 @@ def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu")
                 f"comm: the process group {group.group_name!r} has no backend for {kind} tensors; "
                 f"initialise it with one, such as 'cpu:gloo,cuda:nccl'"
             ) from error
-        if isinstance(
-            backend, _C.CodecBackend
-        ):  # its sums are encoded, and a direct call chooses its own codec
+        if isinstance(backend, _C.CodecBackend):
+            # Its sums are encoded, and a direct call chooses its own codec.
             known[kind], _ = private(group, torch.device(kind))
         else:
             store = distributed_c10d._world.pg_map[group][1]

@@ -12,8 +12,8 @@ import torch
 
 from gossamer import _C
 from gossamer._C import Communicator
-from gossamer.comm.c10d import hosts_of, share_host_memory, split
-from gossamer.comm.symmetric import MAX_RANKS, lost_between, missing_peer_access
+from gossamer.comm.c10d import share_host_memory, split
+from gossamer.comm.symmetric import MAX_RANKS, lost_between, missing_peer_access, require_one_host
 from gossamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,13 +59,7 @@ def host_memory(comm: Communicator, control: Communicator) -> Communicator:
     """
     if comm.size == 1:
         return comm
-    if comm.size > MAX_RANKS:
-        raise ConfigError(f"HostMemory: at most {MAX_RANKS} ranks can share memory, got {comm.size}")
-    hosts = hosts_of(control)
-    if len(hosts) > 1:
-        raise ConfigError(
-            f"HostMemory: all ranks must be on one host, got {hosts}; for several, use Hierarchical"
-        )
+    require_one_host("HostMemory", control, "use Hierarchical")
     host = split(control, range(control.size), kind="gossamer")
     assert host is not None
     own = share_host_memory(comm, host)

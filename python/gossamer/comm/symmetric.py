@@ -52,13 +52,7 @@ def symmetric(comm: Communicator, control: Communicator) -> Communicator:
     """
     if comm.size == 1:
         return comm
-    if comm.size > MAX_RANKS:
-        raise ConfigError(f"Symmetric: at most {MAX_RANKS} ranks can share memory, got {comm.size}")
-    hosts = hosts_of(control)
-    if len(hosts) > 1:
-        raise ConfigError(
-            f"Symmetric: all ranks must be on one host, got {hosts}; for several, Hierarchical compresses between them"
-        )
+    require_one_host("Symmetric", control, "Hierarchical compresses between them")
     if comm.device.type != "cuda":
         return share_memory(comm, control)
     _require_that_ranks_see_each_other(control)
@@ -67,6 +61,21 @@ def symmetric(comm: Communicator, control: Communicator) -> Communicator:
     own = share_memory(comm, control)
     require_that_memory_arrives(own, control)
     return own
+
+
+def require_one_host(name: str, control: Communicator, otherwise: str) -> None:
+    """Raises ConfigError unless the ranks are on one host, and at most MAX_RANKS. Collective.
+
+    Args:
+        name: whose ranks they are, for the error.
+        control: the ranks, for CPU tensors.
+        otherwise: what to do for several hosts.
+    """
+    if control.size > MAX_RANKS:
+        raise ConfigError(f"{name}: at most {MAX_RANKS} ranks can share memory, got {control.size}")
+    hosts = hosts_of(control)
+    if len(hosts) > 1:
+        raise ConfigError(f"{name}: all ranks must be on one host, got {hosts}; for several, {otherwise}")
 
 
 def require_that_memory_arrives(own: Communicator, control: Communicator) -> None:

@@ -99,16 +99,20 @@ def _ddp_with_codec(network: nn.Module, _: Setting) -> nn.Module:
     return DistributedDataParallel(network, process_group=group)
 
 
-def _hsdp(network: nn.Module, setting: Setting, codec: gs.Codec | None = None) -> nn.Module:
+def hybrid_sharded(network: nn.Module, ranks_per_host: int, options: gs.Options | None) -> nn.Module:
+    """Shards a network inside each host, in place, with replicas on all hosts, and returns it.
+
+    Args:
+        options: of the groups between hosts; all groups are then of the backend gossamer. None: of the default group's.
+    """
     # The import takes a second.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    hosts = dist.get_world_size() // setting.ranks_per_host
-    chosen: Any = {"hosts": ("gossamer", gs.Options(codec)), "shards": ("gossamer", None)} if codec else None
+    chosen: Any = options and {"hosts": ("gossamer", options), "shards": ("gossamer", None)}
     mesh = init_device_mesh(
         "cpu",
-        (hosts, setting.ranks_per_host),
+        (dist.get_world_size() // ranks_per_host, ranks_per_host),
         mesh_dim_names=("hosts", "shards"),
         backend_override=chosen,
     )
@@ -116,6 +120,10 @@ def _hsdp(network: nn.Module, setting: Setting, codec: gs.Codec | None = None) -
         fully_shard(block, mesh=mesh)
     fully_shard(network, mesh=mesh)
     return network
+
+
+def _hsdp(network: nn.Module, setting: Setting, options: gs.Options | None = None) -> nn.Module:
+    return hybrid_sharded(network, setting.ranks_per_host, options)
 
 
 PEERS = {
@@ -147,7 +155,7 @@ FLAT = {
 PROGRAMS = {"ddp_int8_group": Variant(wrap=_ddp_with_codec)}
 SHARDED = {
     "hsdp": Variant(wrap=_hsdp),
-    "hsdp_int8_group": Variant(wrap=partial(_hsdp, codec=gs.Int8())),
+    "hsdp_int8_group": Variant(wrap=partial(_hsdp, options=gs.Options(gs.Int8()))),
 }
 VARIANTS = PEERS | OURS | FLAT | PROGRAMS | SHARDED
 ALGORITHM_OF_OPTIMIZER = {variant.optimizer: variant.algorithm for variant in VARIANTS.values()}
