@@ -14,13 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate
 
 from gossamer._C import CodecBackend
 from gossamer.codec import BF16, Codec, Int8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.errors import ConfigError
-from gossamer.torch_private import premultiplier
+from gossamer.torch_private import premultiplier, replicated_meshes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -37,19 +36,21 @@ def compress(
 ) -> None:
     """Set the codecs of every module of `model` that fully_shard() has sharded. Call it before training.
 
+    The gradients and weights have the bits of a mesh whose groups are made with gossamer.Options(codec,
+    gather_codec=weights, min_bytes=0). The groups can have any backend.
+
     Args:
-        codec: the codec of gradients, in the reduce-scatter and between replicas. Each rank that sends rounds once, and
-            sums are in float32. None keeps FSDP's own reduce-scatter.
+        codec: the codec of gradients, in the reduce-scatter and in the all-reduce between replicas. Each rank that
+            sends rounds once, and sums are in float32. None keeps FSDP's own reduce-scatter and all-reduce. A replicate
+            axis whose group has gossamer.Options keeps these options.
         weights: the codec of the all-gather before forward and backward. Layers compute with rounded weights; the
             optimizer steps exact shards. None keeps FSDP's own all-gather.
-        replicate: for hybrid sharding, the ranks that hold the same shard of other replicas. Their mean is taken after
-            the reduce-scatter. Shard over the other axis alone, by fully_shard(mesh=mesh["shard"]), and give
-            mesh["replicate"].get_group(). None for a mesh of two axes: FSDP all-reduces by itself, with the options of
-            the group. Such a group is made by init_device_mesh(backend_override=...) with gossamer.Options.
+        replicate: for a model that is sharded over the mesh of the shards alone: the ranks that hold the same shard of
+            other replicas. Their mean is taken after the reduce-scatter. Leave it out for a mesh with a replicate axis.
 
     Raises:
         ConfigError: Nothing is sharded, all codecs are None, a codec has error feedback, whose memory would not be
-            sharded, or the model is sharded over a mesh with a replicate axis whose group has no gossamer.Options.
+            sharded, or `replicate` is given and the mesh has a replicate axis.
     """
     if codec is None and weights is None and replicate is None:
         raise ConfigError("fsdp.compress: give a codec for gradients or for weights, got None for both")
@@ -60,15 +61,21 @@ def compress(
             )
     if replicate is not None and not isinstance(replicate, dist.ProcessGroup):
         raise ConfigError(f"fsdp.compress: replicate must be a process group or None, got {replicate!r}")
-    _check_replicate_axis(model, replicate)
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ConfigError("fsdp.compress: no module of the model is sharded; call fully_shard() first")
+    if replicate is not None and any(map(replicated_meshes, modules)):
+        raise ConfigError(
+            "fsdp.compress: replicate= is for a model that is sharded over one axis, got one whose mesh has a "
+            "replicate axis: FSDP itself takes the mean between its replicas; leave out replicate="
+        )
     # FSDP has no stream for the hook if it knows of no replicas.
     cuda = any(param.is_cuda for param in model.parameters())
     for module in modules:
         if codec is not None:
             module.set_custom_reduce_scatter(_ReduceScatter(codec))  # type: ignore[arg-type]
+            for mesh in replicated_meshes(module):
+                mesh.replicate_process_group = _encoded(mesh.replicate_process_group, codec)
         if weights is not None:
             module.set_custom_all_gather(_AllGather(weights))  # type: ignore[arg-type]
         if replicate is not None:
@@ -91,19 +98,11 @@ class _ReduceScatter(_Comm):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        mean = op == dist.ReduceOp.AVG
-        reduce_scatter(
-            input_tensor,
-            codec=self._codec,
-            op="mean" if mean else "sum",
-            nonce=next(self._nonces),
-            group=group,
-            out=output_tensor,
-        )
-        if not mean and op != dist.ReduceOp.SUM:
-            if op != dist.ReduceOp.PREMUL_SUM:
-                raise ConfigError(f"fsdp.compress: gradients can be averaged or summed, got {op}")
-            output_tensor.mul_(premultiplier(op))  # the factor of set_gradient_divide_factor
+        word, factor = _reduction(op)
+        nonce = next(self._nonces)
+        reduce_scatter(input_tensor, codec=self._codec, op=word, nonce=nonce, group=group, out=output_tensor)
+        if factor != 1:
+            output_tensor.mul_(factor)
 
 
 class _AllGather(_Comm):
@@ -127,16 +126,34 @@ def _mean_between_replicas(codec: Codec | None, group: "ProcessGroup") -> Callab
     return hook
 
 
-def _check_replicate_axis(model: nn.Module, replicate: "ProcessGroup | None") -> None:
-    for name, param in model.named_parameters():
-        # The axis of replicas is the first. A later one may belong to tensor parallelism.
-        if not isinstance(param, DTensor) or not isinstance(param.placements[0], Replicate):
-            continue
-        backend = param.device_mesh.get_group(0)._get_backend(param.device)
-        if replicate is not None or not isinstance(backend, CodecBackend):
-            raise ConfigError(
-                f"fsdp.compress: '{name}' is sharded over a mesh with a replicate axis, whose all-reduce FSDP makes "
-                "itself; make the mesh with init_device_mesh(backend_override={'replicate': ('gossamer', "
-                "gs.Options(codec=...))}) and leave out replicate=, or use fully_shard(mesh=mesh['shard']) and "
-                "compress(replicate=mesh['replicate'].get_group())"
-            )
+class _Replicas(dist.ProcessGroup):
+    """Stands for the group of a replicate axis. FSDP calls nothing of it but all_reduce and size."""
+
+    def __init__(self, group: "ProcessGroup", codec: Codec) -> None:
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
+        self.group, self._codec, self._nonces = group, codec, itertools.count()
+
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> None:  # type: ignore[override]
+        (reduced,) = tensors
+        op, factor = _reduction(opts.reduceOp)
+        all_reduce(reduced, codec=self._codec, op=op, nonce=next(self._nonces), group=self.group)
+        if factor != 1:
+            reduced.mul_(factor)
+
+
+def _encoded(group: "ProcessGroup", codec: Codec) -> "ProcessGroup":
+    if isinstance(group, _Replicas):
+        group = group.group  # of an earlier compress()
+    has_options = any(isinstance(group._get_backend(device), CodecBackend) for device in group._device_types)
+    return group if has_options else _Replicas(group, codec)
+
+
+def _reduction(op: Any) -> tuple[str, float]:
+    """Return the word for gossamer's collectives, and the factor that is still to be applied."""
+    if op == dist.ReduceOp.AVG:
+        return "mean", 1.0
+    if op == dist.ReduceOp.PREMUL_SUM:
+        return "sum", premultiplier(op)  # of set_gradient_divide_factor
+    if op != dist.ReduceOp.SUM:
+        raise ConfigError(f"fsdp.compress: gradients can be averaged or summed, got {op}")
+    return "sum", 1.0

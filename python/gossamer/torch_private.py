@@ -22,8 +22,8 @@ from torch.utils._pytree import (
 )
 
 __all__ = ["AnyBatchNorm", "BufferCommHookLocation", "at_end_of_backward", "default_store", "premultiplier"]
-__all__ += ["keystr", "reduces_in_python", "tree_flatten", "tree_flatten_with_path", "tree_leaves"]
-__all__ += ["tree_map", "tree_map_only", "tree_unflatten"]
+__all__ += ["keystr", "reduces_in_python", "replicated_meshes", "tree_flatten", "tree_flatten_with_path"]
+__all__ += ["tree_leaves", "tree_map", "tree_map_only", "tree_unflatten"]
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
@@ -48,3 +48,16 @@ def reduces_in_python() -> bool:
 def premultiplier(op: Any) -> float:
     """Return the factor of a ReduceOp of the kind PREMUL_SUM. Only its pickled form has it."""
     return float(op.__getstate__()[1])
+
+
+def replicated_meshes(module: Any) -> list[Any]:
+    """Return what FSDP knows of each mesh of a sharded module that has a replicate axis.
+
+    FSDP reads the attribute `replicate_process_group` of each at every all-reduce.
+    """
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.12 and later
+    if groups is None:
+        groups = filter(None, [state._fsdp_param_group])
+    meshes = {id(group.mesh_info): group.mesh_info for group in groups}
+    return [mesh for mesh in meshes.values() if hasattr(mesh, "replicate_process_group")]
