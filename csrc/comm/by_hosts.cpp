@@ -18,6 +18,11 @@ ByHosts::ByHosts(CommunicatorPtr world, CommunicatorPtr inside, CommunicatorPtr 
   largest_ = static_cast<int64_t>(most->size());
 }
 
+void ByHosts::set_timeout(std::chrono::milliseconds timeout) {
+  for (Communicator* level : {other_.get(), inside_.get(), across_.get()})
+    if (level != nullptr) level->set_timeout(timeout);
+}
+
 std::string ByHosts::capture_refusal() const {
   for (const Communicator* level : {other_.get(), inside_.get(), across_.get()}) {
     if (level == nullptr) continue;

@@ -21,6 +21,7 @@ class ByHosts : public Forwarding {
   ByHosts* by_hosts() override { return this; }
   int64_t chunks() const override { return carriers_ * static_cast<int64_t>(hosts_.size()); }
 
+  void set_timeout(std::chrono::milliseconds timeout) override;
   std::string capture_refusal() const override;
   // Tells all levels. If another level already knows the reason of this failure, that reason is told: so it spreads.
   void announce_failure(const std::string& what = kFailed) noexcept override;

@@ -44,6 +44,7 @@ class C10dCommunicator : public Communicator {
   bool reduces_every_integer() const override { return shared_memory_ != nullptr; }
 
   at::Tensor allocate(int64_t bytes) override;
+  void set_timeout(std::chrono::milliseconds timeout) override { backend_->setTimeout(timeout); }
   bool uses_sockets() const override { return gloo_ && device_.is_cpu(); }
 
   void announce_failure(const std::string& what = kFailed) noexcept override {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -80,6 +81,9 @@ class Communicator {
 
   // Why a CUDA graph cannot hold this group's operations; empty if it can.
   virtual std::string capture_refusal() const { return "its group is not known to work in a graph"; }
+
+  // Limits each later operation, where the group's operations have a limit that can change.
+  virtual void set_timeout(std::chrono::milliseconds /*timeout*/) {}
 
   // Tells the ranks that wait for this one, as far as the group can, that they wait in vain. Their errors say
   // "rank 1 has <what>", so `what` is what this rank has done.

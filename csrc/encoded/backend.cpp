@@ -54,6 +54,7 @@ CodecBackend::~CodecBackend() {
 void CodecBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   GossamerBackend::setTimeout(timeout);
+  comm_->set_timeout(timeout);
 }
 
 c10::intrusive_ptr<c10d::Backend> CodecBackend::make_part(const c10::intrusive_ptr<c10d::Store>& store,

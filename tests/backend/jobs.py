@@ -36,16 +36,17 @@ if TESTED == "gloo":  # what Gloo gets right
     LAYOUTS = ("offset",)
 
 
-def make_backend(kind: str, store: dist.Store, rank: int, size: int, *, timeout_s: float = TIMEOUT_S) -> Any:
+def make_backend(kind: Any, store: dist.Store, rank: int, size: int, *, timeout_s: float = TIMEOUT_S) -> Any:
     place = (store, rank, size, timedelta(seconds=timeout_s))
     if kind == "codec":  # values() are exact in bfloat16
-        options = gossamer.Options(gossamer.BF16(), gather_codec=gossamer.BF16(), min_bytes=0)
-        return gossamer._C.CodecBackend(*place, options, connect_codec)
+        kind = gossamer.Options(gossamer.BF16(), gather_codec=gossamer.BF16(), min_bytes=0)
+    if isinstance(kind, gossamer.Options):
+        return gossamer._C.CodecBackend(*place, kind, connect_codec)
     return (dist.ProcessGroupGloo if kind == "gloo" else gossamer._C.GossamerBackend)(*place)
 
 
 def make_group(
-    kind: str, store: dist.Store, rank: int, size: int, *, timeout_s: float = TIMEOUT_S
+    kind: Any, store: dist.Store, rank: int, size: int, *, timeout_s: float = TIMEOUT_S
 ) -> dist.ProcessGroup:
     backend = make_backend(kind, store, rank, size, timeout_s=timeout_s)
     keep_alive([backend])
@@ -65,7 +66,7 @@ def run_group(
     size: int,
     body: Callable[[dist.ProcessGroup], Any],
     *,
-    kind: str = TESTED,
+    kind: Any = TESTED,
     timeout_s: float = TIMEOUT_S,
     errors: bool = False,
 ) -> list:

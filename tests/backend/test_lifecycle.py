@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,35 @@ def test_ranks_that_wait_for_one_that_aborted_or_shut_down_get_an_error_that_nam
     for rank, error in enumerate(run_group(3, body, timeout_s=timeout_s)):
         if rank != 1:
             assert named_ranks(error) - {rank} == {1}, str(error)
+
+
+@no_gloo
+@pytest.mark.parametrize("hosts", [None, [[0, 1], [2, 3]]], ids=["flat", "hosts"])
+def test_a_new_timeout_reaches_the_connections_of_encoded_rows(hosts):
+    """All ranks have agreed on an encoded sum, and the last one is late in the sum itself."""
+    size, old_s, new_s = 4, 30, 0.3
+    met = threading.Barrier(size)
+    chosen = gossamer.Int8().native
+    settings = gossamer.Options(gossamer.Int8(), hosts=hosts)
+
+    def body(group):
+        group.barrier().wait()
+        group.set_timeout(timedelta(seconds=new_s))
+        begun = time.monotonic()
+        if group.rank() == size - 1:
+            met.wait()
+            return "late"
+        try:
+            with pytest.raises(gossamer.CommError) as caught:
+                gossamer._C.all_reduce(backend_of(group).comm, chosen, torch.ones(100_000), 1.0)
+            assert time.monotonic() - begun < old_s / 3
+        finally:
+            met.wait()
+        return str(caught.value)
+
+    texts = run_group(size, body, kind=settings, timeout_s=old_s)
+    assert texts.pop() == "late"
+    assert any("imed out after" in text and {size - 1} <= named_ranks(text) for text in texts), texts
 
 
 @pytest.mark.timeout(60)
