@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -24,7 +25,9 @@ from gossamer.config import ELASTIC_VARIABLES, Placement
 from gossamer.errors import CommError, ConfigError
 
 PREFIX = "gossamer/elastic"
-LOCAL = "127.0.0.1"  # the address of the driver for workers on its host
+LOCAL = (
+    "127.0.0.1"  # the address of a driver whose workers are all on its host, or that listens on every address
+)
 ARRIVED = "arrived"  # the reason of a worker that has announced itself
 STATE = "state"  # JSON (see Member._read) that the driver rewrites at every change
 WATCH_S = 0.2  # between two looks at the board while training
@@ -95,7 +98,7 @@ class Member:
         self._left = -1  # the last group that this worker has told the board to have left
         self._lost = ""
         self._losing = threading.Lock()
-        self._terminal = _terminal_of(launcher) if host == LOCAL else None
+        self._terminal = _terminal_of(launcher) if _is_here(host) else None
         with self._answered():
             store = dist.TCPStore(host, port, timeout=timedelta(seconds=BOARD_TIMEOUT_S))
             self._board = dist.PrefixStore(PREFIX, store)
@@ -264,6 +267,15 @@ class Member:
 
 def _placement(seat: dict[str, int], size: int) -> Placement:
     return Placement("elastic", seat["rank"], size, seat["local_rank"], seat["local_size"])
+
+
+def _is_here(address: str) -> bool:
+    """Returns whether an address belongs to this host."""
+    try:
+        with socket.create_server((address, 0)):
+            return True
+    except OSError:
+        return False
 
 
 def _terminal_of(launcher: int) -> TextIO | None:

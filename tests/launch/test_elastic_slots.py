@@ -68,6 +68,21 @@ def test_a_discovery_script_must_work_at_first_and_may_fail_later(tmp_path, capf
 
 
 @pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        (["-H", "localhost:2"], "127.0.0.1"),
+        (["-H", "localhost:2,no-such-host.invalid:2"], None),
+        (["-H", "no-such-host.invalid:2", "--network-interfaces", "lo"], "127.0.0.1"),
+        (["--host-discovery-script", "echo localhost:1"], None),
+        (["--host-discovery-script", "echo localhost:1", "--network-interfaces", "lo"], "127.0.0.1"),
+    ],
+)
+def test_the_driver_listens_on_one_address_where_all_hosts_reach_the_same(flags, address) -> None:
+    args = run.build_parser("gossamer run").parse_args(["--min-np", "1", *flags, "train.py"])
+    assert command._address(args, command._plan(args)[0]) == address
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--min-np", "3", "--max-np", "2"], "1 <= --min-np <= -np <= --max-np, got 3, 3 and 2"),

@@ -43,7 +43,7 @@ LAUNCHES = {
     "`gossamer run --min-np`, one host": ([*RUN, "--min-np", "2"], [LOOPBACK, LOOPBACK]),
     "`gossamer run --min-np -H`, several hosts": (
         [*RUN, "--min-np", "4", "-H", f"{FIRST}:2,{SECOND}:2"],
-        [EVERY] * 2,
+        [FIRST] * 2,
     ),
     "torchrun": (["-m", "torch.distributed.run", "--standalone"], [EVERY, EVERY]),
 }

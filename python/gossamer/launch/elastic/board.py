@@ -30,12 +30,12 @@ class Board:
     """The board.
 
     Args:
-        local: all workers are on this host. The board and the groups' stores then listen on 127.0.0.1, and otherwise on
-            every address of this host.
+        address: by which all workers reach this host. The board and the groups' stores listen there alone. None: the
+            hosts of the workers do not show one, so they listen on every address of this host.
     """
 
-    def __init__(self, *, local: bool = True) -> None:
-        self._local = local
+    def __init__(self, *, address: str | None = LOCAL) -> None:
+        self._address = address
         self._server = self._serve()
         self._store = dist.PrefixStore(PREFIX, self._server)
         self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None}
@@ -45,8 +45,8 @@ class Board:
 
     @property
     def endpoint(self) -> str:
-        """The board's address for workers on this host."""
-        return f"{LOCAL}:{self._server.port}"
+        """The board's address: for all workers, or for those on this host if it listens on every address."""
+        return f"{self._address or LOCAL}:{self._server.port}"
 
     def admit(self, worker: int) -> None:
         """Makes keys for a worker's messages and for the answer to it."""
@@ -99,6 +99,6 @@ class Board:
         self._store.set(STATE, json.dumps(self._state))
 
     def _serve(self) -> dist.TCPStore:
-        if self._local:
-            return stores.serve(LOCAL, wait_for_workers=False)
+        if self._address is not None:
+            return stores.serve(self._address, wait_for_workers=False)
         return dist.TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)

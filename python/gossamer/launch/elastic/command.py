@@ -21,6 +21,7 @@ from gossamer.launch.elastic.slots import Discovery, Slot, Slots
 from gossamer.launch.hosts import Host, refuse
 from gossamer.launch.outcome import Outcome
 from gossamer.launch.output import whole_lines
+from gossamer.membership import LOCAL as LOOPBACK
 
 FLAGS = (
     "min_np",
@@ -85,8 +86,7 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
     command = [sys.executable, "-u", str(here.WORKER), *arguments]
     with here.scratch() as folder, whole_lines():
         program = Program(command, args.log_dir or folder, env=env, tee=tee, redirects=args.redirects)
-        local = args.host_discovery_script is None and all(_is_local(slot.host) for slot in slots.present())
-        board = Board(local=local)
+        board = Board(address=_address(args, slots))
         driver = Driver(_starter(args, program, slots), slots=slots, board=board, limits=limits)
         try:
             return driver.run()
@@ -94,6 +94,20 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
             return Outcome(stopped_by=int(error.sigval))
         except KeyboardInterrupt:
             return Outcome(stopped_by=int(signal.SIGINT))
+
+
+def _address(args: argparse.Namespace, slots: Slots) -> str | None:
+    """Returns the address of this host where the board is to listen, or None for every address."""
+    others = {slot.host for slot in slots.present() if not _is_local(slot.host)}
+    listed = args.host_discovery_script is None
+    if listed and not others:
+        return LOOPBACK
+    for name in host_lists.interfaces(args):
+        if own := addresses.of_device(name):
+            return own
+    # Hosts that a script will name later may lie anywhere.
+    ways = {addresses.towards(Host(name, 1).address) for name in others} if listed else set()
+    return ways.pop() if len(ways) == 1 else None
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from gossamer.launch.here import scratch
 from gossamer.launch.outcome import Failure
 from gossamer.launch.output import whole_lines
 from gossamer.launch.ssh import versions
+from gossamer.membership import LOCAL
 
 STEP_S = 0.05
 LEAVE_S = 30.0  # for the worker to end when it is told to
@@ -27,7 +28,8 @@ def main() -> None:
     job = agent.read(control)
     agent.say("ready", versions=versions())
     host, _, port = os.environ[ELASTIC_VARIABLES[0]].rpartition(":")
-    host = addresses.seen_by_ssh()[0] or host  # the driver as this host sees it
+    if host == LOCAL:  # the board listens on every address
+        host = addresses.seen_by_ssh()[0] or host  # the driver as this host sees it
     os.environ[ELASTIC_VARIABLES[0]] = f"{host}:{port}"
     addresses.choose_device(host)
     folder = scratch()
