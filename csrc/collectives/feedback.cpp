@@ -87,6 +87,8 @@ void all_reduce_with_error(Communicator& comm, const CodecChoice& codec, at::Ten
   }
   if (n == 1) {
     call(around.before, 0, chunk);
+    x.view({numel}).add_(error.view({numel}));  // it is not zero if more ranks have saved it
+    error.zero_();
     kernels.scale(to_dtype(x.scalar_type(), "all_reduce"), x.data_ptr(), numel, scale);
     return call(around.after, 0, chunk);
   }

@@ -45,7 +45,7 @@ from gossamer.comm import Flat, Hierarchical, HostMemory, Symmetric
 from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
 from gossamer.ddp import DistributedDataParallel
-from gossamer.engine import Autotune
+from gossamer.engine import Autotune, Merge
 from gossamer.engine import report_all as report
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError, UsageError
 from gossamer.observe import start_timeline, stop_timeline
@@ -84,6 +84,7 @@ __all__ = [
     "Int8",
     "LocalSGD",
     "LowPrecisionDecentralized",
+    "Merge",
     "MinMaxUInt8",
     "OneBit",
     "OneBitAdam",

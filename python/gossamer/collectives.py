@@ -152,6 +152,9 @@ def _two_shot(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: 
     if x.numel() == 0:
         return
     if comm.size == 1:
+        if error is not None:  # it is not zero if more ranks have saved it
+            x.add_(error)
+            error.zero_()
         x.mul_(scale)
         return
     chunk = -(-x.numel() // (comm.size * codec.block)) * codec.block

@@ -132,16 +132,19 @@ def test_a_checkpoint_of_stock_ddp_loads_and_the_other_way_round() -> None:
         assert all_equal(weights(second))
 
 
-def test_state_of_another_algorithm_or_size_is_refused_unless_it_is_common() -> None:
+def test_state_of_another_size_is_merged_and_that_of_another_algorithm_is_refused() -> None:
     model = gs.DataParallel(Plain(), algorithm="gradient_allreduce")
     saved: Any = [checkpoint.gather(checkpoint.own_state(model, {}))]
     dist.broadcast_object_list(saved)
-    wider = {**saved[0], "ranks": saved[0]["ranks"] * 2}
-    checkpoint.restore(model, {}, wider)  # counters only
-    stateful = copy.deepcopy(wider)
-    stateful["ranks"][0]["algorithm"]["fields"] = {"error": {"net.0.bias": torch.ones(40)}}
-    with pytest.raises(gs.ConfigError, match="was saved by 6 ranks, and this run has 3"):
-        checkpoint.restore(model, {}, stateful)
+    wider = {**saved[0], "ranks": [copy.deepcopy(state) for state in saved[0]["ranks"] * 2]}
+    for rank, state in enumerate(wider["ranks"]):
+        state["algorithm"]["saved_by"] = {"rank": rank, "size": 6, "largest_host": 1}
+    wider["ranks"][0]["algorithm"]["fields"] = {"error": {"net.0.bias": torch.ones(40)}}
+    checkpoint.restore(model, {}, wider)
+    error = model.algorithm_state_dict()["fields"]["error"]["net.0.bias"]
+    torch.testing.assert_close(error, torch.full((40,), 1 / 6))
+    with pytest.raises(gs.ConfigError, match="must be given the states of all ranks"):
+        checkpoint.restore(model, {}, {**wider, "ranks": wider["ranks"][:2]})
     with pytest.raises(
         gs.ConfigError, match="saved with the algorithm ByteGrad, and this run has GradientAllReduce"
     ):

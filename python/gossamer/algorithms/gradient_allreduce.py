@@ -13,7 +13,7 @@ from gossamer import _C
 from gossamer.algorithms.base import Algorithm, whole_chunks
 from gossamer.codec import BF16, FP16, Adaptive, Codec, ErrorFeedback, Identity, Int4, Int8, OneBit
 from gossamer.comm import Communicator
-from gossamer.engine import Unsent, Worker
+from gossamer.engine import Merge, Unsent, Worker
 from gossamer.errors import ConfigError
 from gossamer.facts import COMPRESSED, EXACT, ROUNDED, Messages, Method, Settings, Traffic, Trial
 
@@ -74,7 +74,7 @@ class GradientAllReduce(Algorithm):
             ErrorFeedback(OneBit()),
         ),
     )
-    state_fields: ClassVar[tuple[str, ...]] = ("error",)
+    state_fields: ClassVar[dict[str, Merge]] = {"error": Merge.OWED}
     uneven_inputs = True
 
     def __init__(

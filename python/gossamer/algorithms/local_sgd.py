@@ -17,7 +17,7 @@ from gossamer.algorithms.base import Algorithm, require_codec, require_steps, wh
 from gossamer.codec import Codec, ErrorFeedback, Identity, Int4, settings_text
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import Background, Unsent, Worker
+from gossamer.engine import Background, Merge, Unsent, Worker
 from gossamer.errors import ConfigError
 from gossamer.facts import APART, Messages, Method, Settings, Traffic, Trial
 
@@ -98,7 +98,11 @@ class LocalSGD(Algorithm):
         ),
     )
     fields: ClassVar[tuple[str, ...]] = ("weight",)
-    state_fields: ClassVar[tuple[str, ...]] = ("anchor", "error", "change")
+    state_fields: ClassVar[dict[str, Merge]] = {
+        "anchor": Merge.EQUAL,
+        "error": Merge.OWED,
+        "change": Merge.EQUAL,  # the mean that arrived
+    }
     needs_optimizer = True
 
     def __init__(

@@ -14,6 +14,7 @@ from gossamer import _C
 from gossamer.algorithms.base import Algorithm, require_codec, require_steps, swap_with_peers
 from gossamer.codec import Codec, Int8
 from gossamer.comm import Communicator
+from gossamer.engine import Merge
 from gossamer.errors import ConfigError
 from gossamer.facts import APART, Job, Messages, Method, PlannedBucket, Traffic, Trial
 from gossamer.topology import Mixing, Topology, resolve
@@ -46,7 +47,9 @@ class LowPrecisionDecentralized(Algorithm):
         ),
     )
     fields: ClassVar[tuple[str, ...]] = ("weight",)
-    state_fields: ClassVar[tuple[str, ...]] = ("replica", "replica_0", "replica_1")
+    state_fields: ClassVar[dict[str, Merge]] = dict.fromkeys(
+        ("replica", "replica_0", "replica_1"), Merge.ANEW
+    )
     needs_optimizer = True
 
     def __init__(
@@ -134,8 +137,11 @@ class LowPrecisionDecentralized(Algorithm):
     def after_consensus(self) -> None:
         """Sets every copy to this rank's weights, because all ranks hold equal weights now."""
         for bucket in self._buckets:
-            for field in {"replica", "replica_0", "replica_1"} & set(bucket.fields):
+            for field in set(self.state_fields) & set(bucket.fields):
                 bucket.flat(field).copy_(bucket.flat("weight"))
+
+    def after_merge(self) -> None:
+        self.after_consensus()
 
 
 def exchange_differences(

@@ -18,7 +18,7 @@ from gossamer.algorithms.base import Algorithm, require_steps
 from gossamer.codec import accumulate_dtype
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import Unsent, Worker
+from gossamer.engine import Merge, Unsent, Worker
 from gossamer.facts import COMPRESSED, Cost, Job, Messages, Method, PlannedBucket, Traffic, Trial
 
 
@@ -47,7 +47,7 @@ class PowerSGD(Algorithm):
             hook=True,
         ),
     )
-    state_fields: ClassVar[tuple[str, ...]] = ("error",)
+    state_fields: ClassVar[dict[str, Merge]] = {"error": Merge.OWED}
     needs_optimizer = True
 
     def __init__(self, rank: int = 4, *, start_step: int = 0, min_compression_rate: float = 2.0) -> None:
@@ -99,9 +99,15 @@ class PowerSGD(Algorithm):
             Unsent(bucket).prepare()
 
     def bucket_ready(self, bucket: _C.Bucket) -> None:
-        if self._comm.size > 1:
-            with Unsent(bucket).joining("grad"):
+        with Unsent(bucket).joining("grad") as error:
+            if self._comm.size > 1:
                 self._reduce(bucket)
+            elif error is not None:  # it is not zero if more ranks have saved it
+                bucket.flat().add_(error)
+                error.zero_()
+
+    def owed_by(self, comm: Communicator) -> int:
+        return comm.size  # also by hosts: each rank adds its error to its own matrices
 
     def _reduce(self, bucket: _C.Bucket) -> None:
         views, errors = bucket.views(), bucket.views("error")

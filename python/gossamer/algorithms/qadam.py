@@ -18,7 +18,7 @@ from gossamer.algorithms.base import Algorithm, require_codec, require_steps, wh
 from gossamer.codec import Codec, ErrorFeedback, Int8, OneBit
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import Unsent, agree_on_finite
+from gossamer.engine import Merge, Unsent, agree_on_finite
 from gossamer.errors import ConfigError
 from gossamer.facts import COMPRESSED, EXACT, Messages, Method, Settings, Traffic, Trial
 
@@ -136,7 +136,7 @@ class AdamAlgorithm(Algorithm):
         codec: the codec of the field.
     """
 
-    state_fields: ClassVar[tuple[str, ...]] = ("error",)
+    state_fields: ClassVar[dict[str, Merge]] = {"error": Merge.OWED}
     needs_optimizer = True
 
     #: QAdamOptimizer or a subclass of it.

@@ -15,6 +15,7 @@ from gossamer.codec import Codec, settings_text
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine.background import Background
+from gossamer.engine.merging import Merge
 from gossamer.engine.unsent import Unsent
 from gossamer.engine.worker import Worker
 from gossamer.errors import ConfigError
@@ -38,8 +39,9 @@ class Algorithm(ABC):
     #: "weight" for algorithms that send parameters. The parameters are then views of it.
     fields: ClassVar[tuple[str, ...]] = ("grad",)
 
-    #: The algorithm's own fields that a new bucket plan and a checkpoint must keep.
-    state_fields: ClassVar[tuple[str, ...]] = ()
+    #: The algorithm's own fields that a new bucket plan and a checkpoint must keep, and what becomes of each when
+    #: another number of ranks resumes. A tuple of names says nothing of that: then the number must stay.
+    state_fields: ClassVar[Mapping[str, Merge] | tuple[str, ...]] = ()
 
     #: Whether DataParallel must get the optimizer, because the algorithm counts steps.
     needs_optimizer: ClassVar[bool] = False
@@ -297,7 +299,14 @@ class Algorithm(ABC):
         """Returns what a resumed run needs besides `state_fields` and the number of steps."""
         return {}
 
+    def owed_by(self, comm: Communicator) -> int:
+        """Returns the number of ranks whose memory of what is unsent goes into the sum of an element."""
+        return len(comm.hosts) if isinstance(comm, _C.ByHosts) else comm.size
+
+    def after_merge(self) -> None:
+        """Called at the end of a load, if another number of ranks saved. All ranks hold equal weights then."""
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads what state_dict() returned."""
+        """Loads what state_dict() returned. If another number of ranks saved: what it returned on their rank 0."""
         if state:
             raise KeyError(f"{type(self).__name__} has no state, got the keys {sorted(state)}")

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from gossamer.engine.buckets import Buckets
 from gossamer.engine.compiling import uncompiled
 from gossamer.engine.graph import Graph
 from gossamer.engine.join import UnevenInputs
+from gossamer.engine.merging import merge_counts, merge_fields, require_all_ranks
 from gossamer.engine.parts import Parts
 from gossamer.engine.plan import Sizes
 from gossamer.engine.reporting import Figures
@@ -291,10 +292,52 @@ class Engine:
             "tuned": self.tuned.saved() if self.tuned else None,
             "fields": save_fields(self.buckets, self.algorithm.state_fields),
             "algorithm": own,
+            "saved_by": self.place,
         }
 
+    def merged_state(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what this rank loads, from what state_dict() returned on every rank of another number of ranks.
+
+        Raises:
+            ConfigError: the states are not those of all ranks, or not of one step, or the algorithm cannot merge them.
+        """
+        require_all_ranks(states)
+        algorithm, before = self.algorithm, len(states)
+        apart = algorithm.independent
+        counts = merge_counts(states, ("optimizer_steps", "backward_count"), apart=apart)
+        common = merge_counts(states, ("plan", "tuned"), apart=False)
+        # A mean over m ranks divides by m what a mean over n divided by n.
+        share = self._comm.size / before if algorithm.average else 1.0
+        share /= algorithm.owed_by(self._comm)
+        # By hosts, float16 is divided before the sum inside a host, and what is unsent is of these sums.
+        half = states[0].get("saved_by", self.place)["largest_host"] / self.place["largest_host"]
+        halves = {
+            name for name, param in zip(self._names, self._params, strict=True) if param.dtype == torch.half
+        }
+        rules = algorithm.state_fields if isinstance(algorithm.state_fields, Mapping) else {}
+        fields = merge_fields(
+            [state["fields"] for state in states],
+            rules,
+            owed_factor=lambda name: share * half if name in halves else share,
+            where=type(algorithm).__name__,
+        )
+        own = states[0]["algorithm"]
+        return {
+            **counts,
+            **common,
+            "fields": fields,
+            "algorithm": own,
+            "saved_by": {**self.place, "merged": before},
+        }
+
+    @property
+    def place(self) -> dict[str, int]:
+        """This rank, the number of ranks, and that of the largest host if sums go by hosts (else 1)."""
+        hosts = self._comm.hosts if isinstance(self._comm, _C.ByHosts) else [[0]]
+        return {"rank": self._comm.rank, "size": self._comm.size, "largest_host": max(map(len, hosts))}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what state_dict() returned on this rank. Collective: all ranks load the same step."""
+        """Load what state_dict() returned on this rank, or merged_state(). Collective: all ranks load the same step."""
         self._native.worker.wait()
         self.algorithm.settle()
         require_state(self._control, state, self._names, self._choices)
@@ -304,6 +347,8 @@ class Engine:
         self._steps.count = state["optimizer_steps"]
         self._native.resume(state["backward_count"], state["optimizer_steps"])
         self.algorithm.load_state_dict(state["algorithm"])
+        if state.get("saved_by", {}).get("merged"):
+            self.algorithm.after_merge()
 
     def _load_tuned(self, tuned: dict[str, Any] | None) -> None:
         """Take what another run has tuned; measure anew if that run had not finished."""

@@ -5,7 +5,7 @@ Face also has the methods that torch.distributed.algorithms.Join calls; join.py 
 
 import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from gossamer.engine.algorithm import Algorithm
 from gossamer.engine.connections import Connections, connect
 from gossamer.engine.engine import Engine
 from gossamer.engine.join import ShadowHook
+from gossamer.engine.merging import merge_dicts
 from gossamer.errors import ConfigError
 from gossamer.observe.report import Report
 
@@ -77,8 +78,27 @@ class Face(Joinable):
         """
         return self.engine.state_dict()
 
+    def part_of_checkpoint(self, saved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what this rank loads of a checkpoint that any number of ranks have saved. Sends nothing.
+
+        If as many ranks saved as this run has, it is what this rank saved. Otherwise all ranks get the mean of the
+        models and of the optimizers' states, and a state of the algorithm that docs/resuming.md describes.
+
+        Args:
+            saved: what every rank saved, in rank order: dictionaries whose key "algorithm" holds
+                algorithm_state_dict(). Their other keys must hold the state of models and optimizers.
+
+        Raises:
+            ConfigError: a rank's state is missing, the ranks saved different steps, or the algorithm cannot merge them.
+        """
+        place = self.engine.place
+        if len(saved) == place["size"]:
+            return dict(saved[place["rank"]])
+        with torch.no_grad():
+            return merge_dicts(saved, self.engine.merged_state)
+
     def load_algorithm_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what algorithm_state_dict() returned on this rank, in a run of equally many ranks. Collective.
+        """Load what algorithm_state_dict() returned on this rank, or part_of_checkpoint(). Collective.
 
         Load model and optimizer first. Where ranks hold different weights, wrap the model with broadcast=False.
 

@@ -27,7 +27,7 @@ def require_state(
         names: the names of the model's parameters.
         codecs: the codecs that autotune may choose beside the algorithm's own.
     """
-    problem = _problem_of(state, names, codecs)
+    problem = _problem_of(state, names, codecs, control.size)
     common = ("optimizer_steps", "backward_count", "plan", "tuned")
     lines = [f"{key} {state.get(key)}" for key in common]
     require_equal(control, [*lines, f"problem {problem!r}"], "the loaded state")
@@ -35,10 +35,16 @@ def require_state(
         raise ConfigError(f"load_state_dict: must be given what state_dict() returned, got {problem}")
 
 
-def _problem_of(state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[object]) -> str:
+def _problem_of(state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[object], size: int) -> str:
     known = {"optimizer_steps", "backward_count", "plan", "tuned", "fields", "algorithm"}
-    if set(state) != known:
+    if set(state) - {"saved_by"} != known:
         return f"keys {sorted(state)}"
+    saved_by = state.get("saved_by", {})
+    if state["fields"] and saved_by.get("size", size) != size:
+        return (
+            f"the state of rank {saved_by['rank']}/{saved_by['size']} in a run of {size} ranks; give the states of all "
+            f"ranks to part_of_checkpoint()"
+        )
     strangers = sorted({name for bucket in state["plan"] for name in bucket} - set(names))
     if strangers:
         return f"unknown parameters {strangers}"
@@ -48,7 +54,7 @@ def _problem_of(state: Mapping[str, Any], names: Sequence[str], codecs: Sequence
     return ""
 
 
-def save_fields(buckets: Iterable[_C.Bucket], fields: Sequence[str]) -> Fields:
+def save_fields(buckets: Iterable[_C.Bucket], fields: Iterable[str]) -> Fields:
     """Return copies of those of `fields` that the buckets have."""
     saved: Fields = {}
     for bucket in buckets:

@@ -56,13 +56,14 @@ def restore(
     """Load this rank's part of what gather() returned. Collective. Load model and optimizers first.
 
     Raises:
-        ConfigError: Another algorithm saved the state; or another number of ranks did, and the state cannot be divided.
+        ConfigError: Another algorithm saved the state; or another number of ranks did, and the algorithm does not say
+            what becomes of its state then.
     """
     name = type(wrapper.engine.algorithm).__name__
     if saved is None:
         _log.info("the checkpoint holds no state of gossamer; %s begins anew", name)
         return
-    own = _own(name, saved)
+    own = _own(name, saved, wrapper)
     if "weights" in own:
         wrapper.module.load_state_dict(own["weights"])
         for name, optimizer in optimizers.items():
@@ -70,21 +71,11 @@ def restore(
     wrapper.load_algorithm_state_dict(own["algorithm"])
 
 
-def _own(algorithm: str, saved: Mapping[str, Any]) -> dict[str, Any]:
+def _own(algorithm: str, saved: Mapping[str, Any], wrapper: Any) -> dict[str, Any]:
     if saved["algorithm"] != algorithm:
         raise ConfigError(
             f"checkpoint: it was saved with the algorithm {saved['algorithm']}, and this run has "
             f"{algorithm}; resume with the same, or load its weights alone and begin anew"
         )
-    states: list[dict[str, Any]] = saved["ranks"]
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if len(states) == size:
-        return states[rank]
-    if any(
-        "weights" in each or each["algorithm"]["fields"] or each["algorithm"]["algorithm"] for each in states
-    ):
-        raise ConfigError(
-            f"checkpoint: the state of {algorithm} was saved by {len(states)} ranks, and this run has "
-            f"{size}; resume with equally many ranks, or load its weights alone and begin anew"
-        )
-    return states[0]  # counters and the bucket plan, which are equal on all ranks
+    own: dict[str, Any] = wrapper.part_of_checkpoint(saved["ranks"])
+    return own
