@@ -50,7 +50,7 @@ demo: $(STAMPS)/package
 	$(BIN)/gossamer demo
 
 test: build
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not gpu and not sanitize"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 20 -m "not gpu and not sanitize"
 
 sanitize: build
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m sanitize \
