@@ -76,8 +76,7 @@ def _lines(folder: Path) -> Iterator[dict[str, Any]]:
         for text in path.read_text().splitlines():
             line = json.loads(text)
             variant = VARIANTS.get(line["algorithm"])
-            predicted = variant is not None and variant.wrap is None  # the planner knows no other programs
-            if line.get("step_ms") and line.get("compute_ms") and predicted:
+            if line.get("step_ms") and line.get("compute_ms") and variant is not None:
                 yield line
 
 
@@ -117,6 +116,8 @@ def _compared(folder: Path, line: dict[str, Any], cores: float) -> dict[str, Any
     problem = _problem(line, variant, cores / network.ranks, speeds)
     if variant.ours is not None:
         found = predict(problem, network, variant.ours(), flat=variant.flat)
+    elif variant.wrap is not None:
+        found = predict(problem, network, line["algorithm"])
     else:
         found = predict(problem, network, Stock(HOOKS[line["algorithm"]], period=variant.period))
     fields = (

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gossamer as gs
+from gossamer import planner
 from gossamer.comm import from_group
 from tests.support.jobs import Job
 from tests.support.models import mlp
@@ -110,6 +111,23 @@ def test_the_exact_run_learns():
 def test_int8_gradients_and_bf16_weights_send_less():
     sent, four = sent_per_step(world().get_group(), sharded(world()), codec=gs.Int8()), exact_bytes()
     assert sent < 0.27 * four + 2 * 0.51 * four, (sent, four)  # one reduce-scatter, two all-gathers
+
+
+@in_job
+def test_the_planner_counts_the_bytes_of_both_codecs():
+    options = gs.Options(gs.Int8(), gather_codec=gs.BF16(), min_bytes=0)
+    # What is not in the two blocks is the root, which stays gathered between forward and backward.
+    names, parameters = zip(*network().named_parameters(), strict=True)
+    names = tuple(name if name[0] in "12" else "root" for name in names)
+    found = planner.predict(
+        planner.Problem(parameters, names, 0.1), planner.Network(SIZE), planner.Sharded(options=options)
+    )
+    model = sharded(world())
+    gs.fsdp.compress(model, gs.Int8(), weights=gs.BF16())
+    comm = from_group(world().get_group(), "cpu")
+    before = comm.bytes_sent
+    last_loss(model, steps=2)
+    assert (comm.bytes_sent - before) / 2 == pytest.approx(found.bytes_per_rank, rel=1e-3)
 
 
 @in_job

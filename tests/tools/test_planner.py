@@ -123,6 +123,37 @@ def test_by_default_a_host_sends_an_encoded_model_twice_less_its_own_share(algor
     assert by_hosts.step_s < flat.step_s
 
 
+def test_programs_of_torch_with_a_codec_in_their_groups_send_a_quarter_between_hosts() -> None:
+    network = Network(4, 2, 100 * MBIT)
+    for exact, coded in (("ddp", "ddp_int8_group"), ("hsdp", "hsdp_int8_group")):
+        before, after = (predict(gpt(), network, name) for name in (exact, coded))
+        # Hybrid sharding sends each part across once. A ring of all ranks sends more, and sums by hosts do not.
+        share = 0.27 if exact == "hsdp" else 0.27 / 1.5
+        assert 0.25 / 0.27 * share < after.bytes_across / before.bytes_across < share
+        assert after.step_s < before.step_s / 2
+    assert predict(gpt(), network, "ddp_int8_group").bytes_across == pytest.approx(
+        predict(gpt(), network, "bytegrad").bytes_across, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("hybrid", [True, False])
+def test_sharding_adds_its_messages_to_a_step_on_cpus_and_hides_them_on_gpus(hybrid) -> None:
+    program, network = planner.Sharded(hybrid=hybrid), Network(4, 2, 100 * MBIT)
+    free, busy = (predict(gpt(compute_s=compute_s), network, program) for compute_s in (0.0, 100.0))
+    assert busy.exposed_s == pytest.approx(free.step_s)
+    on_gpus = gpt(compute_s=100.0, speeds=planner.speeds.CUDA)
+    assert predict(on_gpus, network, program).exposed_s < 0.25 * free.step_s  # the root comes last
+
+
+def test_small_tensors_are_exact_in_a_group_with_a_codec() -> None:
+    network, codec = Network(4, 4, 100 * MBIT), gs.Int8()
+    exact = predict(gpt(), network, "ddp")
+    never = gs.Options(codec, min_bytes=1 << 40)
+    assert predict(gpt(), network, planner.Stock(options=never)).step_s == exact.step_s
+    sharded = [predict(gpt(), network, planner.Sharded(options=each)) for each in (gs.Options(), never)]
+    assert sharded[0].step_s == sharded[1].step_s
+
+
 def test_an_exact_mean_on_gpus_is_left_to_nccl_and_a_codecs_is_not() -> None:
     problem, network = gpt(speeds=planner.speeds.CUDA), Network(8, 2)
     for algorithm, differs in ((gs.GradientAllReduce(), False), (gs.ByteGrad(), True)):

@@ -3,7 +3,7 @@
 from gossamer.codec import CodecSpeed
 from gossamer.facts import KINDS, Method, Settings
 from gossamer.planner.measuring import Measured, compute_of, measure
-from gossamer.planner.methods import METHODS, Stock
+from gossamer.planner.methods import METHODS, Sharded, Stock
 from gossamer.planner.network import Network
 from gossamer.planner.predict import Prediction, predict, predict_all
 from gossamer.planner.problem import Problem, of_module, transformer
@@ -19,6 +19,7 @@ __all__ = [
     "Prediction",
     "Problem",
     "Settings",
+    "Sharded",
     "Speeds",
     "Stock",
     "compute_of",

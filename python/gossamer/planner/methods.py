@@ -1,13 +1,16 @@
-# The table of what the planner compares: the methods that the algorithms list, and their peers in stock torch.
+# The table of what the planner compares: the methods that the algorithms list, and torch's own programs.
 # Nothing is computed here. Callers: predict.py, advice.py and the command.
 """Methods by name."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from gossamer.algorithms import ALGORITHMS
+from gossamer.codec import Int8
 from gossamer.errors import ConfigError
 from gossamer.facts import APART, COMPRESSED, EXACT, ROUNDED, Method, Settings
+from gossamer.process_group import Options
 
 
 @dataclass(frozen=True)
@@ -18,16 +21,37 @@ class Stock:
         hook: None, "fp16", "powersgd" or "post_local_sgd".
         rank: columns of PowerSGD's factors.
         period: steps between two averagings of post-local SGD.
+        options: of its process group, if it has no hook.
     """
 
     hook: str | None = None
     rank: int = 4
     period: int = 10
+    options: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """torch's FSDP2. Each block of a list of layers is sharded by itself, and the rest of the model as the root.
+
+    Args:
+        hybrid: shards lie inside a host, with replicas on the other hosts (HSDP). False: all ranks hold shards.
+        options: of the groups in which shards are gathered and scattered.
+        between: of the groups between replicas.
+    """
+
+    hybrid: bool = False
+    options: Options = field(default_factory=Options)
+    between: Options = field(default_factory=Options)
 
 
 def _stock(name: str, hook: str | None, kind: str, changes: str, page: str = "hooks.md") -> Method:
     make: Callable[[Settings], Stock] = lambda settings: Stock(hook, settings.rank, settings.period)  # noqa: E731
     return Method(name, make, kind, changes, page, advised=False)
+
+
+def _made(program: Stock | Sharded, _: Settings) -> Stock | Sharded:
+    return program
 
 
 _STOCK = (
@@ -39,6 +63,21 @@ _STOCK = (
         "post_local_sgd",
         APART,
         "lets ranks train alone between averagings, so their weights differ until the next one",
+    ),
+    *(
+        Method(name, partial(_made, program), kind, changes, "process-group.md", advised=False)
+        for name, program, kind, changes in (
+            ("ddp_int8_group", Stock(options=Options(Int8())), ROUNDED, "sums gradients in 8 bits"),
+            ("fsdp2", Sharded(), EXACT, "is torch's own, with sharded weights"),
+            ("fsdp2_int8_group", Sharded(options=Options(Int8())), ROUNDED, "sums gradients in 8 bits"),
+            ("hsdp", Sharded(hybrid=True), EXACT, "is torch's own, with weights sharded inside a host"),
+            (
+                "hsdp_int8_group",
+                Sharded(hybrid=True, between=Options(Int8())),
+                ROUNDED,
+                "sums gradients between hosts in 8 bits",
+            ),
+        )
     ),
 )
 

@@ -9,10 +9,11 @@ from gossamer.algorithms import Algorithm
 from gossamer.errors import ConfigError
 from gossamer.facts import Cost, Settings
 from gossamer.planner.messages import PricedMessages
-from gossamer.planner.methods import METHODS, Stock, method_of
+from gossamer.planner.methods import METHODS, Sharded, Stock, method_of
 from gossamer.planner.network import Network
 from gossamer.planner.problem import Problem
 from gossamer.planner.schedule import simulate
+from gossamer.planner.sharded import sharded_traffic
 from gossamer.planner.stock import stock_traffic
 
 
@@ -50,7 +51,7 @@ class Prediction:
 def predict(
     problem: Problem,
     network: Network,
-    algorithm: str | Algorithm | Stock,
+    algorithm: str | Algorithm | Stock | Sharded,
     *,
     settings: Settings | None = None,
     flat: bool = False,
@@ -73,11 +74,15 @@ def predict(
         chosen = method.make(settings or Settings())
     if isinstance(chosen, Stock):
         outcome = simulate(problem, stock_traffic(problem, network, chosen), Cost())
+    elif isinstance(chosen, Sharded):
+        outcome = simulate(problem, sharded_traffic(problem, network, chosen), Cost())
     elif isinstance(chosen, Algorithm):
         messages = PricedMessages(problem, network, chosen, flat=flat)
         outcome = simulate(problem, chosen.traffic(messages, warm=warm), messages.agreement())
     else:
-        raise ConfigError(f"predict: algorithm must be a name, an Algorithm or a Stock, got {chosen!r}")
+        raise ConfigError(
+            f"predict: algorithm must be a name, an Algorithm, a Stock or a Sharded, got {chosen!r}"
+        )
     return Prediction(
         name,
         outcome.step_s,

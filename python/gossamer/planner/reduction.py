@@ -49,10 +49,37 @@ class Reducer:
         if codec is None:
             nbytes = numel * dtype.itemsize
             return Job(group.all_reduce(nbytes), nbytes / self.speeds.memory)
+        return self.in_one_level(group, numel, dtype, codec)
+
+    def in_one_level(self, group: RankGroup, numel: int, dtype: torch.dtype, codec: Codec) -> Job:
+        """Prices the two-shot between the ranks of a group."""
+        if group.size == 1:
+            return Job(Cost())
         cost, coding_s, row = self._two_shot(group, numel, dtype, codec)
         # Each piece but the first is encoded, summed and decoded while another piece travels.
         alone_s = coding_s / group.pieces(row)
         return Job(cost, alone_s, beside_s=coding_s - alone_s)
+
+    def scatter(self, group: RankGroup, part: int, dtype: torch.dtype, codec: Codec | None) -> Job:
+        """Prices a reduce-scatter in which each rank gets the sum of `part` elements. codec None: a ring."""
+        if group.size == 1:
+            return Job(Cost())
+        if codec is None:
+            nbytes = part * dtype.itemsize
+            return Job(group.all_gather(nbytes), (group.size - 1) * nbytes / self.speeds.memory)
+        speed = self.speeds.of(codec)
+        coding_s = 4 * part * group.size * (1 / speed.encode + 1 / speed.decode_add)
+        return Job(group.all_to_all(codec.wire_bytes(part, dtype)), coding_s)
+
+    def gather(self, group: RankGroup, part: int, dtype: torch.dtype, codec: Codec | None) -> Job:
+        """Prices an all-gather of `part` elements of each rank. codec None: a ring of the elements themselves."""
+        if group.size == 1:
+            return Job(Cost())
+        if codec is None:
+            return Job(group.all_gather(part * dtype.itemsize))
+        speed = self.speeds.of(codec)
+        coding_s = 4 * part * (1 / speed.encode + group.size / speed.decode)
+        return Job(group.all_gather(codec.wire_bytes(part, dtype)), coding_s)
 
     def _two_shot(
         self, group: RankGroup, numel: int, dtype: torch.dtype, codec: Codec

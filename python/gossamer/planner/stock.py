@@ -9,6 +9,7 @@ from gossamer.facts import Cost, Job, PlannedBucket, Traffic
 from gossamer.planner.methods import Stock
 from gossamer.planner.network import Network, RankGroup, all_ranks
 from gossamer.planner.problem import Problem, buckets_of
+from gossamer.planner.reduction import Reducer
 
 
 def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
@@ -16,7 +17,7 @@ def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
     group, speeds = all_ranks(network), problem.speeds
     buckets = buckets_of(problem)
     if stock.hook is None:
-        jobs = [_all_reduce(group, b, b.dtype.itemsize * b.numel, problem) for b in buckets]
+        jobs = [_sum(group, b, stock, problem) for b in buckets]
     elif stock.hook == "fp16":
         jobs = [_all_reduce(group, b, 2 * b.numel, problem) for b in buckets]
     elif stock.hook == "powersgd":
@@ -33,6 +34,15 @@ def stock_traffic(problem: Problem, network: Network, stock: Stock) -> Traffic:
             f"Stock: hook must be None, 'fp16', 'powersgd' or 'post_local_sgd', got {stock.hook!r}"
         )
     return Traffic(in_backward=jobs, lockstep=False)
+
+
+def _sum(group: RankGroup, bucket: PlannedBucket, stock: Stock, problem: Problem) -> Job:
+    codec = stock.options.codec if bucket.nbytes >= stock.options.min_bytes else None
+    if codec is None or group.size == 1:
+        return _all_reduce(group, bucket, bucket.nbytes, problem)
+    copies = Job(Cost(), 2 * bucket.nbytes / problem.speeds.memory)  # into the bucket and back
+    reducer = Reducer(group.network, problem.speeds)
+    return (copies + reducer.all_reduce(bucket.numel, bucket.dtype, codec)).after(bucket.done)
 
 
 def _all_reduce(group: RankGroup, bucket: PlannedBucket, nbytes: int, problem: Problem) -> Job:
