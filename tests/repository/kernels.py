@@ -3,11 +3,12 @@
 It needs g++ and GNU ld alone: neither CMake nor GoogleTest, so that a changed kernel is compiled and tested in seconds.
 """
 
+import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ INCLUDES = ("csrc", EMULATOR, "tests/cpp", "tests/cpp/cuda/without_googletest")
 COMMON = ("-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 SANITIZED = (
     "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-Wno-unknown-pragmas",
+    # They halve the time to compile: AddressSanitizer sees null pointers too, and its checks may be calls.
+    "-fno-sanitize=null,object-size", "--param=asan-instrumentation-with-call-threshold=0",
+    "-fira-algorithm=priority",
     "-fdata-sections",  # for shared.ld
     "-DGOSSAMER_MAX_GRID=4",  # so that blocks take several pieces
 )  # fmt: skip
@@ -34,12 +38,14 @@ class Unit:
         flags: besides those of its kind.
         sanitized: whether sanitizers look at it.
         name: of the object, without its suffix. shared.ld looks at objects that end in .cu.o.
+        faulty: whether the source is that of the tree with faults.
     """
 
     source: str
     flags: tuple[str, ...] = ()
     sanitized: bool = True
     name: str = ""
+    faulty: bool = False
 
     def object(self, folder: Path) -> Path:
         return folder / f"{self.name or self.source.replace('/', '-')}.o"
@@ -53,7 +59,7 @@ def units_of(suffix: str, *, sanitized: bool) -> tuple[Unit, ...]:
 KERNELS = units_of(".cu", sanitized=True)
 # What the kernels are compared with. test_cpp.py tests it under sanitizers.
 REFERENCE = units_of(".cpp", sanitized=False)
-SCHEDULER = Unit(f"{EMULATOR}/emulator.cpp", sanitized=False)
+SCHEDULER = Unit(f"{EMULATOR}/emulator.cpp", ("-O2",), sanitized=False)
 COMPARISON = Unit("tests/cpp/cuda/test_cuda.cpp")
 # Ranks that meet in memory of the host, each in a process.
 HOST_MEMORY = Unit(f"{EMULATOR}/test_host_memory.cpp")
@@ -73,7 +79,7 @@ def only(*codecs: str) -> tuple[str, ...]:
 
 # The program that counts bytes and launches. -fsanitize=thread puts calls before accesses, which traffic.cpp defines.
 # Without -fno-tree-sra a vector load may become four loads.
-INT8, INT4 = "3, int8, Int8", "5, int4, Int4"
+INT8, INT4, ONEBIT = "3, int8, Int8", "5, int4, Int4", "6, onebit, OneBit"
 COUNTED_FLAGS = ("-fsanitize=thread", "-fno-tree-sra", "-fdata-sections", "-w", *only(INT8, INT4))
 FLOAT32 = "csrc/codec/cuda_f32.cu"  # holds the kernels of csrc/codec's headers
 TRAFFIC = (
@@ -86,26 +92,49 @@ TRAFFIC = (
     *REFERENCE,
 )
 
+ALL = (*KERNELS, COMPARISON, SCHEDULER, *REFERENCE)
+RANKS = (*KERNELS, HOST_MEMORY, SHARED_MEMORY, SCHEDULER, *REFERENCE)
+PROGRAMS = {"kernels": ALL, "ranks": RANKS, "emulator": (OWN_TESTS, SCHEDULER), "traffic": TRAFFIC}
 
-def run(*command: str | Path, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
+
+def with_faults(units: Sequence[Unit], sources: Collection[str]) -> tuple[Unit, ...]:
+    """The units, where those of `sources` have faults. Kernels of codecs are then compiled for two of the codecs."""
+
+    def changed(unit: Unit) -> Unit:
+        flags = [*unit.flags, "-w", f"-include{ROOT / EMULATOR / 'faults.h'}"]
+        if unit.source == FLOAT32 and unit.sanitized:
+            flags += only(INT8, ONEBIT)
+        name = f"faulty-{'' if unit.sanitized else 'counted-'}{Path(unit.source).stem}.cu"
+        return replace(unit, flags=tuple(flags), name=name, faulty=True)
+
+    return tuple(changed(unit) if unit.source in sources else unit for unit in units)
+
+
+def run(
+    *command: str | Path, timeout_s: float | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     words = [str(part) for part in command]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=timeout_s)
+    variables = {**os.environ, **environment}
+    return subprocess.run(
+        words, capture_output=True, text=True, check=False, timeout=timeout_s, env=variables
+    )
 
 
-def compile_unit(unit: Unit, folder: Path, tree: Path = ROOT) -> None:
-    """Compiles a unit of `tree` into `folder`. Headers that `tree` lacks are those of the checkout."""
+def compile_unit(unit: Unit, folder: Path, faulty: Path = ROOT) -> None:
+    """Compiles a unit into `folder`. `faulty` is the tree with faults; headers that it lacks are the checkout's."""
+    tree = faulty if unit.faulty else ROOT
     includes = [f"-I{path}" for path in (tree / "csrc", *(ROOT / name for name in INCLUDES))]
     flags = [*COMMON, *(SANITIZED if unit.sanitized else ()), *unit.flags, *includes]
     compiled = run("g++", *flags, "-x", "c++", "-c", tree / unit.source, "-o", unit.object(folder))
     assert compiled.returncode == 0, compiled.stderr[-6000:]
 
 
-def compile_units(units: Sequence[Unit], folder: Path) -> None:
+def compile_units(units: Sequence[Unit], folder: Path, faulty: Path = ROOT) -> None:
     """Compiles two at a time. The first should be those that take the longest."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda unit: compile_unit(unit, folder), units))
+        list(pool.map(lambda unit: compile_unit(unit, folder, faulty), units))
 
 
 def link(objects: Sequence[Path], program: Path) -> None:

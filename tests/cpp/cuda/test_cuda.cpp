@@ -2,6 +2,7 @@
 // -DGOSSAMER_CUDA=ON, or make gpu-check), and by the host's compiler with emulator/, which needs no GPU. Device memory has
 // exactly the bytes of its contents, so that a sanitizer sees an access beyond them.
 #include <memory>
+#include <set>
 
 #include "codec/cuda.h"
 #include "codec_support.h"
@@ -57,33 +58,22 @@ void expect_same_values(Dtype dtype, const Bytes& x, const Bytes& y, const std::
 }
 
 // Runs encode, decode, decode_add and reduce_encode of one matrix on the host and on the device, where tensors begin
-// `skipped` elements after the start of their memory.
+// `skipped` elements after the start of their memory. The dtype of the source concerns encode alone, and a key concerns
+// encode and reduce_encode: what is left runs for a source of the spec's dtype, and without a key.
 void expect_device_equals_host(const Spec& spec, Dtype source, const Rows& rows, Temper temper,
                                int64_t skipped = 0) {
   const Kernels& host = *codec::kernels_by_name("scalar");
   const std::string where = describe(host, spec, rows, temper);
-  const Bytes x = as_bytes(source, make_values(rows.numel, temper, 71));
+  const Bytes& x = random_bytes(source, rows.numel, temper, 71);
   const Bytes wire = encode(host, spec, source, x, rows);
   const int64_t before_x = skipped * element_size(source), before_out = skipped * element_size(spec.dtype);
   const DeviceBytes device_x(behind(before_x, x)), device_wire(Bytes(wire.size(), 0xab));
   codec::cuda::encode(spec, source, device_x.data() + before_x, rows, device_wire.data(), nullptr);
   ASSERT_EQ(device_wire.get(), wire) << where;
-
-  const DeviceBytes out(behind(before_out, Bytes(rows.numel * element_size(spec.dtype), 0xab)));
-  codec::cuda::decode(spec, device_wire.data(), rows, out.data() + before_out, nullptr);
-  expect_same_values(spec.dtype, behind(before_out, decode(host, spec, wire, rows)), out.get(),
-                     where + " decode");
+  if (source != spec.dtype) return;
 
   const int64_t valid = rows.row_numel > 3 ? rows.row_numel - 1 : rows.row_numel;
   const Dtype sum = accumulate_dtype(spec.dtype);
-  Bytes acc = as_bytes(sum, make_values(rows.row_numel, Temper::ordinary, 73));
-  const int64_t before_acc = skipped * element_size(sum);
-  const DeviceBytes device_acc(behind(before_acc, acc));
-  host.decode_add(spec, wire.data(), rows.rows, rows.row_numel, valid, acc.data());
-  codec::cuda::decode_add(spec, device_wire.data(), rows.rows, rows.row_numel, valid,
-                          device_acc.data() + before_acc, nullptr);
-  expect_same_values(sum, behind(before_acc, acc), device_acc.get(), where + " decode_add");
-
   Bytes reduced(codec::row_bytes(spec, rows.row_numel), 0xab);
   const DeviceBytes device_reduced(reduced);
   std::vector<double> scratch(rows.row_numel);
@@ -93,6 +83,20 @@ void expect_device_equals_host(const Spec& spec, Dtype source, const Rows& rows,
   codec::cuda::reduce_encode(spec, device_wire.data(), rows.rows, rows.row_numel, valid, 0.3,
                              device_reduced.data(), device_sum.data(), nullptr);
   ASSERT_EQ(device_reduced.get(), reduced) << where << " reduce_encode";
+  if (spec.key != 0) return;
+
+  const DeviceBytes out(behind(before_out, Bytes(rows.numel * element_size(spec.dtype), 0xab)));
+  codec::cuda::decode(spec, device_wire.data(), rows, out.data() + before_out, nullptr);
+  expect_same_values(spec.dtype, behind(before_out, decode(host, spec, wire, rows)), out.get(),
+                     where + " decode");
+
+  Bytes acc = random_bytes(sum, rows.row_numel, Temper::ordinary, 73);
+  const int64_t before_acc = skipped * element_size(sum);
+  const DeviceBytes device_acc(behind(before_acc, acc));
+  host.decode_add(spec, wire.data(), rows.rows, rows.row_numel, valid, acc.data());
+  codec::cuda::decode_add(spec, device_wire.data(), rows.rows, rows.row_numel, valid,
+                          device_acc.data() + before_acc, nullptr);
+  expect_same_values(sum, behind(before_acc, acc), device_acc.get(), where + " decode_add");
 
   // The same rows, each in memory of its own.
   const int64_t stride = codec::row_bytes(spec, rows.row_numel);
@@ -111,24 +115,26 @@ void expect_device_equals_host(const Spec& spec, Dtype source, const Rows& rows,
   codec::cuda::reduce_encode(spec, there, rows.rows, rows.row_numel, valid, 0.3, reduced_apart.data(),
                              device_sum.data(), nullptr);
   ASSERT_EQ(reduced_apart.get(), reduced) << where << " reduce_encode, rows apart";
-  const DeviceBytes acc_apart(
-      behind(before_acc, as_bytes(sum, make_values(rows.row_numel, Temper::ordinary, 73))));
+  const DeviceBytes acc_apart(behind(before_acc, random_bytes(sum, rows.row_numel, Temper::ordinary, 73)));
   codec::cuda::decode_add(spec, there, rows.rows, rows.row_numel, valid, acc_apart.data() + before_acc,
                           nullptr);
   ASSERT_EQ(acc_apart.get(), device_acc.get()) << where << " decode_add, rows apart";
 }
 
+// Stops at the first matrix that differs.
 void expect_equality(Kind kind, const std::vector<Rows>& shapes, const std::vector<Temper>& tempers,
                      int64_t skipped = 0) {
   for (Dtype dtype : kDtypes)
     for (int64_t block : {32, 256, 8192})
-      for (Dtype source : {dtype, accumulate_dtype(dtype)})
+      for (Dtype source : std::set{dtype, accumulate_dtype(dtype)})
         for (uint64_t key : {uint64_t{0}, uint64_t{0x123456789abcdef0}}) {
           if ((!has_blocks(kind) && block != 256) || (!is_stochastic(kind) && key != 0)) continue;
           for (const Rows& rows : shapes)
-            for (Temper temper : tempers)
+            for (Temper temper : tempers) {
+              if (testing::Test::HasFailure()) return;
               expect_device_equals_host({kind, dtype, block_of(kind, block), key}, source, rows, temper,
                                         skipped);
+            }
         }
 }
 
@@ -136,8 +142,8 @@ void expect_equality(Kind kind, const std::vector<Rows>& shapes, const std::vect
 void expect_equal_errors(const Spec& spec, Dtype source, const Rows& rows, int64_t skipped) {
   const Kernels& host = *codec::kernels_by_name("scalar");
   const std::string where = describe(host, spec, rows, Temper::ordinary) + " with error";
-  const Bytes x = as_bytes(source, make_values(rows.numel, Temper::ordinary, 71));
-  Bytes error = as_bytes(spec.dtype, make_values(rows.numel, Temper::ordinary, 75));
+  const Bytes& x = random_bytes(source, rows.numel, Temper::ordinary, 71);
+  Bytes error = random_bytes(spec.dtype, rows.numel, Temper::ordinary, 75);
   Bytes wire(rows.rows * codec::row_bytes(spec, rows.row_numel), 0xab);
   const int64_t before_x = skipped * element_size(source), before_error = skipped * element_size(spec.dtype);
   const DeviceBytes device_x(behind(before_x, x)), device_error(behind(before_error, error)),
@@ -147,9 +153,10 @@ void expect_equal_errors(const Spec& spec, Dtype source, const Rows& rows, int64
                                  rows, device_wire.data(), nullptr);
   ASSERT_EQ(device_wire.get(), wire) << where;
   ASSERT_EQ(device_error.get(), behind(before_error, error)) << where;
+  if (source != spec.dtype) return;
 
   const int64_t valid = rows.row_numel > 3 ? rows.row_numel - 1 : rows.row_numel;
-  Bytes own = as_bytes(spec.dtype, make_values(rows.row_numel, Temper::ordinary, 77));
+  Bytes own = random_bytes(spec.dtype, rows.row_numel, Temper::ordinary, 77);
   Bytes reduced(codec::row_bytes(spec, rows.row_numel), 0xab);
   const DeviceBytes device_own(behind(before_error, own)), device_reduced(reduced);
   const DeviceBytes device_sum(Bytes(rows.row_numel * element_size(spec.dtype), 0xab));
@@ -171,8 +178,10 @@ void expect_equal_errors(Kind kind, const std::vector<Rows>& shapes, int64_t ski
         for (uint64_t key : {uint64_t{0}, uint64_t{0x123456789abcdef0}}) {
           if (dtype == Dtype::f64 && source != dtype) continue;
           if ((!has_blocks(kind) && block != 256) || (!is_stochastic(kind) && key != 0)) continue;
-          for (const Rows& rows : shapes)
+          for (const Rows& rows : shapes) {
+            if (testing::Test::HasFailure()) return;
             expect_equal_errors({kind, dtype, block_of(kind, block), key}, source, rows, skipped);
+          }
         }
   }
 }
@@ -200,12 +209,12 @@ std::vector<Rows> all_tails() {
     expect_equality(Kind::name, {{3, 509, 3 * 509}}, {std::begin(kTempers), std::end(kTempers)}); \
   }                                                                                               \
   TEST_F(Cuda, name##GivesTheBytesAndValuesOfTheCpuForLongRows) {                                 \
-    expect_equality(Kind::name, {{1, 32769, 32769}, {3, 65537, 100003}}, {Temper::ordinary});     \
+    expect_equality(Kind::name, {{1, 32769, 32769}, {3, 16411, 40003}}, {Temper::ordinary});      \
   }                                                                                               \
   TEST_F(Cuda, name##LeavesTheErrorsOfTheCpu) {                                                   \
     expect_equal_errors(Kind::name, row_shapes());                                                \
     expect_equal_errors(Kind::name, {{1, 509, 509}, {3, 256, 600}}, 1);                           \
-    expect_equal_errors(Kind::name, {{3, 33001, 70003}});                                         \
+    expect_equal_errors(Kind::name, {{3, 16411, 40003}});                                         \
   }
 GOSSAMER_CODECS(GOSSAMER_TESTS)
 #undef GOSSAMER_TESTS
@@ -259,7 +268,7 @@ void expect_equal_sums(Dtype dtype, Temper temper, int64_t numel, int64_t skippe
   const int64_t at = skipped * element_size(dtype);
   for (int r = 0; r < rows; ++r) {
     const auto seed = static_cast<unsigned>(101 + r);
-    host.push_back(as_bytes(dtype, make_values(numel + skipped, temper, seed)));
+    host.push_back(random_bytes(dtype, numel + skipped, temper, seed));
     device.push_back(std::make_unique<DeviceBytes>(host.back()));
     there.push_back(device.back()->data() + at);
   }
@@ -273,7 +282,7 @@ void expect_equal_sums(Dtype dtype, Temper temper, int64_t numel, int64_t skippe
 TEST_F(Cuda, SummedRowsHaveTheBitsOfTheCpuAtAnyAlignment) {
   for (Dtype dtype : kDtypes)
     for (Temper temper : kTempers)
-      for (int64_t numel : {0, 1, 7, 8, 4099, 100003})
+      for (int64_t numel : {0, 1, 7, 8, 4099, 20011})
         for (int64_t skipped : {0, 1})  // elements, so that no vector load may be used
           expect_equal_sums(dtype, temper, numel, skipped, 3, 1, 3);
 }

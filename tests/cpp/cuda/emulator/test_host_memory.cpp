@@ -17,7 +17,7 @@ namespace {
 class HostMemory : public testing::Test {};
 
 constexpr int64_t kPadBytes = 512;
-constexpr int64_t kPatient = 10'000'000, kHasty = 200'000;  // ms by the clock of the emulator
+constexpr int64_t kPatient = 10'000'000, kHasty = 10'000;  // ms by the clock of the emulator
 
 // A block of one rank: a pad for meetings, then rows. All processes inherit all blocks.
 using Blocks = std::vector<shm::Mapping>;

@@ -18,6 +18,7 @@ class Test {
   virtual ~Test() = default;
   virtual void SetUp() {}
   virtual void TestBody() = 0;
+  static bool HasFailure();
 };
 
 struct Case {
@@ -40,6 +41,8 @@ inline State& state() {
   static State of_this_test;
   return of_this_test;
 }
+
+inline bool Test::HasFailure() { return state().failed; }
 
 // What follows a macro's `<<`; the finding is printed when it is complete.
 class Finding {
