@@ -7,7 +7,7 @@ line for each kernel template and architecture on standard output, and a line fo
 ptxas said of each file moves from the log to TREE/build/ptxas/, because a later build compiles only what changed.
 
 Exit code 1 if a kernel spills registers, or if a kernel of WIDE lacks 128-bit accesses to global memory. The latter is
-read from the machine code by cuobjdump, of the environment or the toolkit, for one architecture.
+read from the machine code by cuobjdump, of the environment or the toolkit.
 """
 
 import argparse
@@ -170,20 +170,22 @@ def write_kernels(kernels: Iterable[Kernel], file: Path) -> None:
 
 
 def check_accesses(by_file: dict[str, list[Kernel]], tree: Path) -> list[str]:
-    """Returns what WIDE claims and the machine code of the newest architecture does not show."""
+    """Returns what WIDE claims and the machine code does not show."""
     cuobjdump = find_cuobjdump()
     if cuobjdump is None:
         print("128-bit accesses: not looked for, because cuobjdump is not on this machine")
         return []
     architectures = {kernel.architecture for group in by_file.values() for kernel in group}
-    newest = max(architectures, key=lambda name: int(re.sub(r"\D", "", name)))
     # Only files that have such kernels, because cuobjdump takes seconds for each.
     files = [name for name, group in by_file.items() if any(is_claimed(kernel.name) for kernel in group)]
     objects = [tree / "build" / "core" / f"{name.removeprefix('csrc/')}.o" for name in files]
-    accesses = wide_accesses(objects, newest, cuobjdump)
-    faults = list(narrow(accesses))
-    claimed = sum(is_claimed(name) for name in accesses)
-    print(f"128-bit accesses for {newest}: {claimed} kernels must have them, {len(faults)} findings")
+    faults: list[str] = []
+    for architecture in sorted(architectures, key=lambda name: int(re.sub(r"\D", "", name))):
+        accesses = wide_accesses(objects, architecture, cuobjdump)
+        found = [f"{architecture}: {finding}" for finding in narrow(accesses)]
+        claimed = sum(is_claimed(name) for name in accesses)
+        print(f"128-bit accesses for {architecture}: {claimed} kernels must have them, {len(found)} findings")
+        faults += found
     return faults
 
 
