@@ -15,10 +15,13 @@
 #include "float_dtype.h"
 #include "observe/recorder.h"
 #include "route/peers.h"
+#include "route/route.h"
 #include "route/rows.h"
 
 namespace gossamer {
 namespace {
+
+constexpr int64_t kResultAlignment = 16;  // bytes
 
 struct Sum {  // one call
   ByHosts& comm;
@@ -46,18 +49,24 @@ void each_range(const Sum& sum, int64_t chunk, int64_t begin, int64_t numel, con
     call(first, std::min({numel, chunk - begin, sum.numel - first}));
 }
 
-void through_memory(const Sum& sum, PeerBlock& block, const Across& across) {
-  const int64_t ranks = sum.comm.inside().size(), me = sum.comm.inside().rank();
+// Where the ranks of a host meet: every rank's tensor in the memory of all of them, and the places to which a carrier writes
+// its part of the result, from the part's first element on.
+struct Ground {
+  PeerBlock& block;
+  std::vector<uint8_t*> tensors, results;
+};
+
+void through_memory(const Sum& sum, const Ground& ground, const Across& across) {
+  const int64_t ranks = sum.comm.inside().size();
   const auto element = static_cast<int64_t>(sum.x.element_size());
   uint8_t* own = static_cast<uint8_t*>(sum.x.data_ptr());
-  const int64_t offset = own - block.bases().at(static_cast<size_t>(me));
   std::vector<void*> rows(static_cast<size_t>(ranks));
   const Around around{[&](int64_t chunk, int64_t begin, int64_t numel) {
                         const observe::Span span("sum", "host", ranks * numel * element);
                         each_range(sum, chunk, begin, numel, [&](int64_t first, int64_t length) {
                           const int64_t at = (sum.begin + first) * element;
                           for (size_t rank = 0; rank < rows.size(); ++rank)
-                            rows[rank] = block.bases()[rank] + offset + at;
+                            rows[rank] = ground.tensors[rank] + at;
                           void* out = own + at;
                           sum.kernels.sum_rows(sum.dtype, {rows.data(), ranks, &out, 1, length}, sum.inside);
                         });
@@ -66,22 +75,55 @@ void through_memory(const Sum& sum, PeerBlock& block, const Across& across) {
                         const observe::Span span("spread", "host", ranks * numel * element);
                         std::vector<flat::Segment> segments;
                         each_range(sum, chunk, begin, numel, [&](int64_t first, int64_t length) {
-                          const int64_t at = sum.begin + first;
-                          for (size_t rank = 0; rank < rows.size(); ++rank)
-                            if (static_cast<int64_t>(rank) != me)
-                              segments.push_back({block.bases()[rank] + offset + at * element, at, length});
+                          for (uint8_t* result : ground.results)
+                            segments.push_back({result + first * element, sum.begin + first, length});
                         });
                         sum.kernels.scatter(sum.dtype, segments.data(), static_cast<int64_t>(segments.size()),
                                             own, 1.0);
                       }};
-  meet(block);
+  meet(ground.block);
   if (sum.numel > 0) {
     across(*sum.comm.across(), sum.x.narrow(0, sum.begin, sum.numel), sum.beyond, sum.error_of_part(),
            around);
     const int64_t moved = 2 * (ranks - 1) * sum.numel * element;
     sum.comm.count(moved, moved);
   }
-  meet(block);
+  meet(ground.block);
+}
+
+// The tensors lie in memory that the ranks read in each other. A carrier writes into all of them.
+void through_tensors(const Sum& sum, PeerBlock& block, const Across& across) {
+  const auto me = static_cast<size_t>(sum.comm.inside().rank());
+  const auto element = static_cast<int64_t>(sum.x.element_size());
+  const int64_t offset = static_cast<uint8_t*>(sum.x.data_ptr()) - block.bases().at(me);
+  Ground ground{block, block.bases(), {}};
+  for (uint8_t*& tensor : ground.tensors) tensor += offset;
+  for (size_t rank = 0; rank < ground.tensors.size(); ++rank)
+    if (rank != me) ground.results.push_back(ground.tensors[rank] + sum.begin * element);
+  through_memory(sum, ground, across);
+}
+
+// The tensors lie on devices that meet in memory of the host. A rank copies its tensor there. A carrier leaves its result in
+// its own memory, where the others read it; no rank overwrites a result before all have come to the next meeting.
+void through_host(const Sum& sum, const Across& across) {
+  Communicator& inside = sum.comm.inside();
+  const auto me = static_cast<size_t>(inside.rank());
+  const auto element = static_cast<int64_t>(sum.x.element_size());
+  Route::Shared& shared =
+      Route::of(inside).shared(inside, chunk_numel(sum.share * element, 1, kResultAlignment));
+  const int64_t results = inside.size() * shared.row_bytes;
+  const auto& bases = shared.block->bases();
+  const flat::Segment copy{bases.at(me), 0, sum.x.numel()};
+  sum.kernels.scatter(sum.dtype, &copy, 1, sum.x.data_ptr(), 1.0);
+  through_memory(sum, {*shared.block, bases, {bases[me] + results}}, across);
+  std::vector<flat::Segment> parts;
+  for (int64_t carrier = 0; carrier < sum.comm.carriers(); ++carrier) {
+    const int64_t begin = std::min(carrier * sum.share, sum.x.numel());
+    const int64_t length = std::min(sum.share, sum.x.numel() - begin);
+    if (carrier != inside.rank() && length > 0)
+      parts.push_back({bases[static_cast<size_t>(carrier)] + results, begin, length});
+  }
+  sum.kernels.gather(sum.dtype, parts.data(), static_cast<int64_t>(parts.size()), sum.x.data_ptr(), 1.0);
 }
 
 // For ranks of a host that do not read each other's memory: NCCL, and islands of several hosts.
@@ -134,10 +176,11 @@ void sum_by_hosts(ByHosts& comm, const at::Tensor& x, double scale, int64_t bloc
           numel,          inside,
           scale / inside, error.defined() ? error.view({error.numel()}) : error};
   if (!comm.inside().shares_memory()) return by_operations(sum, across);
-  if (PeerBlock* peers = comm.inside().peers_of(flat)) return through_memory(sum, *peers, across);
+  if (comm.inside().sums_by_rows()) return through_host(sum, across);
+  if (PeerBlock* peers = comm.inside().peers_of(flat)) return through_tensors(sum, *peers, across);
   sum.x = comm.stage(static_cast<int64_t>(flat.nbytes())).view(flat.scalar_type());
   sum.x.copy_(flat);
-  through_memory(sum, *comm.inside().peers_of(sum.x), across);
+  through_tensors(sum, *comm.inside().peers_of(sum.x), across);
   at::Tensor(flat).copy_(sum.x);
 }
 

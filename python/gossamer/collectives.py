@@ -13,7 +13,15 @@ from torch.distributed import ProcessGroup
 
 from gossamer import _C
 from gossamer.codec import Codec, Identity, accumulate_dtype
-from gossamer.comm import Communicator, Hierarchical, direct_group, from_group, given_group, is_communicator
+from gossamer.comm import (
+    KINDS,
+    Communicator,
+    GroupLike,
+    direct_group,
+    from_group,
+    given_group,
+    is_communicator,
+)
 from gossamer.errors import CodecError, ConfigError
 
 
@@ -25,7 +33,7 @@ def all_reduce(
     deterministic: bool = False,
     error: Tensor | None = None,
     nonce: int = 0,
-    group: "ProcessGroup | Communicator | None" = None,
+    group: GroupLike = None,
 ) -> Tensor:
     """Reduces x over the ranks, in place, and returns it.
 
@@ -40,16 +48,16 @@ def all_reduce(
         nonce: 0 ... 2^64 - 1, equal on all ranks and different in each call, for example the step. A stochastic codec
             draws its random numbers by it. Other codecs ignore it.
         group: a process group, a communicator, or None for the default group. With a codec, ranks that share a host
-            sum exactly among themselves, and the codec is used between hosts. Flat(group) sums in one level,
-            Hierarchical(group, hosts) by other hosts.
+            sum exactly among themselves, and the codec is used between hosts. Flat(group), Hierarchical(group),
+            HostMemory(group) and Symmetric(group) say otherwise, as in gossamer.DataParallel.
 
     Raises:
         ConfigError: another op, or the mean of integers.
         CodecError: a dtype that the codec cannot encode.
         CommError: the group failed.
     """
-    by_hosts = codec is not None or isinstance(group, Hierarchical)
-    comm = direct_group(group, x) if by_hosts else _communicator(group, x)
+    chosen = codec is not None or isinstance(group, KINDS)
+    comm = direct_group(group, x) if chosen else _communicator(group, x)
     plain = codec is None and error is None and op == "sum" and not deterministic
     if plain and _C.sum(comm, x):  # before the checks below, which take as long as a small message
         return x
@@ -232,7 +240,7 @@ def _out(out: Tensor | None, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return out
 
 
-def _communicator(group: "ProcessGroup | Communicator | None", x: Tensor) -> Communicator:
+def _communicator(group: GroupLike, x: Tensor) -> Communicator:
     given = group if group is None or isinstance(group, ProcessGroup) else given_group(group)
     return given if is_communicator(given) else from_group(given, x.device)  # type: ignore[return-value]
 

@@ -4,19 +4,16 @@ It translates arguments; the engine does the work. Its state_dict is that of the
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from gossamer import config
 from gossamer.algorithms import Algorithm, resolve
-from gossamer.comm import Communicator, Flat, Hierarchical, HostMemory, Symmetric
+from gossamer.comm import GroupLike
 from gossamer.engine import Autotune, Face, autotune_of, optimizers_of, refuse_assigned_parameters
 from gossamer.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 
 class DataParallel(nn.Module, Face):
@@ -38,7 +35,7 @@ class DataParallel(nn.Module, Face):
             are several hosts with several ranks, sums are exact inside a host, and compressed only between hosts.
             Flat(group) makes one level of all ranks; Hierarchical(group, hosts) names other hosts; with
             Symmetric(group) the ranks share one host and read each other's buckets in place; with HostMemory(group)
-            sums go through memory of the host, as they do by default on one host whose GPUs have no peer access.
+            sums inside a host go through its memory, as they do by default where its GPUs have no peer access.
         bucket_bytes, first_bucket_bytes: bytes of gradients that travel together, and those of the first bucket. The
             defaults come from gossamer.config.
         broadcast: copy parameters and buffers, frozen ones too, from rank 0. False if ranks differ on purpose.
@@ -55,7 +52,7 @@ class DataParallel(nn.Module, Face):
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         algorithm: str | Algorithm = "gradient_allreduce",
-        process_group: "ProcessGroup | Communicator | Flat | Hierarchical | HostMemory | Symmetric | None" = None,
+        process_group: GroupLike = None,
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = None,
         broadcast: bool = True,

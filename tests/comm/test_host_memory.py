@@ -206,3 +206,139 @@ def test_flat_goes_without_memory_of_the_host(gpus):
 
 def test_memory_of_the_host_can_be_asked_for(gpus):
     assert connected(2, gs.HostMemory) == [(False, "through host memory, as asked")] * 2
+
+
+# ---- two levels
+
+ISLANDS = {4: [[0, 1], [2, 3]], 5: [[0, 1, 2], [3, 4]], 3: [[0, 1], [2]]}
+
+
+@pytest.fixture
+def two_hosts(monkeypatch):
+    """Ranks find themselves on the hosts of ISLANDS."""
+    monkeypatch.setattr(
+        sys.modules["gossamer.comm.hierarchical"], "hosts_of", lambda comm: ISLANDS[comm.size]
+    )
+
+
+@pytest.mark.parametrize("codec", [None, *CODECS], ids=str)
+@pytest.mark.parametrize("size", ISLANDS)
+def test_sums_of_several_hosts_have_the_bits_of_those_over_other_memory_of_the_hosts(size, codec):
+    def body(comm):
+        own, other = (
+            comms.connect_by_hosts(kind(comm, hosts=ISLANDS[size]), comm, comm)
+            for kind in (gs.HostMemory, gs.Hierarchical)
+        )
+        assert own.bytes_across == other.bytes_across == 0
+        alike = []
+        for call, numel in enumerate(SIZES):
+            x = sample(10 * call + comm.rank, numel)
+            results = [x.clone(), x.clone()]
+            for group, tensor in zip((own, other), results, strict=True):
+                gs.all_reduce(tensor, codec=codec, op="mean", nonce=call, group=group)
+            alike.append(same_bits(*results))
+        return all(alike), own.bytes_across == other.bytes_across
+
+    assert ranks.run_ranks(size, body) == [(True, True)] * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_error_feedback_between_hosts_keeps_the_same_errors_in_every_dtype(dtype):
+    def body(comm):
+        kinds = (gs.HostMemory(comm, ISLANDS[4]), gs.Hierarchical(comm, ISLANDS[4]))
+        kept = []
+        for kind in kinds:
+            error = torch.zeros(1021, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+            for call in range(4):
+                x = sample(10 * call + comm.rank, 1021).to(dtype)
+                gs.all_reduce(x, codec=gs.ErrorFeedback(gs.Int4()), op="mean", error=error, group=kind)
+            kept.append((x, error))
+        (x, error), (other, owed) = kept
+        return same_bits(x, other), same_bits(error, owed)
+
+    assert ranks.run_ranks(4, body) == [(True, True)] * 4
+
+
+@pytest.mark.usefixtures("two_hosts")
+@pytest.mark.parametrize("codec", [None, gs.ErrorFeedback(gs.OneBit())], ids=str)
+def test_a_model_on_several_hosts_trains_to_the_same_bits(codec):
+    def body(comm, other):
+        weights, ways = [], []
+        for group in (gs.HostMemory(comm), other):
+            module = seeded(mlp)
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            options = {"bucket_bytes": 900, "first_bucket_bytes": 400, "process_group": group}
+            model = gs.DataParallel(module, optimizer, algorithm=gs.GradientAllReduce(codec=codec), **options)
+            trained(model, optimizer, shards(6, comm))
+            ways.append(model.report()["sums"])
+            weights.append(torch.cat([param.detach().flatten() for param in module.parameters()]))
+            model.close()
+        return same_bits(*weights), *ways
+
+    ways = (
+        "by hosts, through host memory inside each, as asked: 2 hosts x 2 ranks",
+        "by hosts: 2 hosts x 2 ranks",
+    )
+    assert ranks.run_ranks(4, body, groups=2) == [(True, *ways)] * 4
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_each_host_without_peer_access_sums_through_its_memory_by_itself_and_says_so(gpus, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        sys.modules["gossamer.comm.hierarchical"],
+        "host_memory",
+        lambda comm, control: made.append(control.device.type) or comm,
+    )
+    gpus.add((2, 3))
+    results = connected(4)
+    assert [way for _, way in results[:2]] == ["by hosts: 2 hosts x 2 ranks"] * 2
+    for itself, way in results[2:]:
+        assert not itself
+        assert way.startswith(
+            "by hosts: 2 hosts x 2 ranks; inside this host through host memory: the GPU of rank 2 (GPU-"
+        )
+        assert "cannot access the GPU of rank 3" in way
+    assert made == ["cpu"] * 2
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_one_level_of_a_face_takes_memory_of_the_host_on_one_host_alone(gpus, monkeypatch):
+    gpus.add((0, 1))
+    face = lambda comm: gs.Flat(comm, host_memory=True)  # noqa: E731
+    assert connected(4, face) == [(True, "flat, as asked: 2 hosts x 2 ranks")] * 4
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_a_host_that_cannot_make_its_memory_is_an_error_on_the_ranks_of_all_hosts(monkeypatch):
+    def fail(comm, control):
+        if comm.bytes_sent >= 0 and HERE.rank < 2:
+            raise gs.CommError("host memory of 1 KB could not be shared; rank 0: out of memory")
+        return comm
+
+    monkeypatch.setattr(sys.modules["gossamer.comm.hierarchical"], "host_memory", fail)
+
+    def body(comm):
+        HERE.rank = comm.rank
+        comms.connect_by_hosts(gs.HostMemory(comm), comm, comm)
+
+    first, second, third, fourth = ranks.run_ranks(4, body, errors=True)
+    for error in (first, second):
+        assert "out of memory" in str(error)
+    for error in (third, fourth):
+        assert isinstance(error, gs.CommError)
+        assert "ranks [0, 1] cannot sum through memory of their host" in str(error)
+
+
+def test_hosts_of_several_machines_are_refused(monkeypatch):
+    monkeypatch.setattr(sys.modules["gossamer.comm.hierarchical"], "hosts_of", lambda comm: [[0, 1, 2], [3]])
+    for error in ranks.run_ranks(
+        4,
+        lambda comm: comms.connect_by_hosts(gs.HostMemory(comm, ISLANDS[4]), comm, comm),
+        errors=True,
+    ):
+        assert isinstance(error, gs.ConfigError)
+        assert "the ranks of a host must be on one machine, got hosts [[0, 1], [2, 3]] on machines" in str(
+            error
+        )

@@ -48,6 +48,7 @@ VARIANTS = {
     ("comm.host_memory", "comm.c10d"),  # made around one such communicator and another one on the host
     ("comm.host_memory", "comm.symmetric"),  # asks what that asks of the GPUs, and goes another way
     ("comm.hierarchical", "comm.host_memory"),  # decides between both
+    ("comm.hierarchical", "comm.symmetric"),  # and that
     ("comm.named", "comm.c10d"),  # opens several such communicators
     ("comm.named", "comm.hierarchical"),  # and one of these over several hosts
     ("comm.backend", "comm.c10d"),  # a group's codec has such a communicator

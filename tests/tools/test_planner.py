@@ -161,6 +161,43 @@ def test_an_exact_mean_on_gpus_is_left_to_nccl_and_a_codecs_is_not() -> None:
         assert (found.bytes_across != flat.bytes_across) == differs
 
 
+def test_gpus_without_peer_access_sum_at_the_speed_of_their_way_to_the_host() -> None:
+    quick = planner.Speeds(
+        memory=math.inf,
+        wire=math.inf,
+        device="cuda",
+        any_codec=planner.CodecSpeed(math.inf, math.inf, math.inf),
+    )
+    apart = dataclasses.replace(quick, peer_access=False)
+    problem = gpt(1e9, compute_s=0.0, speeds=apart)
+    network = Network(8, 1, local_bandwidth=22e9, local_latency_s=1e-9)
+    row = problem.numel / 8  # bytes of Int8, besides a scale for each block
+    found = predict(problem, network, gs.ByteGrad())
+    assert found.communication_s == pytest.approx((3 * 8 + 1) * row / 22e9, rel=0.04)
+    exact, flat = (predict(problem, network, gs.GradientAllReduce(), flat=flat) for flat in (False, True))
+    assert exact.communication_s == pytest.approx((3 * 8 + 1) * 4 * row / 22e9, rel=0.02)
+    assert flat == predict(gpt(1e9, compute_s=0.0, speeds=quick), network, gs.GradientAllReduce())
+
+
+def test_hosts_of_gpus_without_peer_access_sum_through_their_memory_and_exactly_by_hosts() -> None:
+    quick = Network(8, 2, 1e30, 1e-9, 22e9, 1e-9, 1e-9)
+    for speeds, exact_by_hosts in (
+        (planner.speeds.CUDA, False),
+        (dataclasses.replace(planner.speeds.CUDA, peer_access=False), True),
+    ):
+        problem = gpt(1e8, compute_s=0.0, speeds=speeds)
+        found, flat = (
+            predict(problem, quick, gs.GradientAllReduce(), flat=flat).bytes_across for flat in (False, True)
+        )
+        assert (found != flat) == exact_by_hosts
+    codec = planner.CodecSpeed(math.inf, math.inf, math.inf)
+    speeds = dataclasses.replace(speeds, any_codec=codec, memory=math.inf)
+    problem = dataclasses.replace(problem, speeds=speeds)
+    sums = predict(problem, quick, gs.ByteGrad()).step_s
+    moved = (1 + (4 + 4) / 4) * 4 * problem.numel  # written; read for a carrier's part, written, and read
+    assert sums == pytest.approx(moved / 22e9, rel=0.1)
+
+
 @pytest.mark.parametrize("name", ["decentralized", "low_precision_decentralized"])
 def test_what_does_not_average_by_all_reduce_stays_in_one_level(name) -> None:
     algorithm = METHODS[name].make(planner.Settings())

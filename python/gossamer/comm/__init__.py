@@ -19,7 +19,9 @@ from gossamer.comm.c10d import (
     timeout_of,
 )
 from gossamer.comm.hierarchical import (
+    KINDS,
     Flat,
+    GroupLike,
     Hierarchical,
     connect_by_hosts,
     direct_group,
@@ -36,8 +38,8 @@ from gossamer.comm.named import NamedOptions, open_named, sums_by_hosts
 from gossamer.comm.symmetric import MAX_RANKS, Symmetric, symmetric
 
 __all__ = ["Communicator", "Work", "from_backend", "from_group", "gather_numbers", "private", "private_among"]
-__all__ += ["Flat", "Hierarchical", "connect_by_hosts", "direct_group", "duplicate", "given_group"]
-__all__ += ["goes_by_hosts", "hierarchy", "is_communicator", "layout_text", "way_of"]
+__all__ += ["KINDS", "Flat", "GroupLike", "Hierarchical", "connect_by_hosts", "direct_group", "duplicate"]
+__all__ += ["given_group", "goes_by_hosts", "hierarchy", "is_communicator", "layout_text", "way_of"]
 __all__ += ["MAX_RANKS", "HostMemory", "Symmetric", "host_memory", "symmetric", "why_through_host"]
 __all__ += ["NamedOptions", "open_named", "sums_by_hosts"]
 __all__ += ["register_backend", "split", "store_of", "timeout_of"]

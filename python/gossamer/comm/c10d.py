@@ -60,7 +60,15 @@ def from_backend(
         store: a c10d store, by which the ranks learn of failures; None if there is none.
         name: equal on all ranks of this group, and different for two groups that share a store.
         called: the numbers by which errors call its ranks, as members of a larger group; by default 0, 1, ...
+
+    Raises:
+        ConfigError: the backend is another one of torch's over NCCL than "nccl".
     """
+    if own_kind(backend.name()) != backend.name():
+        raise ConfigError(
+            f"comm: from_backend takes torch's backend nccl over NCCL, got {backend.name()!r}; give the process group, "
+            f"whose ranks then get connections over nccl"
+        )
     comm = _C.c10d_communicator(backend, torch.device(device), store, name, list(called))
     if store is not None:
         kind = "gossamer" if isinstance(backend, _C.GossamerBackend) else backend.name()
@@ -68,11 +76,18 @@ def from_backend(
     return comm
 
 
-def split(comm: Communicator, ranks: Sequence[int], *, kind: str | None = None) -> Communicator | None:
+def split(
+    comm: Communicator,
+    ranks: Sequence[int],
+    *,
+    kind: str | None = None,
+    device: torch.device | str | None = None,
+) -> Communicator | None:
     """Makes new connections among some of the communicator's ranks, in this order. Returns None on the other ranks.
 
-    Collective over all ranks of `comm`, which must make their splits in the same order. Timeout and backend are those
-    of `comm`, unless `kind` says gossamer, gloo or nccl. Errors call the ranks as `comm` does.
+    Collective over all ranks of `comm`, which must make their splits in the same order. Timeout, device and backend are
+    those of `comm`, unless `kind` says gossamer, gloo or nccl, and `device` another. Errors call the ranks as `comm`
+    does.
 
     Raises:
         ConfigError: a rank is not in the group or given twice, or the communicator has no store to meet in.
@@ -90,7 +105,8 @@ def split(comm: Communicator, ranks: Sequence[int], *, kind: str | None = None) 
     kind = kind if kind is not None else origin.kind
     backend = make_backend(kind, store, ranks.index(comm.rank), len(ranks), origin.timeout)
     called = () if list(ranks) == list(range(comm.size)) else ranks
-    return from_backend(backend, device=comm.device, store=store, name=name, called=called)
+    place = comm.device if device is None else device
+    return from_backend(backend, device=place, store=store, name=name, called=called)
 
 
 def hosts_of(comm: Communicator) -> list[list[int]]:
@@ -112,26 +128,19 @@ def gather_numbers(comm: Communicator, *numbers: int) -> list[list[int]]:
     return every.tolist()
 
 
-def share_memory(comm: Communicator, control: Communicator) -> Communicator:
-    """Returns a communicator whose ranks, all on one host, read each other's memory. Collective."""
-    origin = origin_of(comm)
-    origin.splits += 1
-    store = dist.PrefixStore(f"{origin.name}/symmetric{origin.splits}", origin.store)
-    own = _C.symmetric_communicator(comm, control, store, int(origin.timeout.total_seconds() * 1000))
-    origins[own] = origin
-    return own
-
-
-def share_host_memory(comm: Communicator, host: Communicator) -> Communicator:
-    """Returns a communicator whose rows travel through memory of the host. Collective.
+def share_memory(comm: Communicator, control: Communicator, *, of_host: bool = False) -> Communicator:
+    """Returns a communicator whose ranks, all on one host, read each other's memory. Collective.
 
     Args:
-        comm: the ranks, all on one host.
-        host: the same ranks over the backend "gossamer", which nothing else uses.
+        comm: the ranks.
+        control: the same ranks for CPU tensors. With of_host, over the backend "gossamer", and nothing else uses it.
+        of_host: whether the memory is the host's, through which rows of a device's tensors travel.
     """
-    origin = origin_of(host)
-    store = dist.PrefixStore(f"{origin.name}/memory", origin.store)
-    own = _C.host_memory_communicator(comm, host, store, int(origin.timeout.total_seconds() * 1000))
+    origin = origin_of(control if of_host else comm)
+    origin.splits += 1
+    store = dist.PrefixStore(f"{origin.name}/memory{origin.splits}", origin.store)
+    make = _C.host_memory_communicator if of_host else _C.symmetric_communicator
+    own = make(comm, control, store, int(origin.timeout.total_seconds() * 1000))
     if comm in origins:
         origins[own] = origins[comm]
     return own
@@ -174,8 +183,8 @@ def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu")
                 f"comm: the process group {group.group_name!r} has no backend for {kind} tensors; "
                 f"initialise it with one, such as 'cpu:gloo,cuda:nccl'"
             ) from error
-        if isinstance(backend, _C.CodecBackend):
-            # Its sums are encoded, and a direct call chooses its own codec.
+        if isinstance(backend, _C.CodecBackend) or own_kind(backend.name()) != backend.name():
+            # Its sums are encoded, and a direct call chooses its own codec; or it is another backend over NCCL.
             known[kind], _ = private(group, torch.device(kind))
         else:
             store = distributed_c10d._world.pg_map[group][1]
@@ -215,12 +224,12 @@ def private_among(
 
     def connect(device: torch.device, leaf: str) -> Communicator:
         name = f"gossamer/{key}/{leaf}"
-        kind = ground.kinds.get(device.type, "gloo" if device.type == "cpu" else "none")
+        kind = own_kind(ground.kinds.get(device.type, "gloo" if device.type == "cpu" else "none"))
         store = dist.PrefixStore(name, ground.store)
-        if kind not in ("gossamer", "gloo", "nccl"):
+        if kind not in KINDS_OF_BACKENDS:
             raise ConfigError(
                 f"comm: the process group {group.group_name!r} uses the backend {kind!r} for {device.type} tensors; "
-                f"gossamer, gloo and nccl are supported"
+                f"gossamer, gloo, nccl and nccl2 are supported"
             )
         backend = make_backend(kind, store, ranks.index(ground.rank), len(ranks), ground.timeout)
         return from_backend(backend, device=device, store=store, name=name)
@@ -258,8 +267,26 @@ def timeout_of(group: "ProcessGroup") -> timedelta:
     return _timeout_of(group._get_backend(group._device_types[0]))
 
 
+#: The backends of connections that this package makes.
+KINDS_OF_BACKENDS = ("gossamer", "gloo", "nccl")
+
+
+def own_kind(kind: str) -> str:
+    """Returns the kind of connections that are made between the ranks of a group whose backend is of this kind.
+
+    torch has several backends over NCCL, such as nccl2 from 2.14 on. The one for own connections is always nccl.
+    """
+    return "nccl" if kind in ("nccl2", "nccl-legacy", "nccl-lazy") else kind
+
+
 def make_backend(kind: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Makes a backend object: `kind` is gossamer, gloo or nccl. Collective over the ranks that share the store."""
+    """Makes a backend object, of one of KINDS_OF_BACKENDS. Collective over the ranks that share the store.
+
+    Raises:
+        ConfigError: another kind.
+    """
+    if kind not in KINDS_OF_BACKENDS:
+        raise ConfigError(f"comm: connections can be made over {', '.join(KINDS_OF_BACKENDS)}, got {kind!r}")
     if kind == "gossamer":
         return _C.GossamerBackend(store, rank, size, timeout)
     if kind == "gloo":

@@ -1,15 +1,15 @@
 """Sums by hosts: inside each host first, then across the slow hop between hosts.
 
 Every local rank carries its part across, so all network cards work; then the parts are gathered inside the host. Only
-what goes across is compressed. `connect_by_hosts` decides whether sums go by hosts; `Hierarchical` and `Flat` are what
-a user says instead. Native: csrc/comm/by_hosts.h, csrc/route/.
+what goes across is compressed. `connect_by_hosts` decides whether sums go by hosts, and whether they go through memory
+of the host; `KINDS` are what a user says instead. Native: csrc/comm/by_hosts.h, csrc/route/.
 """
 
 import logging
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,8 +26,9 @@ from gossamer.comm.c10d import (
     share_memory,
     split,
 )
-from gossamer.comm.host_memory import HostMemory, host_memory, why_through_host
-from gossamer.errors import ConfigError
+from gossamer.comm.host_memory import HostMemory, host_memory, require_islands, why_through_host
+from gossamer.comm.symmetric import Symmetric, symmetric
+from gossamer.errors import CommError, ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,9 +56,18 @@ class Flat:
 
     Args:
         group: a process group, a communicator, or None for the default group.
+        host_memory: whether sums may go through memory of the host, if all ranks are on one whose GPUs have no peer
+            access. False: they go by the group's backend.
     """
 
     group: "ProcessGroup | Communicator | None" = None
+    host_memory: bool = False
+
+
+#: What says how sums travel, around a group. Each has the attribute `group`.
+KINDS = (Flat, Hierarchical, HostMemory, Symmetric)
+#: What a user gives as process_group. None is the default group.
+GroupLike: TypeAlias = "ProcessGroup | Communicator | Flat | Hierarchical | HostMemory | Symmetric | None"
 
 
 _log = logging.getLogger("gossamer")
@@ -66,13 +76,13 @@ _ways: "WeakKeyDictionary[Communicator, str]" = WeakKeyDictionary()
 
 
 def is_communicator(group: object) -> bool:
-    """Returns whether it is a communicator, rather than a process group, a Hierarchical, a Flat or None."""
+    """Returns whether it is a communicator, rather than a process group, one of KINDS or None."""
     return isinstance(group, _C.Communicator)
 
 
 def given_group(group: Any) -> Any:
-    """Returns the group inside a Hierarchical, Flat or HostMemory; of anything else, the argument itself."""
-    return group.group if isinstance(group, (Hierarchical, Flat, HostMemory)) else group
+    """Returns the group inside one of KINDS; of anything else, the argument itself."""
+    return group.group if isinstance(group, KINDS) else group
 
 
 def goes_by_hosts(hosts: Sequence[Sequence[int]]) -> bool:
@@ -81,32 +91,42 @@ def goes_by_hosts(hosts: Sequence[Sequence[int]]) -> bool:
 
 
 def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> Communicator:
-    """Returns `comm`, or a communicator around it whose sums go by hosts, or through memory of the host. Collective.
+    """Returns `comm`, or a communicator around it whose sums take another way, as KINDS say. Collective.
 
     Args:
-        group: what the user gave. A Flat, Hierarchical or HostMemory decides; otherwise goes_by_hosts() does, and on
-            one host why_through_host().
+        group: what the user gave. One of KINDS decides; otherwise goes_by_hosts() does, and on GPUs of one host
+            why_through_host().
         comm: the ranks, for tensors on a model's device.
         control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
     """
     known = isinstance(comm, _C.ByHosts) or comm.shares_memory or comm.size == 1 or control not in origins
-    if isinstance(group, Flat):
+    one_level = isinstance(group, Flat)
+    if isinstance(group, Flat) and not group.host_memory:
         way = "flat, as asked"
-    elif isinstance(group, HostMemory):
-        comm, way = host_memory(comm, control), "through host memory, as asked"
-    elif known and not isinstance(group, Hierarchical):
+    elif isinstance(group, Symmetric):
+        comm, way = symmetric(comm, control), "through symmetric memory, as asked"
+    elif known and not isinstance(group, (Hierarchical, HostMemory)):
         way = way_of(comm)
     else:
-        hosts = hosts_of(control)
-        if isinstance(group, Hierarchical):
-            wanted = checked_hosts(group.hosts if group.hosts is not None else hosts, control)
-            comm, way = by_hosts(comm, wanted, hosts), f"by hosts, as asked: {layout_text(wanted)}"
-        elif goes_by_hosts(hosts):
-            comm, way = by_hosts(comm, hosts, hosts), f"by hosts: {layout_text(hosts)}"
+        asked = isinstance(group, (Hierarchical, HostMemory))
+        hosts = machines = hosts_of(control)
+        if asked and group.hosts is not None:
+            hosts = checked_hosts(group.hosts, control, type(group).__name__)
+        layout = layout_text(hosts)
+        if isinstance(group, HostMemory) and len(hosts) == 1:
+            comm, way = host_memory(comm, control), "through host memory, as asked"
+        elif isinstance(group, HostMemory):
+            require_islands(hosts, machines)
+            comm, _ = by_hosts(comm, control, hosts, machines, memory=True)
+            way = f"by hosts, through host memory inside each, as asked: {layout}"
+        elif asked or (goes_by_hosts(hosts) and not one_level):
+            comm, reason = by_hosts(comm, control, hosts, machines)
+            way = f"by hosts{', as asked' if asked else ''}: {layout}"
+            way += f"; inside this host through host memory: {reason}" if reason else ""
         elif len(hosts) == 1 and (reason := why_through_host(comm, control)):
             comm, way = host_memory(comm, control), f"through host memory: {reason}"
         else:
-            way = f"flat: {layout_text(hosts)}"
+            way = f"flat{', as asked' if one_level else ''}: {layout}"
     _ways[comm] = way
     if comm.rank == 0:
         _log.info("sums of %d ranks go %s", comm.size, way)
@@ -142,11 +162,11 @@ def direct_group(group: Any, x: Tensor) -> Communicator:
     """
     given = given_group(group)
     comm = given if is_communicator(given) else from_group(given, x.device)
-    if isinstance(group, Flat) or (is_communicator(given) and group is given):
+    if (isinstance(group, Flat) and not group.host_memory) or (is_communicator(given) and group is given):
         return comm
     control = comm if comm.device.type == "cpu" else from_group(given, "cpu")
     known = _by_hosts.setdefault(comm, {})
-    key = str(group.hosts) if isinstance(group, Hierarchical) else "default"
+    key = f"{type(group).__name__} {getattr(group, 'hosts', None)}" if isinstance(group, KINDS) else "default"
     if key not in known:
         known[key] = connect_by_hosts(group, comm, control)
     return known[key]
@@ -159,41 +179,82 @@ def duplicate(comm: Communicator) -> Communicator:
     return hierarchy(own, comm.hosts) if isinstance(comm, _C.ByHosts) else own
 
 
-def checked_hosts(hosts: Any, control: Communicator) -> Hosts:
-    """Raises ConfigError unless every rank is in exactly one host, and all ranks say the same. Collective."""
+def checked_hosts(hosts: Any, control: Communicator, kind: str = "Hierarchical") -> Hosts:
+    """Raises ConfigError unless every rank is in exactly one host, and all ranks say the same. Collective.
+
+    `kind`: who has the hosts, for the error.
+    """
     lists = [list(host) for host in hosts]
     if sorted(rank for host in lists for rank in host) != list(range(control.size)) or not all(lists):
         raise ConfigError(
-            f"Hierarchical: hosts must name each of the ranks 0 to {control.size - 1} once, got {lists}"
+            f"{kind}: hosts must name each of the ranks 0 to {control.size - 1} once, got {lists}"
         )
     every = gather_numbers(control, zlib.crc32(str(lists).encode()))
     different = [rank for rank, own in enumerate(every) if own != every[0]]
     if different:
         raise ConfigError(
-            f"Hierarchical: hosts must be the same on all ranks; those of {different} differ from rank 0's"
+            f"{kind}: hosts must be the same on all ranks; those of {different} differ from rank 0's"
         )
     return lists
 
 
-def by_hosts(comm: Communicator, hosts: Hosts, machines: Hosts) -> Communicator:
+def by_hosts(
+    comm: Communicator, control: Communicator, hosts: Hosts, machines: Hosts, *, memory: bool = False
+) -> tuple[Communicator, str | None]:
     """Returns a communicator around `comm` whose sums go by hosts, or other islands. Collective.
+
+    Also returns why the ranks of this host sum through memory of the host by themselves; None if they do not.
 
     Args:
         comm: all ranks.
+        control: the same ranks for CPU tensors.
         hosts: the ranks of each host.
         machines: the ranks of each machine.
+        memory: whether the ranks of each host sum through its memory, as asked.
     """
     at = {rank: number for number, machine in enumerate(machines) for rank in machine}
-    shared = comm.device.type == "cpu" and all(len({at[rank] for rank in host}) == 1 for host in hosts)
-    parts = [split(comm, host, kind="gossamer" if shared else None) for host in hosts]
+    near = all(len({at[rank] for rank in host}) == 1 for host in hosts)
+    on_cpu = comm.device.type == "cpu"
+    parts = [split(comm, host, kind="gossamer" if near and on_cpu else None) for host in hosts]
     inside = next(part for part in parts if part is not None)
     carriers = min(len(host) for host in hosts)
-    kind = "gloo" if comm.device.type == "cpu" else None  # it sends rows in pieces where the link is slow
+    kind = "gloo" if on_cpu else None  # it sends rows in pieces where the link is slow
     across = [split(comm, [host[carrier] for host in hosts], kind=kind) for carrier in range(carriers)]
-    if shared:
+    reason = None
+    if near and (memory or not on_cpu):
+        own = next(host for host in hosts if comm.rank in host)
+        inside, reason = _through_memory(comm, control, inside, hosts, own, memory)
+    elif near:
         inside = share_memory(inside, inside)
-    if comm.device.type == "cpu":  # no rank may leave before all have connected
+    if on_cpu:  # no rank may leave before all have connected
         comm.all_reduce(torch.zeros(1)).wait()
-    own = _C.ByHosts(comm, inside, next((part for part in across if part is not None), None), hosts)
-    origins[own] = origin_of(comm)
-    return own
+    made = _C.ByHosts(comm, inside, next((part for part in across if part is not None), None), hosts)
+    origins[made] = origin_of(comm)
+    return made, reason
+
+
+def _through_memory(
+    comm: Communicator, control: Communicator, inside: Communicator, hosts: Hosts, own: list[int], asked: bool
+) -> tuple[Communicator, str | None]:
+    """Returns `inside`, or the same ranks over memory of their host, and why. Collective over the ranks of all hosts.
+
+    Each host decides by itself. If one fails, every rank raises.
+    """
+    problem, reason = None, None
+    parts = [split(comm, host, kind="gossamer", device="cpu") for host in hosts]
+    near = next(part for part in parts if part is not None)
+    try:
+        reason = None if asked else why_through_host(inside, near, own)
+        if asked or reason is not None:
+            inside = host_memory(inside, near)
+    except (ConfigError, CommError) as error:
+        problem = error
+    every = gather_numbers(control, int(problem is not None))
+    if problem is not None:
+        raise problem
+    failed = [rank for rank, [lost] in enumerate(every) if lost]
+    if failed:
+        raise CommError(
+            f"HostMemory: ranks {failed} cannot sum through memory of their host, as their errors say"
+        )
+    return inside, reason

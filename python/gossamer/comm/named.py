@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from gossamer import _C
 from gossamer._C import Communicator
-from gossamer.comm.c10d import from_backend, ground_of, make_backend
+from gossamer.comm.c10d import KINDS_OF_BACKENDS, from_backend, ground_of, make_backend, own_kind
 from gossamer.comm.hierarchical import by_hosts, goes_by_hosts
 from gossamer.errors import ConfigError
 from gossamer.observe.stall import NamedWatch
@@ -96,7 +96,8 @@ def open_named(
     for device, kind in ground.kinds.items():
         if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
             continue
-        if kind not in ("gossamer", "gloo", "nccl"):
+        kind = own_kind(kind)
+        if kind not in KINDS_OF_BACKENDS:
             raise ConfigError(
                 f"open_named: the group uses {kind!r} for {device} tensors; use gossamer, gloo or nccl"
             )
@@ -105,7 +106,7 @@ def open_named(
         place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
         comm = from_backend(backends[kind], device=place, store=store, name=f"{key}/{device}")
         if two_levels and device == "cpu":
-            comm = by_hosts(comm, shared.hosts, shared.hosts)
+            comm, _ = by_hosts(comm, comm, shared.hosts, shared.hosts)
         devices[device] = comm
     far = len(shared.hosts) == 1 and ground.kinds.get("cpu", "gossamer") != "gossamer"
     near = from_backend(shared, store=store, name=f"{key}/near") if far else None

@@ -8,6 +8,7 @@ group's own backend. Native: csrc/comm/symmetric.cpp.
 import os
 import tempfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -171,7 +172,7 @@ def require_peer_access(control: Communicator, index: int) -> None:
         config.allow_equal_gpu_indices()
 
 
-def missing_peer_access(control: Communicator, index: int) -> str | None:
+def missing_peer_access(control: Communicator, index: int, called: Sequence[int] | None = None) -> str | None:
     """Returns which GPU cannot access the memory of which other one, or None if all can. Collective.
 
     All ranks get the same answer. GPUs that a rank does not see count as accessible: the driver cannot be asked.
@@ -179,8 +180,9 @@ def missing_peer_access(control: Communicator, index: int) -> str | None:
     Args:
         control: the ranks, for CPU tensors.
         index: the GPU of this rank.
+        called: the numbers by which the text calls the ranks; by default 0, 1, ...
     """
-    return _missing_access(control, index, _gpus_of(control, index)[1])
+    return _missing_access(control, index, _gpus_of(control, index)[1], called)
 
 
 def _gpus_of(control: Communicator, index: int) -> tuple[list[int], list[str]]:
@@ -193,17 +195,18 @@ def _gpus_of(control: Communicator, index: int) -> tuple[list[int], list[str]]:
     return [row[0] for row in rows], uuids
 
 
-def _missing_access(control: Communicator, index: int, uuids: list[str]) -> str | None:
+def _missing_access(
+    control: Communicator, index: int, uuids: list[str], called: Sequence[int] | None = None
+) -> str | None:
     visible = visible_uuids()
     reached = [each not in visible or can_access(index, visible.index(each)) for each in uuids]
     reach = gather_numbers(control, *map(int, reached))
     apart = next((pair for pair in _pairs(control.size) if not reach[pair[0]][pair[1]]), None)
     if apart is None:
         return None
-    rank, peer = apart
-    return (
-        f"the GPU of rank {rank} (GPU-{uuids[rank]}) cannot access the GPU of rank {peer} (GPU-{uuids[peer]})"
-    )
+    names = range(control.size) if called is None else called
+    rank, peer = (f"the GPU of rank {names[each]} (GPU-{uuids[each]})" for each in apart)
+    return f"{rank} cannot access {peer}"
 
 
 def _pairs(size: int) -> list[tuple[int, int]]:

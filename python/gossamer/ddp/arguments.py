@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gossamer import config
 from gossamer.algorithms import Algorithm, GradientAllReduce, resolve
-from gossamer.comm import Flat, Hierarchical, HostMemory, Symmetric, is_communicator
+from gossamer.comm import KINDS, is_communicator
 from gossamer.ddp import precision
 from gossamer.errors import ConfigError, UsageError
 from gossamer.torch_private import tree_map_only
@@ -85,12 +85,12 @@ def moved(tree: Any, device: torch.device) -> Any:
 def group_of(process_group: Any, device_mesh: Any) -> Any:
     """Return the process group or communicator that the arguments name; None: the default group."""
     if device_mesh is None:
-        kinds = (torch.distributed.ProcessGroup, Flat, Hierarchical, HostMemory, Symmetric, type(None))
-        known = isinstance(process_group, kinds)
+        known = isinstance(process_group, (torch.distributed.ProcessGroup, *KINDS, type(None)))
         if not known and not is_communicator(process_group):
+            kinds = ", ".join(kind.__name__ for kind in KINDS)
             raise ConfigError(
-                f"DistributedDataParallel: process_group must be a ProcessGroup, a communicator, Flat, Hierarchical, "
-                f"HostMemory, Symmetric or None, got {process_group!r}"
+                f"DistributedDataParallel: process_group must be a ProcessGroup, a communicator, {kinds} or None, "
+                f"got {process_group!r}"
             )
         return process_group
     if process_group is not None:

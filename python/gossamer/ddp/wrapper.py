@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gossamer.algorithms import Algorithm, CommHook, GradientAllReduce
 from gossamer.codec import FP16
-from gossamer.comm import Flat, Hierarchical, HostMemory, Symmetric
+from gossamer.comm import KINDS
 from gossamer.ddp import arguments, precision
 from gossamer.ddp.buffer_hook import BufferHook
 from gossamer.engine import Engine, Face, broadcast_everywhere, optimizers_of, refuse_assigned_parameters
@@ -222,7 +222,7 @@ class DistributedDataParallel(nn.Module, Face):
 
     def __getstate__(self) -> dict[str, Any]:
         plain = dist.is_initialized() and self.process_group is dist.group.WORLD
-        if not plain or isinstance(self._group, (Flat, Hierarchical, HostMemory, Symmetric)):
+        if not plain or isinstance(self._group, KINDS):
             raise UsageError(
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group. That is, "
                 "when you have called init_process_group and have not passed process_group argument to DDP constructor"

@@ -5,15 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gossamer.comm import (
-    Communicator,
-    Symmetric,
-    connect_by_hosts,
-    given_group,
-    is_communicator,
-    private,
-    symmetric,
-)
+from gossamer.comm import Communicator, connect_by_hosts, given_group, is_communicator, private
 
 
 class Connections(NamedTuple):
@@ -28,13 +20,10 @@ def connect(module: nn.Module, group: Any) -> Connections:
     """Make new connections for a model. Collective over the group.
 
     Args:
-        group: a process group, a communicator, None for the default group, or Hierarchical(one of these),
-            Flat(one of these), HostMemory(one of these) or Symmetric(one of these).
+        group: a process group, a communicator, None for the default group, or one of gossamer.comm.KINDS around them.
     """
-    given: Any = group.group if isinstance(group, Symmetric) else given_group(group)
+    given: Any = given_group(group)
     comm, control = (given, given) if is_communicator(given) else private(given, device_of(module))
-    if isinstance(group, Symmetric):
-        return Connections(symmetric(comm, control), control, given)
     return Connections(connect_by_hosts(group, comm, control), control, given)
 
 

@@ -7,7 +7,7 @@ import atexit
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,7 @@ from gossamer.algorithms import PowerSGD
 from gossamer.codec import Adaptive, Codec
 from gossamer.comm import (
     Communicator,
-    Flat,
-    Hierarchical,
+    GroupLike,
     connect_by_hosts,
     given_group,
     is_communicator,
@@ -32,9 +31,6 @@ from gossamer.errors import ConfigError
 from gossamer.hooks.buckets import Buckets, algorithm_of
 from gossamer.hooks.in_graph import key_for, mean_in_graph
 from gossamer.torch_private import at_end_of_backward
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 _open: "weakref.WeakSet[State]" = weakref.WeakSet()
 
@@ -49,7 +45,7 @@ class State:
             named_parameters(). The names of parameters are the module's, without "module.".
         process_group: the group that DDP averages over, or a communicator of the same ranks that nothing else uses.
             None: the DistributedDataParallel's group, else the default group. Sums go by hosts where ranks share
-            hosts; Flat(group) sums in one level, Hierarchical(group, hosts) by other hosts.
+            hosts, and the rest as in gossamer.DataParallel.
         codec: for the hook `compress`: a Codec, or an Adaptive that chooses one for each parameter.
         powersgd: for the hook `powersgd`: a PowerSGD whose settings are not the default ones.
 
@@ -61,7 +57,7 @@ class State:
         self,
         model: "nn.Module | Iterable[tuple[str, nn.Parameter]]",
         *,
-        process_group: "ProcessGroup | Communicator | Flat | Hierarchical | None" = None,
+        process_group: GroupLike = None,
         codec: Codec | Adaptive | None = None,
         powersgd: PowerSGD | None = None,
     ) -> None:

@@ -27,7 +27,8 @@ class Chosen(Base):
             GPUs.
         bucket_bytes, first_bucket_bytes, autotune: as in gossamer.DataParallel.
         hierarchical: whether gradients are exact inside hosts, and compressed between them. True is
-            gossamer.Hierarchical(), False is gossamer.Flat(); None: hierarchical where ranks share hosts.
+            gossamer.Hierarchical(), False is one level; None: hierarchical where ranks share hosts. In each case
+            GPUs of a host without peer access sum through its memory.
         algorithm_kwargs: arguments of the named algorithm; also Lightning's `precision_plugin`, in Fabric `precision`.
 
     Raises:
@@ -67,7 +68,7 @@ class Chosen(Base):
             "bucket_bytes": bucket_bytes,
             "first_bucket_bytes": first_bucket_bytes,
             "autotune": autotune,
-            "process_group": {None: None, True: Hierarchical(), False: Flat()}[hierarchical],
+            "process_group": {None: None, True: Hierarchical(), False: Flat(host_memory=True)}[hierarchical],
         }
         self._choose(algorithm, algorithm_kwargs)
 

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{flag.replace('_', '-')}", metavar=metavar, help=text)
     add = parser.add_argument_group("machine and algorithms").add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="that codecs run on (%(default)s)")
+    add("--no-peer-access", action="store_true", help="GPUs of a host do not read each other's memory")
     add("--cores", type=float, help="processor cores a rank; below 2, sending slows computing")
     add("--algorithms", nargs="+", metavar="NAME", help=f"only these of: {', '.join(METHODS)}")
     add("--period", type=int, default=32, help="steps between averagings of local_sgd (%(default)s)")
@@ -109,7 +111,10 @@ def _given(args: argparse.Namespace) -> tuple[Problem, Network, str]:
             raise ConfigError(
                 f"plan: --{flag.replace('_', '-')} must be given, unless --measure finds it out in a job"
             )
-    problem, what = _problem(args, args.compute_ms / 1000, defaults(args.device))
+    if args.no_peer_access and args.device != "cuda":
+        raise ConfigError(f"plan: --no-peer-access is of GPUs, got --device {args.device}")
+    speeds = replace(defaults(args.device), peer_access=not args.no_peer_access)
+    problem, what = _problem(args, args.compute_ms / 1000, speeds)
     values = {
         field: parse(getattr(args, flag))
         for flag, (field, parse, _, _) in NETWORK.items()

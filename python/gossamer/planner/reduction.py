@@ -36,8 +36,9 @@ class Reducer:
         return self.network.carriers * self.network.hosts if self.by_hosts else self.network.ranks
 
     def takes_hosts(self, codec: Codec | None) -> bool:
-        """Whether a sum goes in two levels. codec None: an exact sum, which on GPUs is left to NCCL."""
-        return self.by_hosts and (codec is not None or self.speeds.device == "cpu")
+        """Whether a sum goes in two levels. codec None: an exact sum, which on GPUs with peer access is NCCL's."""
+        exact = self.speeds.device == "cpu" or self.speeds.through_host
+        return self.by_hosts and (codec is not None or exact)
 
     def all_reduce(self, numel: int, dtype: torch.dtype, codec: Codec | None) -> Job:
         """Prices the sum of `numel` elements. codec None: an exact sum, in one level the all-reduce of the group."""
@@ -46,6 +47,8 @@ class Reducer:
         group = all_ranks(self.network)
         if group.size == 1:
             return Job(Cost())
+        if group.is_local and self.speeds.through_host and not self.flat:
+            return self._through_host(group, numel, dtype, codec or Identity())
         if codec is None:
             nbytes = numel * dtype.itemsize
             return Job(group.all_reduce(nbytes), nbytes / self.speeds.memory)
@@ -94,11 +97,24 @@ class Reducer:
             coding_s += float_bytes / speed.decode + 3 * float_bytes / self.speeds.memory
         return group.all_to_all(row) + group.all_gather(row), coding_s, row
 
+    def _through_host(self, group: RankGroup, numel: int, dtype: torch.dtype, codec: Codec) -> Job:
+        """Prices csrc/route/peers.cpp through memory of the host.
+
+        A GPU writes a row for each rank, reads as many, writes its result, and reads those of all. Codecs compute on
+        the way.
+        """
+        network, n = self.network, group.size
+        _, coding_s, row = self._two_shot(group, numel, dtype, codec)
+        moved = (3 * n + 1) * row
+        seconds = 2 * network.local_latency_s + moved / network.local_bandwidth
+        return Job(Cost(seconds, 2 * (n - 1) * row), beside_s=coding_s)
+
     def _by_hosts(self, numel: int, dtype: torch.dtype, codec: Codec) -> Job:
         """Prices csrc/route/hosts.cpp: exact sums inside each host, the two-shot between hosts, and the way back.
 
         On CPUs a carrier reads and writes its host's memory piece by piece, while another piece travels. On GPUs NCCL
-        sums inside the host first, and gathers at the end.
+        sums inside the host first, and gathers at the end. Without peer access each GPU writes its tensor into memory
+        of the host. A carrier reads its part of all of them, and writes the result, which the others read.
         """
         network, carriers = self.network, self.network.carriers
         group = between_hosts(network)
@@ -109,7 +125,9 @@ class Reducer:
         if self.speeds.device == "cpu":
             beside_s, before_s = coding_s + (inside + part_bytes) / self.speeds.memory, 0.0
         else:
-            beside_s, before_s = coding_s, inside / network.local_bandwidth
+            through = numel * dtype.itemsize + (network.per_host + carriers) * part_bytes
+            moved = through if self.speeds.through_host else inside
+            beside_s, before_s = coding_s, moved / network.local_bandwidth
         alone_s = beside_s / group.pieces(row)
         waiting_s = 2 * network.local_latency_s
         return Job(cost, before_s + alone_s + waiting_s, beside_s=beside_s - alone_s, inside=inside)

@@ -76,6 +76,8 @@ def _inputs(what: str, problem: Problem, network: Network) -> list[str]:
         lines.append(
             f"inside a host {rate_text(network.local_bandwidth)}, {seconds_text(network.local_latency_s)}"
         )
+    if problem.speeds.through_host and network.per_host > 1:
+        lines.append("no peer access: sums inside a host go through its memory")
     if goes_by_hosts(network.host_ranks):
         lines.append(
             "models go by hosts: exact sums inside each, codecs between them; gs.Flat() for one level"

@@ -24,6 +24,7 @@ class Speeds:
         flops: floating-point operations per second of products with thin matrices.
         wire: bytes per second that a processor core takes to or from a link, in the kernel and in the library.
         device: "cpu", whose ranks share a host's memory; or "cuda", where a sum without a codec is left to NCCL.
+        peer_access: whether GPUs read each other's memory. If not, sums inside a host go through its memory.
     """
 
     codecs: Mapping[str, CodecSpeed] = field(default_factory=dict)
@@ -32,6 +33,12 @@ class Speeds:
     wire: float = 1.5 * GB
     device: str = "cpu"
     any_codec: CodecSpeed | None = None
+    peer_access: bool = True
+
+    @property
+    def through_host(self) -> bool:
+        """Whether ranks of a host sum through its memory."""
+        return self.device == "cuda" and not self.peer_access
 
     def of(self, codec: Codec) -> CodecSpeed:
         """The speed of a codec, without the feedback of its errors.

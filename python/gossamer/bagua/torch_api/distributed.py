@@ -54,7 +54,8 @@ def with_bagua(
 
     Args:
         optimizers: all optimizers of the model's parameters.
-        process_group: a group of Bagua or torch, a communicator, Hierarchical(one of these), or None for all workers.
+        process_group: a group of Bagua or torch, a communicator, or None for all workers; or Flat, Hierarchical,
+            HostMemory or Symmetric of gossamer around one of these.
         do_flatten: for algorithms in hooks, whether their buckets move tensors together; built-in ones always do.
         bucket_bytes: bytes that travel together; None: BAGUA_DEFAULT_BUCKET_SIZE, or 10 MiB.
         autotune: as in gossamer.DataParallel; None: whether BAGUA_AUTOTUNE is above 0. What it ends with is

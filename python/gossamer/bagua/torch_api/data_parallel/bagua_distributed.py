@@ -3,6 +3,7 @@
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -15,7 +16,7 @@ from gossamer.bagua.torch_api import env
 from gossamer.bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, NativeImpl
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
 from gossamer.bagua.torch_api.process_group import default_group, is_initialized, torch_group_of
-from gossamer.comm import Flat, Hierarchical, given_group
+from gossamer.comm import KINDS, Flat, Hierarchical, given_group
 from gossamer.engine import Autotune, Connections, Face, autotune_of, weak_call
 from gossamer.errors import ConfigError
 
@@ -66,11 +67,12 @@ class BaguaDistributedDataParallel(Face):
                 f"unset BAGUA_AUTOTUNE, or give autotune=False"
             )
         group = torch_group_of("with_bagua", given_group(process_group))
-        by_hosts = isinstance(process_group, Hierarchical)
-        if by_hosts or getattr(algorithm, "by_hosts", False):
-            group = Hierarchical(group, process_group.hosts if by_hosts else None)
+        if isinstance(process_group, KINDS):
+            group = replace(process_group, group=group)
+        elif getattr(algorithm, "by_hosts", False):
+            group = Hierarchical(group)
         else:
-            group = Flat(group)  # sums go in one level, as Bagua's
+            group = Flat(group, host_memory=True)  # sums go in one level, as Bagua's
         size = bucket_bytes if bucket_bytes is not None else env.get_default_bucket_size()
         self._hooked: HookAlgorithm | None = None
         if isinstance(self.bagua_algorithm, NativeImpl):

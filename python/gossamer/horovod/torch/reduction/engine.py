@@ -72,7 +72,7 @@ class EngineReduction(Rounds):
         with internal_errors(CommError, ConfigError):
             device = request.params[min(request.trained)].device
             comm, control = private_among(None, native.ranks, device, key=key)
-            levels = Hierarchical() if sums_by_hosts(native) else Flat()
+            levels = Hierarchical() if sums_by_hosts(native) else Flat(host_memory=True)
             self._engine = Engine(
                 self._holder,
                 algorithm,
