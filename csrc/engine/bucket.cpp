@@ -291,6 +291,10 @@ void Bucket::adopt_weights() {
   }
 }
 
+void Bucket::rescale(const std::string& name, double scale) {
+  if (scale != 1.0) fill(name, {{flat(name).data_ptr(), 0, numel()}}, scale);
+}
+
 std::string Bucket::describe() const {
   std::ostringstream text;
   const char* what = has("grad") ? "grad, " : has("weight") ? "weight, " : "";

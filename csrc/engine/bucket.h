@@ -89,6 +89,9 @@ class Bucket {
   // gradient for such a parameter, what is sent for it is dropped, so it must be zero.
   std::vector<std::pair<at::Tensor, at::Tensor>> set_aside(const std::string& field);
 
+  // Multiplies the whole field by scale, by the arithmetic of gather().
+  void rescale(const std::string& field, double scale);
+
   std::string describe() const;  // "bucket 2 (grad, 6.3 MB)"
 
  private:

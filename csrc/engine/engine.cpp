@@ -153,6 +153,18 @@ bool Engine::shadow() {
   return true;
 }
 
+void Engine::redo() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    worker_.check_alive();
+    join_.begin_backward();
+    in_backward_ = true;
+    ending_ = chosen_;
+    hooks_.begin_backward();
+  }
+  finish(/*abandoned=*/false);
+}
+
 void Engine::finish(bool abandoned) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);

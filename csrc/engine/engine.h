@@ -52,6 +52,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // that exist are dropped. Returns false, and sends nothing, if no rank has input.
   bool shadow();
 
+  // Sends the gradients that the parameters have, as one synchronised backward. For a backward whose group has been lost.
+  void redo();
+
   // Why a CUDA graph cannot hold a step of this engine as it is now; empty if it can. Events, kernels and collectives of
   // a capturable group go into the graph whatever thread queues them, also the worker, because its side stream joins the
   // capture by the first event. What the host does happens once, at capture: hooks, counters, the agreement.

@@ -11,6 +11,7 @@ namespace gossamer {
 void Flight::clear() {
   plan_.clear();
   kept_.clear();
+  before_.clear();
 }
 
 void Flight::append(const std::shared_ptr<Bucket>& bucket, std::shared_ptr<BucketWork> work) {
@@ -22,11 +23,16 @@ void Flight::reset(const std::vector<int64_t>& awaited) {
   progress_.clear();
   for (const int64_t gradients : awaited) progress_.push_back({gradients, {}});
   next_ = 0;
+  has_begun_.clear();
+}
+
+double Flight::gather_scale(const BucketWork& work) const {
+  return redo_ ? 1.0 : work.gather_scale(worker_.comm());
 }
 
 void Flight::gradient_complete(size_t number, size_t position, Ending& ending) {
   const auto& [bucket, work] = plan_[number];
-  if (worker_.comm().device().is_cpu()) bucket->take(position, work->gather_scale(worker_.comm()));
+  if (worker_.comm().device().is_cpu()) bucket->take(position, gather_scale(*work));
   if (observe::tracing()) {  // its name is made only then
     observe::instant("gradient " + bucket->names()[position], bucket->index(), worker_.step());
   }
@@ -78,10 +84,18 @@ void Flight::run(const Planned& planned, Events& events) {
   observe::context().step = worker_.step();
   {
     const observe::Span span("gather", "memory", planned.bucket->bytes());
-    planned.bucket->gather(planned.work->gather_scale(worker_.comm()));
+    planned.bucket->gather(gather_scale(*planned.work));
+  }
+  if (redo_) {
+    keep_before(*planned.bucket);
+    if (planned.bucket->has("grad"))
+      planned.bucket->rescale("grad", planned.work->gather_scale(worker_.comm()));
   }
   if (keeps_gradients_) keep(*planned.bucket);
   planned.work->run(worker_.comm(), planned.bucket);
+  if (!redo_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  before_[planned.bucket->index()].done = true;
 }
 
 void Flight::keep_gradients(bool keep) {
@@ -94,6 +108,38 @@ std::map<int64_t, at::Tensor> Flight::kept_gradients() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [index, kept] : kept_) record_use_on_current_stream(kept);
   return kept_;
+}
+
+void Flight::keep_for_redo(bool keep) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  redo_ = keep;
+  if (!keep) before_.clear();
+}
+
+std::map<int64_t, Flight::Before> Flight::before() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::map<int64_t, Before> begun;
+  for (const auto& [index, before] : before_) {
+    if (has_begun_.count(index) != 0) begun[index] = before;
+  }
+  return begun;
+}
+
+void Flight::keep_before(const Bucket& bucket) {
+  std::map<std::string, at::Tensor> fields;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fields = before_[bucket.index()].fields;
+  }
+  for (const auto& name : bucket.fields()) {
+    at::Tensor& copy = fields[name];
+    const at::Tensor flat = bucket.flat(name);
+    if (!copy.defined()) copy = at::empty_like(flat);
+    copy.copy_(flat);
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  before_[bucket.index()] = {fields, /*done=*/false};
+  has_begun_[bucket.index()] = true;
 }
 
 void Flight::keep(const Bucket& bucket) {

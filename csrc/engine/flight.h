@@ -46,6 +46,15 @@ class Flight {
   void keep_gradients(bool keep);
   std::map<int64_t, at::Tensor> kept_gradients() const;
 
+  // Called between backwards. From then on, keeps what is needed to send a backward again: this rank's own gradients of
+  // each bucket, not yet multiplied by the work's scale, and the bucket's other fields from before its work ran.
+  void keep_for_redo(bool keep);
+  struct Before {
+    std::map<std::string, at::Tensor> fields;  // "grad" too
+    bool done = false;                         // the work has run to its end since
+  };
+  std::map<int64_t, Before> before() const;  // of the buckets whose work has begun in this backward
+
  private:
   using Events = std::vector<std::pair<c10::Stream, c10::Event>>;
   struct Progress {  // of one bucket, in this backward
@@ -57,6 +66,8 @@ class Flight {
   void submit(size_t bucket);
   void run(const Planned& planned, Events& events);
   void keep(const Bucket& bucket);
+  void keep_before(const Bucket& bucket);
+  double gather_scale(const BucketWork& work) const;
 
   Worker& worker_;
   std::mutex& mutex_;
@@ -65,6 +76,9 @@ class Flight {
   size_t next_ = 0;
   std::atomic<bool> keeps_gradients_{false};
   std::map<int64_t, at::Tensor> kept_;
+  std::atomic<bool> redo_{false};
+  std::map<int64_t, Before> before_;   // memory of earlier backwards is used again
+  std::map<int64_t, bool> has_begun_;  // in this backward, by bucket index
 };
 
 }  // namespace gossamer

@@ -133,7 +133,13 @@ void bind_parts(py::module_& module) {
       .def_property_readonly("left_out_somewhere", &Hooks::left_out_somewhere);
   py::class_<Flight>(module, "Flight")
       .def("keep_gradients", &Flight::keep_gradients, py::arg("keep"), Release())
-      .def("kept_gradients", &Flight::kept_gradients, Release());
+      .def("kept_gradients", &Flight::kept_gradients, Release())
+      .def("keep_for_redo", &Flight::keep_for_redo, py::arg("keep"), Release())
+      .def("before", [](const Flight& flight) {
+        std::map<int64_t, std::pair<std::map<std::string, at::Tensor>, bool>> before;
+        for (auto& [index, each] : flight.before()) before[index] = {each.fields, each.done};
+        return before;
+      });
   py::class_<Ending>(module, "Ending");
   py::class_<Lockstep, Ending>(module, "Lockstep")
       .def(
@@ -143,6 +149,15 @@ void bind_parts(py::module_& module) {
             lockstep.set_on_end([end = PythonCallable(*on_end)] { end(); });
           },
           py::arg("on_end"))
+      .def(
+          "set_on_lost",
+          [](Lockstep& lockstep, py::function on_lost) {
+            lockstep.set_on_lost([lost = PythonCallable(std::move(on_lost))](
+                                     bool counted, const std::string& why) { return lost(counted, why); });
+          },
+          py::arg("on_lost"))
+      .def_property("wish", &Lockstep::wish, &Lockstep::set_wish)
+      .def_property_readonly("wished", &Lockstep::wished)
       .def_property("optimizer_steps", &Lockstep::optimizer_steps, &Lockstep::set_optimizer_steps);
   py::class_<Alone, Ending>(module, "Alone")
       .def(
@@ -196,6 +211,7 @@ void bind_whole(py::module_& module) {
       .def("abandon", &Engine::abandon, Release())
       .def("end_round", &Engine::end_round, Release())
       .def("shadow", &Engine::shadow, Release())
+      .def("redo", &Engine::redo, Release())
       .def("capture_refusal", &Engine::capture_refusal, Release())
       .def("check_capture", &Engine::check_capture, Release())
       .def_property_readonly("worker", [](Engine& engine) -> Worker& { return engine.parts().worker; })

@@ -418,6 +418,12 @@ class Flight:
     def kept_gradients(self) -> dict[int, Tensor]:
         """Return the gradients [numel] of each bucket index as they were before they were sent."""
 
+    def keep_for_redo(self, keep: bool) -> None:
+        """Keep in each backward what is needed to send that backward again."""
+
+    def before(self) -> dict[int, tuple[dict[str, Tensor], bool]]:
+        """Return the fields of the buckets whose work has begun in this backward, from before it, and if it is done."""
+
 class Ending:
     """What the end of a backward means."""
 
@@ -425,6 +431,19 @@ class Lockstep(Ending):
     """The ranks agree at the end of each backward."""
 
     def set_on_end(self, on_end: Callable[[], object] | None) -> None: ...
+    def set_on_lost(self, on_lost: Callable[[bool, str], bool]) -> None:
+        """Call on_lost(counted, why) when the group fails in a backward. True: the backward has been ended."""
+
+    @property
+    def wish(self) -> bool:
+        """Whether this rank wishes for something that all ranks then do."""
+
+    @wish.setter
+    def wish(self, arg1: bool, /) -> None: ...
+    @property
+    def wished(self) -> bool:
+        """Whether any rank did, as of the last backward that ended."""
+
     @property
     def optimizer_steps(self) -> int: ...
     @optimizer_steps.setter
@@ -487,6 +506,9 @@ class Engine:
     def end_round(self) -> None: ...
     def shadow(self) -> bool:
         """Take part in one backward of the other ranks with zeros. False, and nothing was sent, if none has input."""
+
+    def redo(self) -> None:
+        """Send the gradients that the parameters have, as one synchronised backward."""
 
     def capture_refusal(self) -> str:
         """Why a CUDA graph cannot hold a step of this engine; empty if it can."""

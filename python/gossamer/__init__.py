@@ -50,7 +50,9 @@ from gossamer.engine import report_all as report
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError, UsageError
 from gossamer.observe import start_timeline, stop_timeline
 from gossamer.process_group import Options
+from gossamer.regroup import elastic
 from gossamer.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
+from gossamer.sampler import ElasticSampler
 
 if _TYPE_CHECKING:
     from gossamer import fsdp
@@ -73,6 +75,7 @@ __all__ = [
     "DataParallel",
     "Decentralized",
     "DistributedDataParallel",
+    "ElasticSampler",
     "ErrorFeedback",
     "Flat",
     "GossamerError",
@@ -99,6 +102,7 @@ __all__ = [
     "ZeroOneAdamOptimizer",
     "all_gather",
     "all_reduce",
+    "elastic",
     "fsdp",
     "hooks",
     "init",

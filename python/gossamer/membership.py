@@ -28,7 +28,9 @@ PREFIX = "gossamer/elastic"
 LOCAL = (
     "127.0.0.1"  # the address of a driver whose workers are all on its host, or that listens on every address
 )
+GOING = "going"  # the reason of a worker that ends, as it was told, while the others train on
 ARRIVED = "arrived"  # the reason of a worker that has announced itself
+STOP = "stop"  # an update: the launcher was told to end the run
 STATE = "state"  # JSON (see Member._read) that the driver rewrites at every change
 WATCH_S = 0.2  # between two looks at the board while training
 ASK_S = 0.02  # between two looks while waiting for a place
@@ -44,6 +46,16 @@ def epoch_key(epoch: int) -> str:
 def worker_key(worker: int) -> str:
     """Key under which a worker writes the number of the last group it has left, why, and whether it needs a sync."""
     return f"worker/{worker}"
+
+
+def stops_key(worker: int) -> str:
+    """Key under which a worker says, by any text, that it ends by itself when the board says STOP."""
+    return f"stops/{worker}"
+
+
+def holds_key(rank: int) -> str:
+    """Key in a group's own store under which a rank says whether it holds the state of the training: "1" or "0"."""
+    return f"gossamer/holds/{rank}"
 
 
 def answer_key(worker: int) -> str:
@@ -93,6 +105,12 @@ class Member:
         self.worker: int = worker
         self.launcher: int = launcher
         self.seat: Seat | None = None
+        self.holds: bool = False  # whether a newcomer can take the state of the training from this worker
+        self._announced = False
+        self.going: bool = False  # whether this worker was told to end
+        self.awaits_state: bool = False  # whether this worker has come while others trained
+        self._group: dist.Store | None = None
+        self._group_call: tuple[int, Callable[[], None]] | None = None
         self._calls: list[Callable[[], None]] = [abort]
         self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None}
         self._left = -1  # the last group that this worker has told the board to have left
@@ -113,8 +131,9 @@ class Member:
         A group that trains continues without this worker until it calls take_seat(). Returns the place that this worker
         would have in it; None if no group trains, or if this worker has been in one. Raises as take_seat().
         """
-        if self.seat is not None:
+        if self.seat is not None or self._announced:
             return None
+        self._announced = True
         self._write(left=0, reason=ARRIVED, skip_sync=False)
         answer = b""
         while not answer:
@@ -124,6 +143,7 @@ class Member:
         seats = json.loads(answer)
         if seats is None:
             return None
+        self.awaits_state = True
         by_rank = sorted(seats.values(), key=lambda seat: seat["rank"])
         return Outlook(
             _placement(seats[str(self.worker)], len(seats)),
@@ -138,17 +158,35 @@ class Member:
         while True:
             seat = self.take_seat()
             try:
-                return join(seat, seat.store())
+                self._group = seat.store()
+                self._group.set(holds_key(seat.placement.rank), "1" if self.holds else "0")
+                return join(seat, self._group)
             except RuntimeError:  # a CommError too
                 if not self.lost_group():
                     raise
+
+    def holders(self) -> list[int]:
+        """Returns the ranks of the present group that held the state of the training when they entered it.
+
+        Raises:
+            CommError: the group has lost a member before it said so.
+        """
+        assert self._group is not None
+        assert self.seat is not None
+        ranks = range(self.seat.placement.size)
+        try:
+            return [rank for rank in ranks if self._group.get(holds_key(rank)) == b"1"]
+        except RuntimeError as error:
+            raise CommError(
+                f"elastic: the members of group {self.seat.epoch} have not all come: {error}"
+            ) from error
 
     def take_seat(self) -> Seat:
         """Leaves the old group, and waits until the driver gives this worker a place in a new one.
 
         Raises:
             CommError: the driver does not answer.
-            SystemExit: with code 0, because this worker's slot has been taken away.
+            SystemExit: with code 0, because this worker's slot has been taken away, or the worker was told to end.
         """
         self.leave("restart", skip_sync=False)
         seen = 0
@@ -163,20 +201,34 @@ class Member:
                 return self.seat
             if self.worker in group.get("removed", ()):
                 raise SystemExit(0)
+            if self.going:
+                self._write(left=self._left, reason=GOING, skip_sync=True)
+                raise SystemExit(0)
             time.sleep(ASK_S)
+
+    def ends_when_told(self) -> None:
+        """Tells the driver that this worker ends by itself when the board says STOP."""
+        with self._answered():
+            self._board.set(stops_key(self.worker), "1")
 
     def leave(self, reason: str, *, skip_sync: bool) -> None:
         """Tells the driver that this worker has left its group, once for each group.
 
         Args:
             reason: "error" if the group can no longer be used, which the driver tells the others; "update" if all
-                leave together for a new group; "restart" for a user's own shutdown() and init().
+                leave together for a new group; "restart" for a user's own shutdown() and init(); GOING if this worker
+                ends, and the others leave for a group without it.
             skip_sync: this worker's state needs no agreement with the others.
         """
         epoch = self.seat.epoch if self.seat is not None else 0
         if self._left < epoch:
             self._left = epoch
             self._write(left=epoch, reason=reason, skip_sync=skip_sync)
+
+    @property
+    def lost_driver(self) -> str:
+        """Why this worker has lost the driver, or an empty string."""
+        return self._lost
 
     @property
     def broken(self) -> str:
@@ -192,6 +244,8 @@ class Member:
         until = time.monotonic() + NOTICE_S
         while not self.broken and time.monotonic() < until:
             time.sleep(ASK_S)
+            with contextlib.suppress(CommError), self._answered():  # sooner than the watcher
+                self._read()
         if self._lost or not self.broken:
             return False
         self.leave("error", skip_sync=False)
@@ -199,7 +253,7 @@ class Member:
 
     @property
     def update(self) -> str:
-        """ "added" or "removed" if workers wait to be taken in, or some are to go; an empty string otherwise."""
+        """ "added" or "removed" if workers wait to be taken in, or some are to go; STOP if all are; else empty."""
         update = self._state["update"]
         fresh = update is not None and self.seat is not None and update["epoch"] == self.seat.epoch
         return update["kind"] if fresh else ""
@@ -208,6 +262,11 @@ class Member:
         """Registers a function that is called, on another thread, once for each group that loses a member."""
         if call not in self._calls:
             self._calls.append(call)
+
+    def on_lost_group(self, call: Callable[[], None]) -> None:
+        """Registers the one function that is called, on another thread, if the present group loses a member."""
+        assert self.seat is not None
+        self._group_call = self.seat.epoch, call
 
     def _write(self, **news: Any) -> None:
         with self._answered():
@@ -226,7 +285,7 @@ class Member:
             if self.broken and self.seat is not None and told < self.seat.epoch:
                 told = self.seat.epoch
                 # The calls may take seconds, in which the next group may break too.
-                threading.Thread(target=self._tell_broken).start()
+                threading.Thread(target=self._tell_broken, args=(told,)).start()
             self._ending.wait(WATCH_S)
 
     def _end(self) -> None:
@@ -234,8 +293,13 @@ class Member:
         self._ending.set()
         self._watcher.join(NOTICE_S)
 
-    def _tell_broken(self) -> None:
+    def _tell_broken(self, epoch: int) -> None:
+        of_group = self._group_call
+        if of_group is not None and of_group[0] == epoch and not self._lost:  # the group itself still works
+            of_group[1]()
         for call in list(self._calls):
+            if self.seat is not None and self.seat.epoch > epoch:
+                return  # the calls end whatever group there is now
             with contextlib.suppress(RuntimeError):  # what is aborted may be ending by itself
                 call()
 

@@ -28,6 +28,8 @@ class _Membership:
 
 
 _membership: _Membership | None = None
+_expected: _Membership | None = None  # the place that a newcomer of an elastic run will have
+_given: tuple[str | None, float] | None = None  # what init() was given, in an elastic run
 _stores: dict[Placement, dist.Store] = {}
 _has_gpu = False
 _joins = 0  # times that this process has joined: each has keys of its own in a store that outlives the group
@@ -39,7 +41,8 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
     The worker's place comes from the environment of ``gossamer run`` or torchrun, of mpirun (Open MPI, MPICH; the
     rendezvous goes through mpi4py) or of srun. Without any of them the process is alone, with size 1.
     If ``torch.distributed`` is initialised already, its default group is adopted as it is. In an elastic run
-    init() waits for a place in the next group.
+    init() waits for a place in the first group. Later, while others train, it returns at once: rank() and the like
+    are then what they would be in the next group, which the process enters when it wraps its model.
 
     ``backend``: a torch.distributed backend string; None is "gossamer", or "cpu:gossamer,cuda:nccl" where a
     GPU is visible, and then the GPU numbered ``local_rank`` becomes the current one.
@@ -48,6 +51,20 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
     Raises ConfigError: called twice, bad argument or environment, mpi4py missing, fewer GPUs than local
     workers, arguments given although a group was adopted. CommError: the others were not reached in time.
     """
+    global _expected, _given
+    if dist.is_initialized() or membership.member() is None:
+        enter(backend, timeout_s=timeout_s)
+        return
+    _given = backend, _prepare("init", timeout_s)
+    if (outlook := announce(backend)) is None:
+        _take_place()
+        return
+    _expected = _Membership(outlook.placement, 0, adopted=False)
+    late_entry.on_need(_take_place_late)
+
+
+def enter(backend: str | None = None, *, timeout_s: float | None = None) -> None:
+    """Does what init() does, and waits for the group in every case. For faces that let a newcomer in by themselves."""
     global _membership
     seconds = _prepare("init", timeout_s)
     if dist.is_initialized():
@@ -63,6 +80,35 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
         return
     placement = config.launcher_environment() or Placement("alone", 0, 1, 0, 1)
     _enter(placement, backend, seconds)
+
+
+def _take_place() -> None:
+    """Enters the next group of an elastic run, and waits for it."""
+    member = membership.member()
+    assert member is not None
+    assert _given is not None
+    backend, seconds = _given
+    member.enter(lambda seat, store: _enter(seat.placement, backend, seconds, store, seat.node_rank))
+
+
+def _take_place_late() -> bool:
+    global _expected
+    expected, _expected = _expected, None
+    late_entry.on_need(None)
+    _take_place()
+    return _membership != expected
+
+
+def renew() -> None:
+    """Leaves the group of an elastic run, and enters the next one as init() did. Raises as init() does."""
+    shutdown()
+    _take_place()
+
+
+def lost_place() -> bool:
+    """Returns whether this process joined an elastic run by init() and its group has lost a member: renew() then."""
+    member = membership.member()
+    return member is not None and _given is not None and member.seat is not None and member.lost_group()
 
 
 def join(
@@ -125,7 +171,7 @@ def meet(timeout_s: float | None = None) -> tuple[Placement, dist.Store]:
 
 def is_initialized() -> bool:
     """True between ``init()`` and ``shutdown()``."""
-    return _membership is not None and dist.is_initialized()
+    return _expected is not None or (_membership is not None and dist.is_initialized())
 
 
 def rank() -> int:
@@ -158,7 +204,10 @@ def shutdown() -> None:
 
     Destroys torch's default group if ``init()`` made it, and leaves an adopted one to its maker.
     """
-    global _membership
+    global _membership, _expected
+    if _expected is not None:
+        _expected = None
+        late_entry.on_need(None)
     if _membership is not None and not _membership.adopted and dist.is_initialized():
         if (member := membership.member()) is not None and member.broken:
             membership.abort()  # others wait for connections to close, which the user's references keep open
@@ -168,6 +217,8 @@ def shutdown() -> None:
 
 
 def _joined(what: str) -> _Membership:
+    if _expected is not None:
+        return _expected
     late_entry.enter_now()
     if _membership is None or not dist.is_initialized():
         raise ConfigError(f"gossamer.{what}: needs the group of workers; call gossamer.init() first.")

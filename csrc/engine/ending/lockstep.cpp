@@ -19,7 +19,7 @@ namespace {
 // Bytes are reduced with MAX, so one comparison shows "any rank". MAX over (steps mod m) plus MAX over (m - 1 - steps
 // mod m) is m - 1 only if all ranks sent the same.
 constexpr int64_t kStepModulus = 251;
-enum Field : int64_t { kStep, kStepComplement, kFailed, kLate, kLeftOut, kUsed };
+enum Field : int64_t { kStep, kStepComplement, kFailed, kLate, kLeftOut, kWish, kUsed };
 constexpr int64_t kTextBytes = 1000;
 constexpr auto kAgreement = "agreement";  // the task's name for observers
 
@@ -47,6 +47,7 @@ struct Agreement {
   bool failed = false;
   bool late = false;       // some rank has parameters that the plan lacks
   bool left_out = false;   // some rank has left out a parameter
+  bool wished = false;     // some rank wishes for something
   std::vector<bool> used;  // by parameter index: some rank has a gradient
 };
 
@@ -54,7 +55,7 @@ struct Agreement {
 class Vote {
  public:
   // `steps`: this rank's number of optimizer steps; nullopt on a rank that shadows, whose number is not compared.
-  Vote(Communicator& control, std::optional<int64_t> steps, bool failed, bool late, bool left_out,
+  Vote(Communicator& control, std::optional<int64_t> steps, bool failed, bool late, bool left_out, bool wish,
        const std::vector<bool>& used)
       : control_(control), message_(at::zeros({kUsed + static_cast<int64_t>(used.size())}, at::kByte)) {
     auto* bytes = message_.data_ptr<uint8_t>();
@@ -65,6 +66,7 @@ class Vote {
     bytes[kFailed] = failed;
     bytes[kLate] = late;
     bytes[kLeftOut] = left_out;
+    bytes[kWish] = wish;
     for (size_t i = 0; i < used.size(); ++i) bytes[kUsed + i] = used[i];
   }
 
@@ -80,6 +82,7 @@ class Vote {
     result.failed = bytes[kFailed] != 0;
     result.late = bytes[kLate] != 0;
     result.left_out = bytes[kLeftOut] != 0;
+    result.wished = bytes[kWish] != 0;
     for (int64_t i = kUsed; i < message_.numel(); ++i) result.used.push_back(bytes[i] != 0);
     return result;
   }
@@ -112,7 +115,7 @@ void Lockstep::submit_agreement(const std::vector<bool>& used) {
   const auto steps = shadowing ? std::nullopt : std::optional<int64_t>(optimizer_steps_);
   const bool left_out = !shadowing && !parts_.hooks.unreached().empty();
   vote_ = std::make_shared<Vote>(parts_.worker.control(), steps, parts_.hooks.failure().has_value(),
-                                 parts_.hooks.late(), left_out, used);
+                                 parts_.hooks.late(), left_out, wish_, used);
   parts_.worker.executor().submit([vote = vote_] { vote->start(); }, kAgreement);
 }
 
@@ -132,6 +135,24 @@ Agreement Lockstep::complete() {
 }
 
 void Lockstep::end(bool abandoned, bool trained_too) {
+  const auto on_lost = on_lost_;  // a copy: it replaces this engine
+  if (!on_lost) return end_in_group(abandoned, trained_too);
+  counted_ = disagreed_ = false;
+  const int64_t step = parts_.worker.step();
+  const auto ended_otherwise = [&](const std::string& why) {
+    if (!counted_) parts_.worker.set_step(step);
+    return !disagreed_ && on_lost(counted_, why);
+  };
+  try {
+    return end_in_group(abandoned, trained_too);
+  } catch (const RaisedError& error) {
+    if (error.kind != ErrorKind::comm || !ended_otherwise(error.message)) throw;
+  } catch (const std::exception& error) {  // Python's too
+    if (!ended_otherwise(error.what())) throw;
+  }
+}
+
+void Lockstep::end_in_group(bool abandoned, bool trained_too) {
   Worker& worker = parts_.worker;
   Hooks& hooks = parts_.hooks;
   const auto& plan = parts_.flight.plan();
@@ -139,9 +160,14 @@ void Lockstep::end(bool abandoned, bool trained_too) {
   while (true) {
     const Agreement agreement = complete();
     if (first_bucket == 0) worker.set_step(worker.step() + 1);
-    if (!agreement.same_steps || agreement.failed) return raise_disagreement(agreement, abandoned);
+    wished_ = agreement.wished;
+    if (!agreement.same_steps || agreement.failed) {
+      disagreed_ = true;
+      return raise_disagreement(agreement, abandoned);
+    }
     // This failure came after the agreement, so the other ranks go on without this one.
     if (const auto& failure = hooks.failure()) {
+      disagreed_ = true;
       worker.break_off(failure->second);
       worker.announce_failure();
       raise_python(failure->first, worker.place() + ": " + failure->second);
@@ -160,6 +186,7 @@ void Lockstep::end(bool abandoned, bool trained_too) {
     if (first_bucket == plan.size()) break;  // they were frozen again before the backward
     parts_.flight.go_on_from(first_bucket);
   }
+  counted_ = true;
   scale_to_active();
   share_order();
   worker.executor().recorder().end_step();

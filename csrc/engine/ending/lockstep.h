@@ -29,6 +29,17 @@ class Lockstep : public Ending {
   void set_on_end(std::function<void()> on_end) { on_end_ = std::move(on_end); }
   bool on_end() const { return on_end_ != nullptr; }
 
+  // Called, without the GIL, when a backward cannot end because its group fails. `counted`: its gradients are the mean
+  // already, and it has been counted. If the function returns true, the backward has been ended by other means.
+  void set_on_lost(std::function<bool(bool counted, const std::string& why)> on_lost) {
+    on_lost_ = std::move(on_lost);
+  }
+
+  // Any rank may wish for something that all ranks then do together; the end of a backward tells all of them.
+  void set_wish(bool wish) { wish_ = wish; }
+  bool wish() const { return wish_; }
+  bool wished() const { return wished_; }  // whether a rank did, as of the last backward that ended
+
   // The ranks compare this number at the end of each backward.
   void set_optimizer_steps(int64_t steps) { optimizer_steps_ = steps; }
   int64_t optimizer_steps() const { return optimizer_steps_; }
@@ -45,6 +56,7 @@ class Lockstep : public Ending {
   void reset();  // with the mutex
 
  private:
+  void end_in_group(bool abandoned, bool trained_too);
   Agreement complete();
   void submit_agreement(const std::vector<bool>& used);
   void adopt(const Bucket& bucket, const std::vector<bool>& used, bool trained_too);
@@ -55,6 +67,11 @@ class Lockstep : public Ending {
   std::function<void()> on_late_;
   std::function<void(std::vector<int64_t>)> on_order_;
   std::function<void()> on_end_;
+  std::function<bool(bool, const std::string&)> on_lost_;
+  bool counted_ = false;  // this backward
+  bool disagreed_ = false;
+  std::atomic<bool> wish_{false};
+  std::atomic<bool> wished_{false};
   std::shared_ptr<Vote> vote_;
   std::optional<std::vector<bool>> used_;  // while everything is sent
   std::atomic<int64_t> optimizer_steps_{0};

@@ -3,6 +3,7 @@
 from gossamer.autotune import Autotune, Tuned, autotune_of
 from gossamer.engine.admission import Members, refusal_of, tensors_in
 from gossamer.engine.agree import (
+    broadcast_bytes,
     broadcast_everywhere,
     broadcast_tensors,
     mean_tensors,
@@ -26,6 +27,7 @@ __all__ += ["Autotune", "Merge", "Tuned", "autotune_of", "merge_dicts", "report_
 __all__ += ["Background", "Unsent", "Worker", "agree_on_finite", "optimizers_of", "tensors_in", "weak_call"]
 __all__ += ["Connections", "Rounds", "ShadowHook", "UnevenInputs", "connect", "device_of"]
 __all__ += [
+    "broadcast_bytes",
     "broadcast_everywhere",
     "broadcast_tensors",
     "mean_tensors",

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import sys
 import weakref
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ from gossamer.engine.plan import Sizes
 from gossamer.engine.reporting import Figures
 from gossamer.engine.state import require_state, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
+from gossamer.engine.survival import Own, own_of
 from gossamer.engine.worker import Worker, weak_call
 from gossamer.observe.report import Report, Reports
 from gossamer.observe.stall import Limits
@@ -349,6 +351,86 @@ class Engine:
         self.algorithm.load_state_dict(state["algorithm"])
         if state.get("saved_by", {}).get("merged"):
             self.algorithm.after_merge()
+
+    # --- a group that loses members, and the next one ---
+
+    def survive(self, on_lost: Callable[[bool, str], bool], on_end: Callable[[], None]) -> None:
+        """Let this engine's group be replaced in the middle of a backward.
+
+        Args:
+            on_lost: see Lockstep.set_on_lost(). It may call own() and close(), and make another engine of the model.
+            on_end: called at the end of each synchronised backward that has succeeded.
+        """
+        self._native.flight.keep_for_redo(True)
+        self._native.lockstep.set_on_lost(on_lost)
+        self._native.lockstep.set_on_end(on_end)
+
+    def own(self, *, in_backward: bool) -> Own:
+        """Return what this rank brings into the next group.
+
+        Args:
+            in_backward: a backward has failed, whose gradients are to be sent again.
+        """
+        counts = self.backward_count, self.optimizer_steps
+        return own_of(self._native, self._buckets, self.algorithm, counts, in_backward=in_backward)
+
+    def adopt(self, own: Own, plan: list[list[str]], *, redo: bool) -> None:
+        """Continue another engine of this model.
+
+        Args:
+            own: of that engine.
+            plan: the parameters of each bucket, equal on all ranks.
+            redo: the algorithm's state is that before the backward that has failed.
+        """
+        self._buckets.load(plan, rebuild=False)
+        restore_fields(self.buckets, own.fields(redo=redo))
+        self.resume_at(own.backwards, own.optimizer_steps)
+
+    def resume_at(self, backwards: int, optimizer_steps: int) -> None:
+        """Set the counters."""
+        self._steps.count = optimizer_steps
+        self._native.resume(backwards, optimizer_steps)
+
+    def redo(self) -> None:
+        """Send the gradients that the parameters have, as one backward."""
+        self._native.redo()
+
+    @property
+    def wish(self) -> bool:
+        """Whether this rank, or as of the last backward any rank, wishes for a change of the group."""
+        return self._native.lockstep.wished
+
+    @wish.setter
+    def wish(self, wish: bool) -> None:
+        self._native.lockstep.wish = wish
+
+    @property
+    def params(self) -> dict[str, nn.Parameter]:
+        """The parameters that the ranks share, by name."""
+        return dict(zip(self._names, self._params, strict=True))
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """The buffers that the ranks share."""
+        return [buffer for _, buffer in self._members.buffers()]
+
+    def checksum(self) -> int:
+        """Return a number that shows whether ranks hold equal bits in their parameters."""
+        total = 0
+        for param in self._params:
+            data = param.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            total = zlib.crc32(data.numpy().data, total)
+        return total
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether the model was wrapped with autotune."""
+        return self._tuner is not None
+
+    def lose_group(self) -> None:
+        """End all waits for the other ranks of this group. Any thread may call it."""
+        for comm in (self._comm, self._control):
+            comm.announce_failure()
 
     def _load_tuned(self, tuned: dict[str, Any] | None) -> None:
         """Take what another run has tuned; measure anew if that run had not finished."""

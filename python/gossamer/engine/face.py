@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms import Join, Joinable
 
+from gossamer import runtime
 from gossamer.autotune import Tuned
-from gossamer.comm import is_communicator
+from gossamer.comm import connect_by_hosts, is_communicator, private_among
 from gossamer.engine.algorithm import Algorithm
-from gossamer.engine.connections import Connections, connect
+from gossamer.engine.connections import Connections, connect, device_of
 from gossamer.engine.engine import Engine
 from gossamer.engine.join import ShadowHook
 from gossamer.engine.merging import merge_dicts
@@ -29,6 +30,7 @@ class Face(Joinable):
 
     module: Any
     _engine: Engine | None = None
+    links: Connections
     _given_group: Any  # the group that the model was wrapped with
     _hook_to_begin: ShadowHook | None = None
 
@@ -41,11 +43,46 @@ class Face(Joinable):
             settings: the other arguments of Engine.
         """
         algorithm.use_optimizers(optimizers)
-        links = connect(self.module, group)
-        self._given_group = links.given
-        self._engine = Engine(self.module, algorithm, comm=links.comm, control=links.control, **settings)
+        self._wrapped_with = algorithm, group, settings
+        while True:
+            try:
+                links = self.connect()
+                self.engage(links, optimizers)
+                return links
+            except RuntimeError:  # torch's own too
+                # A newcomer of an elastic run has nothing to lose, nor has a member of the first group.
+                if not runtime.lost_place():
+                    raise
+            runtime.renew()
+
+    @property
+    def wrapped_over(self) -> Any:
+        """The group that the user gave."""
+        return self._wrapped_with[1]
+
+    def connect(self, ranks: Sequence[int] | None = None) -> Connections:
+        """Make new connections. Collective over the group, or over some ranks of the default group."""
+        _, group, _ = self._wrapped_with
+        if ranks is not None:
+            links = private_among(None, ranks, device_of(self.module), key="elastic")
+            return Connections(connect_by_hosts(group, *links), links[1], None)
+        return connect(self.module, group)
+
+    def engage(
+        self, links: Connections, optimizers: Sequence[torch.optim.Optimizer], **changes: Any
+    ) -> Engine:
+        """Make an engine of self.module over these connections. The engine before must be closed. Collective.
+
+        Args:
+            changes: arguments of Engine that differ from those with which the model was wrapped.
+        """
+        algorithm, _, settings = self._wrapped_with
+        self._given_group, self.links = links.given, links
+        self._engine = Engine(
+            self.module, algorithm, comm=links.comm, control=links.control, **settings | changes
+        )
         self._engine.watch(optimizers)
-        return links
+        return self._engine
 
     @property
     def engine(self) -> Engine:

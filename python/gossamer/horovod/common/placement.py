@@ -51,7 +51,7 @@ def join(comm: Any, knobs: Knobs, *, backend: str | None, tell: Callable[[Any], 
                 f"hvd.init: the workers have been joined already; comm must be None or all their ranks, got {comm!r}"
             )
     elif comm is None:
-        runtime.init(backend, timeout_s=None if dist.is_initialized() else knobs.timeout_s)
+        runtime.enter(backend, timeout_s=None if dist.is_initialized() else knobs.timeout_s)
     elif mpi_world is not None:
         seconds = config.current().timeout_s if knobs.timeout_s is None else knobs.timeout_s
         hosts = comm.allgather(_host())

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gossamer import stores
-from gossamer.membership import LOCAL, PREFIX, STATE, answer_key, epoch_key, worker_key
+from gossamer.membership import LOCAL, PREFIX, STATE, answer_key, epoch_key, stops_key, worker_key
 
 GRACE_S = 2.0  # for workers that still look up in a broken group's store which rank is missing
 
@@ -52,6 +52,11 @@ class Board:
         """Makes keys for a worker's messages and for the answer to it."""
         self._store.set(worker_key(worker), "")
         self._store.set(answer_key(worker), "")
+        self._store.set(stops_key(worker), "")
+
+    def end_when_told(self, workers: list[int]) -> bool:
+        """Returns whether all these workers end by themselves when STOP is announced."""
+        return all(self._store.multi_get([stops_key(worker) for worker in workers])) if workers else False
 
     def answer(self, worker: int, seats: dict[int, dict[str, int]] | None) -> None:
         """Answers a worker that has announced itself: the places as they would be with it, or None if it has one."""
@@ -81,7 +86,7 @@ class Board:
             self.close_group(epoch)
 
     def announce_update(self, epoch: int, *, kind: str) -> None:
-        """Asks the members of this group to leave it together, soon. ``kind`` is "added" or "removed"."""
+        """Asks the members of this group to leave it together, soon. ``kind`` is "added", "removed" or STOP."""
         update = {"epoch": epoch, "kind": kind}
         if self._state["update"] != update:
             self._state["update"] = update

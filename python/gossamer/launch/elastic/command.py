@@ -14,7 +14,7 @@ from gossamer.errors import ConfigError
 from gossamer.launch import addresses, here
 from gossamer.launch import hosts as host_lists
 from gossamer.launch.elastic.board import Board
-from gossamer.launch.elastic.driver import Driver, Limits
+from gossamer.launch.elastic.driver import PATIENCE_S, Driver, Limits
 from gossamer.launch.elastic.process import LocalWorker, Program, Worker
 from gossamer.launch.elastic.remote import RemoteWorker
 from gossamer.launch.elastic.slots import Discovery, Slot, Slots
@@ -29,6 +29,7 @@ FLAGS = (
     "host_discovery_script",
     "slots_per_host",
     "elastic_timeout",
+    "grace",
     "reset_limit",
     "blacklist_cooldown_range",
 )
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host-discovery-script", metavar="COMMAND", help="run each second; prints lines host:slots")
     add("--slots-per-host", type=int, metavar="S", help="slots of hosts that are printed without a number")
     add("--elastic-timeout", type=float, metavar="SECONDS", help="in which a group must form; default: 600")
+    add("--grace", type=float, metavar="SECONDS", help="in which workers end that were told to; default: 30")
     add("--reset-limit", type=int, metavar="N", help="end if groups would have to form anew more often")
     add(
         "--blacklist-cooldown-range",
@@ -165,4 +167,9 @@ def _plan(args: argparse.Namespace) -> tuple[Slots, Limits]:
         raise ConfigError(f"elastic: --elastic-timeout must be above 0 s, got {timeout_s:g}")
     if args.reset_limit is not None and args.reset_limit < 0:
         raise ConfigError(f"elastic: --reset-limit must be at least 0, got {args.reset_limit}")
-    return slots, Limits(smallest, largest, first, timeout_s=timeout_s, resets=args.reset_limit)
+    grace_s = PATIENCE_S if args.grace is None else args.grace
+    if not grace_s > 0:
+        raise ConfigError(f"elastic: --grace must be above 0 s, got {grace_s:g}")
+    return slots, Limits(
+        smallest, largest, first, timeout_s=timeout_s, grace_s=grace_s, resets=args.reset_limit
+    )

@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
 from gossamer.errors import CommError
 from gossamer.launch.elastic.board import Board, News
 from gossamer.launch.elastic.newcomers import Newcomers
 from gossamer.launch.elastic.process import Worker
 from gossamer.launch.elastic.slots import Slot, Slots, seats
 from gossamer.launch.outcome import Failure, Outcome, how_it_ended
+from gossamer.membership import GOING, STOP
 
 STEP_S = 0.05
 SILENT_S = 15.0  # the driver says that it waits after this time
@@ -30,6 +33,7 @@ class Limits:
         min_size, max_size: workers of a group.
         first_size: workers of the first group, unless they take longer than timeout_s to come.
         timeout_s: seconds in which a group must form.
+        grace_s: seconds in which workers must end that were told to.
         resets: how many groups may follow the first; None: any number.
     """
 
@@ -37,6 +41,7 @@ class Limits:
     max_size: int
     first_size: int
     timeout_s: float = 600.0
+    grace_s: float = PATIENCE_S
     resets: int | None = None
 
 
@@ -83,6 +88,10 @@ class Driver:
         try:
             while self.step():
                 time.sleep(STEP_S)
+        except (SignalException, KeyboardInterrupt):
+            if self._end_well():
+                return Outcome()
+            raise
         finally:
             self.end_all()
         return Outcome(self.failures)
@@ -97,12 +106,28 @@ class Driver:
         self.board.tidy()
         return not self._over()
 
+    def _end_well(self) -> bool:
+        """Lets workers end by themselves at a common step, if they can. Returns whether all have ended well in time."""
+        if not (self.epoch and self.board.end_when_told(list(self.workers))):
+            return False
+        self.board.announce_update(self.epoch, kind=STOP)
+        due = time.monotonic() + self.limits.grace_s
+        while self.workers and time.monotonic() < due:
+            for number, worker in list(self.workers.items()):
+                outcome = worker.ended()
+                if isinstance(outcome, Failure):
+                    return False
+                if outcome:
+                    del self.workers[number]
+            time.sleep(STEP_S)
+        return not self.workers
+
     def end_all(self) -> list[Failure]:
         """Ends all workers, and returns the failures that they then report."""
         for worker in self.workers.values():
             worker.end()
         failures: list[Failure] = []
-        due = time.monotonic() + PATIENCE_S
+        due = time.monotonic() + self.limits.grace_s
         for worker in self.workers.values():
             while (outcome := worker.ended()) is False and time.monotonic() < due:
                 time.sleep(STEP_S)
@@ -135,6 +160,13 @@ class Driver:
                 # The script has raised, or chosen its exit code: that would happen again.
                 self.failures = [self._by_rank(outcome), *self.end_all()]
                 return
+            if self._is_going(number):
+                self.slots.fail(worker.slot)
+                print(
+                    f"gossamer run: worker {number} (slot {worker.slot.index} of {worker.slot.host}) has gone, as it "
+                    f"was told; {len(self.workers)} are left",
+                    file=sys.stderr,
+                )
             if number in self._told_to_go:
                 continue
             if outcome is True and not newcomer:
@@ -148,6 +180,14 @@ class Driver:
                 f"{' before it took part' if newcomer else ''}; {len(self.workers)} are left",
                 file=sys.stderr,
             )
+
+    def _is_going(self, number: int) -> bool:
+        """Returns whether a worker was told by others to end, and has said so."""
+        news = self.board.news([number]).get(number)
+        if news is None or news.reason != GOING:
+            return False
+        self._told_to_go.add(number)
+        return True
 
     def _start_workers(self) -> None:
         if self.finished:
@@ -189,7 +229,8 @@ class Driver:
             return
         if any(news[number].reason == "error" for number in left):
             self.board.declare_broken(self.epoch)
-        members = [number for number in left if number not in removed] + sorted(new)
+        staying = [number for number in left if number not in removed and news[number].reason != GOING]
+        members = staying + sorted(new)
         timeout_s = self.limits.timeout_s
         late = time.monotonic() - self._unformed_since > timeout_s
         most = self.slots.at_most() + len(self.finished)

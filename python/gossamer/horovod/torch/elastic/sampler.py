@@ -1,83 +1,12 @@
-"""``ElasticSampler`` knows which part of an epoch is processed, and divides the rest among any number of workers.
+"""``hvd.elastic.ElasticSampler``: gs.ElasticSampler among the workers of hvd.init()."""
 
-It communicates nothing; state.py synchronises its state.
-"""
-
-import random
-from collections.abc import Iterator, Sized
-from typing import Any
-
-from torch.utils.data import Sampler
-
+from gossamer import sampler
 from gossamer.horovod.torch.mpi_ops import rank, size
 
 
-class ElasticSampler(Sampler[int]):
-    """Divides what is left of a dataset among the workers.
+class ElasticSampler(sampler.ElasticSampler):
+    __doc__ = sampler.ElasticSampler.__doc__
 
-    All workers get equally many indices; where that needs more than are left, some are drawn twice. Call set_epoch()
-    at the end of an epoch and record_batch() after each batch, and make the sampler an attribute of the TorchState.
-
-    Args:
-        dataset: only its length is used.
-        shuffle: whether to draw a new order for each epoch, the same on all workers.
-        seed: the seed of these orders.
-    """
-
-    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
-        self.dataset = dataset
-        self.shuffle = shuffle
-        self.seed = seed
-        self.epoch: int = 0
-        self.processed_num: int = 0  # samples of this epoch, by all workers
-        self.reset()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch with nothing processed."""
-        self.epoch = epoch
-        self.processed_num = 0
-        self.reset()
-
-    def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Records that every worker has processed a batch of ``batch_size`` samples."""
-        self.processed_num += batch_size * self.num_replicas
-
-    def record_indices(self, indices: Sized) -> None:
-        """Records that every worker has processed as many samples as there are indices."""
-        self.processed_num += len(indices) * self.num_replicas
-
-    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """Returns the indices of this worker's batch number ``batch_idx`` since the last reset."""
-        return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns epoch and processed_num."""
-        return {"epoch": self.epoch, "processed_num": self.processed_num}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Sets epoch and processed_num, and divides what is left."""
-        self.epoch = state_dict["epoch"]
-        self.processed_num = state_dict["processed_num"]
-        self.reset()
-
-    def reset(self) -> None:
-        """Divides what is left of the epoch among the current workers."""
-        self.rank: int = rank()
-        self.num_replicas: int = size()
-        order = list(range(len(self.dataset)))
-        if self.shuffle:
-            random.Random(self.seed + self.epoch).shuffle(order)
-        # Workers take turns, so equally many batches of all workers process the beginning of the order.
-        self.remaining_indices: list[int] = order[self.processed_num :]
-        self.num_samples: int = -(-len(self.remaining_indices) // self.num_replicas)
-        self.total_size: int = self.num_samples * self.num_replicas
-        padded = list(self.remaining_indices)
-        while 0 < len(padded) < self.total_size:
-            padded += self.remaining_indices[: self.total_size - len(padded)]
-        self.indices: list[int] = padded[self.rank :: self.num_replicas]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
-
-    def __len__(self) -> int:
-        return self.num_samples
+    def place(self) -> tuple[int, int]:
+        """Returns this worker's rank, and the number of workers."""
+        return rank(), size()

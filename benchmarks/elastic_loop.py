@@ -1,0 +1,186 @@
+"""A plain training loop under gs.elastic, and its replay in one process from the journals of all workers.
+
+Arguments: a folder for the journals, the number of epochs, and a plan in JSON. Its entries: "kill": {number of worker:
+[step, moment]}, the moment one of "forward", "backward" (with half of the gradients there), "after" (the backward);
+"term": {number of a worker: step}: the worker sends itself SIGTERM; "codec": true for 8-bit gradients with error
+feedback; "backend"; "sleep_s" for each step. Each worker writes lines of JSON to a journal of its own.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+SAMPLES, BATCH, FEATURES = 240, 4, 6
+
+
+class Numbers(Dataset):
+    """Item i is (i, inputs, target)."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        return index, self.inputs[index], self.inputs[index].sin().sum().view(1)
+
+
+def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+    model = model.to(torch.float64)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def main() -> None:
+    folder, epochs, plan = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+    worker = int(os.environ["GOSSAMER_ELASTIC_WORKER"])
+    journal = open(folder / f"{worker}.jsonl", "a", buffering=1)  # noqa: SIM115
+
+    def note(**line: Any) -> None:
+        journal.write(json.dumps(line | {"time": time.time()}) + "\n")
+
+    import gossamer as gs
+    from gossamer.membership import member
+
+    kill_at, moment = plan.get("kill", {}).get(str(worker), (None, ""))
+    gs.init(plan.get("backend"))
+    inner, optimizer = build(worker + 1)
+    codec = gs.ErrorFeedback(gs.Int8()) if plan.get("codec") else None
+    algorithm = gs.GradientAllReduce(codec=codec)
+    model = gs.DataParallel(inner, optimizer, algorithm=algorithm, bucket_bytes=600, first_bucket_bytes=200)
+    if worker == 0 and not any(folder.glob("start.pt")):
+        torch.save(inner.state_dict(), folder / "start.pt")
+    data = Numbers()
+    loader = DataLoader(data, BATCH, sampler=gs.ElasticSampler(data))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.9)
+    run = gs.elastic(
+        loader,
+        model,
+        optimizer,
+        scheduler=scheduler,
+        on_stop=lambda: note(saved=run.step),
+        total=0,
+    )
+    note(begin=run.step, total=run.total, pid=os.getpid())
+    now = -1
+
+    def die_in_backward(_: torch.Tensor) -> None:
+        if now == kill_at and moment == "backward":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    inner[2].weight.register_hook(die_in_backward)
+    for _epoch in run.epochs(epochs):
+        for indices, inputs, targets in run:
+            now = run.step
+            note(draw=now, indices=indices.tolist())
+            if now == kill_at and moment == "forward":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if plan.get("term", {}).get(str(worker)) == now:
+                os.kill(os.getpid(), signal.SIGTERM)
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            if now == kill_at and moment == "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            scheduler.step()
+            run.total += 1
+            bits = 0
+            for param in inner.parameters():
+                bits = zlib.crc32(param.detach().numpy().data, bits)
+            group = member().seat.epoch
+            note(
+                step=now,
+                group=group,
+                ended=run.step,
+                size=model.links.control.size,
+                loss=loss.item(),
+                bits=bits,
+            )
+            time.sleep(plan.get("sleep_s", 0))
+    note(end=run.step, total=run.total)
+    gs.shutdown()
+
+
+def journals(folder: Path) -> dict[int, list[dict]]:
+    """The lines of each worker, by its number. A line that a kill has cut off is left out."""
+    return {
+        int(file.stem): [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+        for file in folder.glob("*.jsonl")
+    }
+
+
+def contributions(lines: dict[int, list[dict]], step: int) -> list[list[int]]:
+    """The batches whose gradients were in the mean of a step, in any order."""
+    draws = {
+        worker: line["indices"] for worker, own in lines.items() for line in own if line.get("draw") == step
+    }
+    ended = {worker: line for worker, own in lines.items() for line in own if line.get("step") == step}
+    went_on = {
+        worker
+        for worker in ended
+        if any(line.get("draw", -1) > step or "end" in line or "saved" in line for line in lines[worker])
+    }
+    went_on = went_on or set(ended)
+    size = max(ended[worker]["size"] for worker in went_on)
+    members = set(draws) if len(draws) == size else went_on
+    if len(members) < size:  # a worker that left at this boundary, as it was told
+        members = set(ended)
+    assert len(members) == size, (step, size, sorted(draws), sorted(ended), sorted(went_on))
+    return [draws[worker] for worker in sorted(members)]
+
+
+def check(folder: Path, *, exact: bool = True) -> dict[str, float]:
+    """Replay the run in one process, if it is exact. Return the steps and the worst relative deviation of a loss."""
+    lines = journals(folder)
+    every = defaultdict(list)
+    for own in lines.values():
+        for line in own:
+            if "step" in line:
+                every[line["step"]].append(line)
+                assert line["ended"] == line["step"] + 1, f"lost or doubled: {line}"
+        steps = [line["step"] for line in own if "step" in line]
+        assert steps == list(range(steps[0], steps[0] + len(steps))) if steps else True, steps
+    assert sorted(every) == list(range(len(every))), "a step is missing"
+    for step, of_step in every.items():
+        assert len({line["bits"] for line in of_step}) == 1, f"step {step}: the ranks differ"
+    inner, optimizer = build(0)
+    inner.load_state_dict(torch.load(folder / "start.pt"))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.9)
+    data, worst = Numbers(), 0.0
+    for step in range(len(every) if exact else 0):
+        parts = contributions(lines, step)
+        losses = [loss_of(inner, data, part) for part in parts]
+        for own in lines.values():
+            drawn = next((line["indices"] for line in own if line.get("draw") == step), [])
+            for loss in (line["loss"] for line in own if line.get("step") == step):
+                worst = max(worst, abs(loss / loss_of(inner, data, drawn).item() - 1))
+        optimizer.zero_grad()
+        (sum(losses) / len(losses)).backward()
+        optimizer.step()
+        scheduler.step()
+    return {"steps": len(every), "worst": worst}
+
+
+def loss_of(model: nn.Module, data: Numbers, indices: Iterable[int]) -> torch.Tensor:
+    items = [data[index] for index in indices]
+    inputs, targets = (torch.stack([item[i] for item in items]) for i in (1, 2))
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What one rank brings from a group that has ended into the next one: counters, gradients, the algorithm's state.
+
+engine.py makes an Own of the native engine that has failed, and another engine takes it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gossamer import _C
+from gossamer.engine.algorithm import Algorithm
+from gossamer.engine.buckets import Buckets
+from gossamer.engine.state import Fields, save_fields
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a rank has of its own, independent of any group.
+
+    Attributes:
+        backwards: synchronised backwards that have ended.
+        optimizer_steps: steps that the optimizers have taken.
+        in_backward: a backward has failed after them.
+        plan: the names of the parameters of each bucket.
+        gradients: in that backward, this rank's own gradients by parameter name. Copies.
+    """
+
+    backwards: int
+    optimizer_steps: int
+    in_backward: bool
+    plan: list[list[str]]
+    gradients: dict[str, Tensor]
+    _before: Fields
+    _after: Fields
+
+    def fields(self, *, redo: bool) -> Fields:
+        """Return the algorithm's fields: as they were before the backward, or as that backward has left them.
+
+        A message that was on its way when the group failed leaves nothing unsent: the others have got it.
+        """
+        return self._before if redo else self._after
+
+
+def own_of(
+    native: _C.Engine,
+    buckets: Buckets,
+    algorithm: Algorithm,
+    counts: tuple[int, int],
+    *,
+    in_backward: bool,
+) -> Own:
+    """Return what the rank of this engine has. `counts`: backwards and optimizer steps that have ended."""
+    before = save_fields(buckets.all, algorithm.state_fields)
+    after = {field: dict(values) for field, values in before.items()}
+    gradients: dict[str, Tensor] = {}
+    begun = native.flight.before() if in_backward else {}
+    for bucket in buckets.all:
+        kept, done = begun.get(bucket.index, ({}, True))
+        for position, (name, param) in enumerate(zip(bucket.names, bucket.params, strict=True)):
+            if in_backward and param.grad is not None and "grad" in bucket.fields:
+                gradients[name] = (
+                    _part(bucket, position, kept["grad"]) if "grad" in kept else param.grad.detach().clone()
+                )
+            for field in set(kept) & set(before):
+                before[field][name] = _part(bucket, position, kept[field])
+                if not done:
+                    after[field][name] = before[field][name].new_zeros(before[field][name].shape)
+    return Own(*counts, in_backward, buckets.names, gradients, before, after)
+
+
+def _part(bucket: _C.Bucket, position: int, flat: Tensor) -> Tensor:
+    """Return a parameter's part of a copy of a bucket's flat memory, as a copy."""
+    view = bucket.views("grad")[position]
+    offset = view.storage_offset() - bucket.flat("grad").storage_offset()
+    return flat.as_strided(view.shape, view.stride(), flat.storage_offset() + offset).clone()
+
+
+def why_not_elastic(face: Any) -> str:
+    """Return why the group of this wrapped model cannot be replaced; empty if it can."""
+    engine, algorithm = face.engine, face.engine.algorithm
+    if not (algorithm.uneven_inputs and algorithm.lockstep and set(algorithm.state_fields) <= {"error"}):
+        return (
+            f"{algorithm!r} keeps more on each rank than gradients; train by gradient_allreduce or bytegrad"
+        )
+    if any(param.device.type != "cpu" for param in engine.params.values()):
+        return "the model must be on the CPU; on GPUs a collective of a lost member does not end"
+    if face.wrapped_over is not None:
+        return f"the model must be wrapped over the default group, got process_group={face.wrapped_over!r}"
+    if engine.tuned is not None or engine.is_tuning:
+        return "autotune must be off, because its measurements belong to one group"
+    return ""

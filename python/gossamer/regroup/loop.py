@@ -1,0 +1,247 @@
+"""gs.elastic(): the object that a plain training loop iterates over.
+
+It draws batches, counts them, and at the boundary of two steps lets the group change. survival.py does the work inside
+a step.
+"""
+
+import io
+import logging
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from gossamer import config, membership, runtime
+from gossamer.comm import gather_numbers
+from gossamer.engine import Face, optimizers_of
+from gossamer.engine.survival import why_not_elastic
+from gossamer.errors import ConfigError, GossamerError
+from gossamer.membership import GOING, STOP
+from gossamer.regroup.survival import Survivor
+from gossamer.sampler import ElasticSampler
+
+_log = logging.getLogger("gossamer")
+_NO, _GOES, _STOPS = range(3)
+
+
+class DriverLostError(GossamerError):
+    """The driver of this run is gone, so no group can be formed any more."""
+
+
+class Elastic:
+    """Iterates over the batches of a loader, while workers die and come. Made by elastic().
+
+    Attributes:
+        epoch: the number of the present epoch, from 0.
+        step: synchronised steps so far, by all workers together.
+    """
+
+    epoch: int
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        model: Face,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        schedulers: Sequence[Any],
+        values: dict[str, Any],
+        on_stop: Callable[[], None] | None,
+    ) -> None:
+        sampler = getattr(loader, "sampler", None)
+        if not isinstance(sampler, ElasticSampler):
+            raise ConfigError(
+                f"elastic: the loader must have a gs.ElasticSampler, which divides what is left of an epoch among the "
+                f"workers that are there, got {type(sampler).__name__}; give DataLoader(dataset, ..., "
+                f"sampler=gs.ElasticSampler(dataset))"
+            )
+        if problem := _unreadable(values):
+            raise ConfigError(
+                f"elastic: values must be numbers, texts, tensors, or lists and dicts of them, got {problem}"
+            )
+        self.epoch = 0
+        self._loader, self._sampler, self._face = loader, sampler, model
+        self._parts = {"optimizers": list(optimizers), "schedulers": list(schedulers), "samplers": [sampler]}
+        self._names = list(values)
+        vars(self).update(values)
+        self._member, self._on_stop = membership.member(), on_stop
+        self._survivor = Survivor(model, optimizers, save=self._save, load=self._load)
+        self._survivor.begin()
+        self._divide()
+        if self._member is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._told_to_go)
+            self._member.ends_when_told()
+
+    @property
+    def step(self) -> int:
+        """Synchronised steps so far, by all workers together."""
+        return self._face.engine.backward_count
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left of `count`, and wait for the others after the last one."""
+        while self.epoch < count:
+            yield self.epoch
+            self._sampler.set_epoch(self.epoch + 1)
+            self.epoch += 1
+        # A rank that has missed the last message of the last step takes that step's mean from one that has it.
+        while self._member is not None and not self._survivor.at_boundary(self._meet_others):
+            pass
+
+    def __len__(self) -> int:
+        """Return the number of this epoch's batches that are left, if the group stays as it is."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of this worker that are left of this epoch."""
+        while True:
+            batches, drawn = iter(self._loader), 0
+            while not self._boundary():
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                samples = len(self._sampler.get_indices(drawn, self._batch_size))
+                yield batch
+                self._sampler.record_batch(drawn, samples)
+                drawn += 1
+
+    @property
+    def _batch_size(self) -> int:
+        return int(self._loader.batch_size)  # type: ignore[attr-defined]
+
+    # --- between two steps ---
+
+    def _boundary(self) -> bool:
+        """Let the group change, if it is to. Return whether the data has been divided anew."""
+        member, survivor, divided = self._member, self._survivor, False
+        if member is None:
+            return False
+        while True:
+            if survivor.changes_at is not None and self.step >= survivor.changes_at:
+                divided = True
+                survivor.complete_change(self._divide)
+            elif survivor.changes_at is None and self._face.engine.wish:
+                if survivor.at_boundary(self._who_goes):
+                    survivor.change()
+            else:
+                break
+        self._face.engine.wish = member.going or bool(member.update or member.lost_driver)
+        return divided
+
+    def _divide(self) -> None:
+        self._sampler.divide(runtime.rank(), runtime.size())
+
+    def _meet_others(self) -> None:
+        gather_numbers(self._survivor.control, self.step)
+
+    def _who_goes(self) -> None:
+        """End this process if it was told to go, and all processes if the launcher was. Collective."""
+        member = self._member
+        assert member is not None
+        mine = _STOPS if member.update == STOP or member.lost_driver else _GOES if member.going else _NO
+        every = [what for [what] in gather_numbers(self._survivor.control, mine)]
+        if _STOPS in every or all(what == _GOES for what in every):
+            if self._on_stop is not None:
+                self._on_stop()
+            if member.lost_driver:
+                raise DriverLostError(member.lost_driver)
+            raise SystemExit(0)
+        if mine == _GOES:
+            member.leave(GOING, skip_sync=True)
+            raise SystemExit(0)
+
+    def _told_to_go(self, _number: int, _frame: FrameType | None) -> None:
+        if self._member is not None:
+            self._member.going = True
+
+    # --- what a newcomer takes ---
+
+    def _save(self) -> dict[str, Any]:
+        parts = {kind: [each.state_dict() for each in objects] for kind, objects in self._parts.items()}
+        values = {name: getattr(self, name) for name in self._names}
+        return {"parts": parts, "values": values, "epoch": self.epoch, "random": random.getstate()}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for kind, objects in self._parts.items():
+            for each, saved in zip(objects, state["parts"][kind], strict=True):
+                each.load_state_dict(saved)
+        vars(self).update(state["values"])
+        self.epoch = state["epoch"]
+        random.setstate(state["random"])
+
+
+def _unreadable(values: dict[str, Any]) -> str:
+    """Return the names and classes of the values that a newcomer could not read without unpickling objects."""
+    bad = []
+    for name, value in values.items():
+        file = io.BytesIO()
+        try:
+            torch.save(value, file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except Exception:  # a class of the user may raise anything when it is pickled
+            bad.append(f"{name}, a {type(value).__qualname__}")
+    return "; ".join(bad)
+
+
+def elastic(
+    loader: Iterable[Any],
+    model: Face,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    scheduler: Any = None,
+    on_stop: Callable[[], None] | None = None,
+    **values: Any,
+) -> Elastic:
+    """Makes a plain training loop survive its workers, under `gossamer run --min-np M --max-np N`. Collective.
+
+    >>> run = gs.elastic(loader, model, optimizer)
+    >>> for epoch in run.epochs(3):
+    >>>     for inputs, targets in run:
+    >>>         optimizer.zero_grad()
+    >>>         loss_of(model(inputs), targets).backward()
+    >>>         optimizer.step()
+
+    When a worker dies, the others form a group inside backward(), and end that step with their own gradients. Nothing
+    is done again, and no exception reaches the loop. A new worker takes weights, buffers, the state of the optimizer,
+    the place in the data and `values` from one that trains. In any other run the loop works too, and a death ends it.
+
+    Args:
+        loader: a DataLoader with a batch_size and sampler=gs.ElasticSampler(dataset).
+        model: a gs.DataParallel on the CPU, by gradient_allreduce or bytegrad.
+        optimizer: the model's optimizer, or several.
+        scheduler: objects with state_dict() and load_state_dict() that newcomers take too: one, several or None.
+        on_stop: called on every worker when the launcher has been told to end (SIGTERM), before the worker ends with
+            code 0. It may save a checkpoint on rank 0.
+        values: attributes of the result that newcomers take too: numbers, texts, tensors, and lists and dicts of them.
+
+    Raises:
+        ConfigError: something else was given, or the model's group cannot be replaced.
+        CommError: this worker has come while others trained, and all that held the state are dead.
+    """
+    if not isinstance(model, Face):
+        raise ConfigError(f"elastic: model must be a gs.DataParallel, got {type(model).__name__}")
+    optimizers = optimizers_of("elastic", optimizer)
+    if not optimizers:
+        raise ConfigError("elastic: needs the model's optimizer, whose state a newcomer takes, got None")
+    if refusal := why_not_elastic(model):
+        raise ConfigError(f"elastic: {refusal}")
+    if known := sorted(set(values) & set(dir(Elastic))):
+        raise ConfigError(f"elastic: values must have names that the result does not have, got {known}")
+    if not runtime.is_initialized():
+        raise ConfigError("elastic: needs the group of workers; call gossamer.init() first")
+    if membership.member() is None and config.launched_by() == "torchrun" and runtime.size() > 1:
+        _log.warning(
+            "elastic: rank %d/%d runs under torchrun, which ends all workers when one dies and starts them anew; "
+            "`gossamer run --min-np M` keeps them, and lets others come",
+            runtime.rank(),
+            runtime.size(),
+        )
+    schedulers = (
+        [] if scheduler is None else scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
+    )
+    return Elastic(loader, model, optimizers, schedulers=schedulers, values=values, on_stop=on_stop)

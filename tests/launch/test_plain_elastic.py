@@ -1,0 +1,98 @@
+# gs.elastic with real workers: benchmarks/elastic_loop.py is what they run; it replays in one process what they did.
+
+import importlib.util
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import gossamer as gs
+from tests import ROOT
+
+LOOP = ROOT / "benchmarks" / "elastic_loop.py"
+SPEC = importlib.util.spec_from_file_location("elastic_loop", LOOP)
+assert SPEC is not None
+assert SPEC.loader is not None
+loop = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(loop)
+ALL_COME_AGAIN = ["--blacklist-cooldown-range", "0", "0"]
+EXACT = 1e-9  # after some hundred steps of Adam, whose sums may be in another order
+
+
+def begin(start, folder: Path, flags: list[str], *, epochs: int = 1, **plan):
+    argv = ["-m", "gossamer.launch.cli", "run", *flags, str(LOOP), str(folder), str(epochs), json.dumps(plan)]
+    return start(argv)
+
+
+def ends(folder: Path) -> dict[int, dict]:
+    return {
+        number: own[-1] for number, own in loop.journals(folder).items() if {"end", "saved"} & set(own[-1])
+    }
+
+
+def wait_for(folder: Path, found) -> None:
+    until = time.monotonic() + 120
+    while not any(found(line) for own in loop.journals(folder).values() for line in own):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("plan", [{}, {"backend": "gloo"}, {"codec": True}], ids=["shm", "gloo", "codec"])
+def test_backward_ends_without_the_dead_and_without_an_error(fork, tmp_path, plan) -> None:
+    kill = {"1": [3, "backward"], "0": [6, "after"], "3": [9, "forward"]}
+    code, _, err = begin(fork, tmp_path, ["--min-np", "1", "-np", "4"], kill=kill, **plan).finish()
+    assert code == 0, err
+    assert err.count("was killed by signal 9 (SIGKILL)") == 3
+    result = loop.check(tmp_path, exact=not plan.get("codec"))
+    assert result["worst"] < EXACT
+    assert result["steps"] > 30, "what the dead would have done of the epoch is done by the last one"
+    assert list(ends(tmp_path)) == [2]
+
+
+def test_a_newcomer_takes_everything_from_the_others(fork, tmp_path) -> None:
+    flags = ["--min-np", "1", "--max-np", "3", *ALL_COME_AGAIN]
+    kill = {"1": [3, "backward"], "0": [8, "backward"]}
+    run = begin(fork, tmp_path, flags, epochs=10**6, kill=kill, sleep_s=0.02)
+    wait_for(tmp_path, lambda line: line.get("size") == 2)
+    for number in (3, 4):
+        wait_for(tmp_path, lambda line: line.get("size") == 3 and line["step"] > 9)
+        until = time.monotonic() + 120
+        while not any("step" in line for line in loop.journals(tmp_path).get(number, ())):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 0, err
+    result = loop.check(tmp_path)
+    assert result["worst"] < EXACT
+    assert {end["saved"] for end in ends(tmp_path).values()} == {result["steps"]}
+    for number in (3, 4):
+        first = loop.journals(tmp_path)[number][0]
+        assert first["begin"] == first["total"] > 3, "the counter that the script gave comes along"
+
+
+def test_a_worker_that_is_told_to_end_leaves_between_two_steps(fork, tmp_path) -> None:
+    code, _, err = begin(fork, tmp_path, ["--min-np", "1", "-np", "3"], term={"0": 4}).finish()
+    assert code == 0, err
+    assert "worker 0 (slot 0 of localhost) has gone, as it was told; 2 are left" in err
+    assert loop.check(tmp_path)["worst"] < EXACT
+    assert sum("step" in line for line in loop.journals(tmp_path)[0]) < 8
+    assert sorted(ends(tmp_path)) == [1, 2]
+
+
+def test_what_cannot_be_elastic_is_refused() -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(gs.ConfigError, match="elastic: model must be a gs.DataParallel, got Linear"):
+        gs.elastic(DataLoader(data), net, optimizer)
+
+
+def test_lightnings_strategy_refuses_to_be_elastic() -> None:
+    native = pytest.importorskip("gossamer.lightning.pytorch")
+    with pytest.raises(gs.ConfigError, match="Lightning's loop draws the batches"):
+        native.GossamerStrategy(elastic=True)
