@@ -267,7 +267,8 @@ class Driver:
     def _new(self, news: dict[int, News], living: list[int], removed: list[int]) -> list[int]:
         """Returns the workers that a group may take in."""
         inside = {*self.members, *removed}
-        outside = {number: each for number, each in news.items() if number not in inside}
+        staying = {number: each for number, each in news.items() if each.reason != GOING}
+        outside = {number: each for number, each in staying.items() if number not in inside}
         if living:
             others = sorted(set(self.workers) - set(living) - set(removed))
             slots = {each: self.workers[each].slot for each in [*living, *others]}
