@@ -65,6 +65,7 @@ class Survivor:
         while True:
             try:
                 self._share()
+                self._compare()
                 return self._arm()
             except RuntimeError:  # torch's own too
                 if not runtime.lost_place():
@@ -220,8 +221,8 @@ class Survivor:
             self._leave_engine(crashed=False)
             self._engage_all()
             self._share()
-            self._arm()
         self._compare()
+        self._arm()
 
     def _engage_all(self) -> None:
         self._face.engage(self._face.connect(), self._optimizers)
