@@ -78,8 +78,9 @@ class Chosen(Base):
             setattr(self, self.precision_argument, arguments.pop(self.precision_argument))
         if arguments.pop("elastic", False):
             raise ConfigError(
-                "GossamerStrategy: elastic=True is refused, because Lightning's loop draws the batches and cannot divide "
-                "the rest of an epoch anew when the group changes; write the loop with gs.elastic, as docs/elastic.md does"
+                "GossamerStrategy: elastic=True is refused, because Lightning's loop draws the batches and cannot "
+                "divide the rest of an epoch anew when the group changes; write the loop with gs.elastic, as "
+                "docs/elastic.md does"
             )
         if arguments and not (isinstance(algorithm, str) and algorithm in ALGORITHMS):
             raise ConfigError(

@@ -131,7 +131,8 @@ class Survivor:
                 self._means[name] = torch.empty_like(params[name])
         self._with_mean = list(gradients)
         with torch.no_grad():
-            torch._foreach_copy_([self._means[name] for name in gradients], list(gradients.values()))
+            for name, gradient in gradients.items():
+                self._means[name].copy_(gradient)
 
     def _keep_own(self, *, in_backward: bool) -> None:
         with torch.no_grad():
