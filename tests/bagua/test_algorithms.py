@@ -97,6 +97,22 @@ def test_gradient_allreduce_has_the_numbers_of_one_process(hierarchical):
         assert relative_error(weights, alone) < 1e-5
 
 
+def test_a_model_takes_memory_of_the_host_as_asked_and_one_level_otherwise():
+    def body(comm):
+        ways = []
+        for group in (gs.HostMemory(comm), comm):
+            model = seeded(mlp)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            bagua.with_bagua(model, [optimizer], gradient_allreduce.GradientAllReduceAlgorithm(), group)
+            steps(model, optimizer, comm, 2)
+            ways.append(model.bagua_ddp.report()["sums"])
+            model.bagua_ddp.close()
+        return ways
+
+    ways = ["through host memory, as asked", "flat, as asked: 1 host x 2 ranks"]
+    assert run_ranks(2, body) == [ways] * 2
+
+
 def test_average_false_is_the_sum():
     def body(comm):
         model = seeded(mlp)

@@ -64,33 +64,6 @@ def sums(which):
     assert same_bits(exact.cpu(), plain)
 
 
-def two_levels(which):
-    """Hosts of two and of one rank: bits of the same hosts on the CPU. Between hosts, too, rows go through memory."""
-    hosts = [[0, 1], [2]] if SIZE == 3 else [[0, 1], [2, 3]]
-    world, _ = comms.private(None, torch.device("cpu"))
-    parts = [comms.split(world, host) for host in hosts]
-    across = [comms.split(world, [host[i] for host in hosts]) for i in range(min(map(len, hosts)))]
-    levels = [next((part for part in level if part is not None), None) for level in (parts, across)]
-
-    def through_memory(control):
-        if control is None:
-            return None
-        device = comms.from_backend(native.Backend(control.rank, control.size), device="late:0")
-        return comms.host_memory(device, control)
-
-    device = comms.from_backend(native.Backend(RANK, SIZE), device="late:0")
-    own = _C.ByHosts(device, *map(through_memory, levels), hosts)
-    plain = comms.hierarchy(world, hosts)
-    native.set_late(late_device.LATENESS[which])
-    for call, numel in enumerate([1, 257, 5003, 7, 20_011]):
-        for dtype in DTYPES:
-            for codec in [None, *CODECS]:
-                x, y = sample(call, numel, dtype).to("late"), sample(call, numel, dtype)
-                for group, tensor in ((own, x), (plain, y)):
-                    gs.all_reduce(tensor, codec=codec, op="mean", nonce=call, group=group)
-                assert same_bits(x.cpu(), y), (codec, dtype, numel)
-
-
 class Layer(torch.autograd.Function):
     """Has the gradient that it is given."""
 

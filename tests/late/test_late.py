@@ -37,8 +37,6 @@ def test_work_that_is_late_on_a_device_changes_no_result():
         (2, ("training", "all")),
         (3, ("training", "main")),
         (3, ("memory",)),
-        (3, ("two_levels", "all")),
-        (4, ("two_levels", "main")),
     ],
 )
 def test_sums_through_memory_of_the_host_have_the_bits_of_cpu_tensors(size, arguments, tmp_path):
