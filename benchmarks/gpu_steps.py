@@ -19,7 +19,7 @@ PROGRAM = "gpu_tests"
 TOO_LONG = ("ForEveryShape", "ForEveryTail")  # with a sanitizer
 BENCHMARKS = {"codec": 180, "flat": 60, "optim": 60, "step": 240}  # limits in seconds
 SYMMETRIC = ("test_symmetric", "test_host_memory")
-NCCL = ("test_nccl",)
+NCCL = ("test_nccl", "test_nccl_process_group")
 Step = Callable[[Path], Iterator[Command]]
 
 

@@ -131,6 +131,7 @@ GossamerBackend::~GossamerBackend() {
   if (owner_ != getpid()) {
     new std::shared_ptr<Queue>(std::move(queue_));
     mailbox_.release();
+    elsewhere_.leak();
     hosts_.release();
     gloo_.release();
     group_.release();
@@ -156,19 +157,22 @@ c10::intrusive_ptr<c10d::Backend> GossamerBackend::split(const c10::intrusive_pt
   if (found == ranks.end()) return nullptr;
   std::string name = "split";
   for (const int rank : ranks) name += "/" + std::to_string(rank);
-  return make_part(c10::make_intrusive<c10d::PrefixStore>(name, store),
-                   static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size()), options);
+  auto part = make_part(c10::make_intrusive<c10d::PrefixStore>(name, store),
+                        static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size()), options);
+  if (const auto type = elsewhere_.type()) part->connect_elsewhere(*type, connect_device_);
+  return part;
 }
 
-c10::intrusive_ptr<c10d::Backend> GossamerBackend::make_part(const c10::intrusive_ptr<c10d::Store>& store,
-                                                             int rank, int size,
-                                                             const c10::intrusive_ptr<Options>& options) {
+c10::intrusive_ptr<GossamerBackend> GossamerBackend::make_part(const c10::intrusive_ptr<c10d::Store>& store,
+                                                               int rank, int size,
+                                                               const c10::intrusive_ptr<Options>& options) {
   return c10::make_intrusive<GossamerBackend>(store, rank, size,
                                               options ? options->timeout : options_->timeout);
 }
 
 void GossamerBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
+  if (const auto other = elsewhere_.made()) other->setTimeout(timeout);
   const std::lock_guard<std::mutex> lock(gloo_mutex_);
   if (gloo_) gloo_->setTimeout(timeout);
 }
@@ -185,6 +189,7 @@ std::string GossamerBackend::trouble() const {
 }
 
 void GossamerBackend::abort() {
+  if (const auto other = owner_ == getpid() ? elsewhere_.made() : nullptr) other->abort();
   announce("rank " + std::to_string(name_of(getRank())) + " has failed: its group was aborted");
 }
 
@@ -209,6 +214,7 @@ void GossamerBackend::shutdown() {
     mailbox = std::move(mailbox_);
   }
   mailbox.reset();
+  elsewhere_.shut_down();
   group_->leave();
 }
 
@@ -244,6 +250,11 @@ GossamerBackend::Reply GossamerBackend::enqueue(const Plan& plan, const Tensors&
         return work->complete(error);
       },
       !plan.async);
+  return begun(std::move(work));
+}
+
+GossamerBackend::Reply GossamerBackend::begun(Reply work) {
+  if (coalescing_) coalescing_->works.push_back(work);
   return work;
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/elsewhere.h"
 #include "backend/hosts.h"
 #include "backend/queue.h"
 #include "backend/types.h"
@@ -23,6 +24,16 @@ namespace gossamer {
 
 class GossamerBackend : public c10d::Backend {
  public:
+  using Tensors = std::vector<at::Tensor>;
+  using Lists = std::vector<Tensors>;
+  using Reply = c10::intrusive_ptr<c10d::Work>;
+
+  struct Ranks {
+    c10::intrusive_ptr<c10d::Store> store;  // nothing else uses it
+    int rank;
+    int size;
+    std::chrono::milliseconds timeout;
+  };
   // Collective. `timeout` limits this constructor, and each operation that is given none. `settings`: what all ranks must
   // have chosen alike, in words; the constructor throws on all of them if they have not.
   GossamerBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
@@ -38,6 +49,10 @@ class GossamerBackend : public c10d::Backend {
                                     const c10::intrusive_ptr<Options>& options) override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
+  bool supportsCoalescing() const override { return elsewhere_.type().has_value(); }
+  void startCoalescing() override;
+  Reply endCoalescing() override;
+  void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   void abort() override;
   virtual void announce(const std::string& text);  // ends all waits; their errors carry `text`
@@ -45,6 +60,13 @@ class GossamerBackend : public c10d::Backend {
   // For a subgroup: what errors call each rank, its number in the parent group. To be called before any operation.
   void name_ranks(std::vector<int> names);
   int name_of(int rank) const { return names_.empty() ? rank : names_.at(static_cast<size_t>(rank)); }
+
+  // Tensors of this device type go to the backend that `connect` makes when the first of them comes: NCCL takes those of
+  // CUDA. To be called on all ranks, before any operation. Parts of the group inherit it.
+  using ConnectDevice = std::function<c10::intrusive_ptr<Backend>(const Ranks& ranks, at::Device device)>;
+  void connect_elsewhere(c10::DeviceType type, ConnectDevice connect);
+  // That backend. Throws PythonError(config) for a device that has none.
+  c10d::Backend& backend_of(at::Device device);
 
   // The ranks of each host, which share memory.
   const std::vector<std::vector<int>>& hosts() const { return group_->hosts(); }
@@ -59,10 +81,6 @@ class GossamerBackend : public c10d::Backend {
   // Why nothing more can come from a rank of this host; empty while the rank is well.
   std::string trouble(int rank) const { return group_->trouble(rank); }
   std::string trouble() const;  // the same for the first rank that has an answer
-
-  using Tensors = std::vector<at::Tensor>;
-  using Lists = std::vector<Tensors>;
-  using Reply = c10::intrusive_ptr<c10d::Work>;
 
   Reply broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   Reply allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -100,8 +118,18 @@ class GossamerBackend : public c10d::Backend {
   // The ranks compare what they are about to do outside this group's own operations. Throws on all if they differ.
   void agree(const shm::Call& call, shm::Deadline deadline);
   // A group of this class for split(). `options` are what its caller gave; may be null.
-  virtual c10::intrusive_ptr<Backend> make_part(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                int size, const c10::intrusive_ptr<Options>& options);
+  virtual c10::intrusive_ptr<GossamerBackend> make_part(const c10::intrusive_ptr<c10d::Store>& store,
+                                                        int rank, int size,
+                                                        const c10::intrusive_ptr<Options>& options);
+  // The backend that takes this tensor; null if it is this one.
+  c10d::Backend* elsewhere(const at::Tensor& x);
+  c10d::Backend* elsewhere(const Tensors& tensors) {
+    return tensors.empty() ? nullptr : elsewhere(tensors[0]);
+  }
+  bool takes_elsewhere(const at::Tensor& x) const { return elsewhere_.takes(x.device()); }
+  // Between startCoalescing() and endCoalescing().
+  bool coalesces() const { return coalescing_ != nullptr; }
+  void require_usable() const;
   // For a destructor: ends the queue, which calls the functions above. False in a forked child, which owns nothing here.
   bool close();
 
@@ -129,12 +157,12 @@ class GossamerBackend : public c10d::Backend {
   template <class Run>
   Reply start(const Plan& plan, const Tensors& inputs, Outputs outputs, Run body);
   Reply enqueue(const Plan& plan, const Tensors& inputs, Lists outputs, Body body);
+  Reply begun(Reply work);  // for endCoalescing()
   Reply failed(const Plan& plan, const Tensors& inputs, Lists outputs, std::exception_ptr error);
   std::function<void()> aborter();
   // Calls `check`, which checks arguments. If it throws, the other ranks are told, and the call fails.
   template <class Check>
   auto checked(const Plan& plan, Check&& check);
-  void require_usable() const;
   shm::Deadline deadline_of(std::chrono::milliseconds timeout) const;
   // The first step of a call that does several operations: compares their number between the ranks.
   void agree_on_count(size_t count, shm::Deadline deadline);
@@ -163,6 +191,13 @@ class GossamerBackend : public c10d::Backend {
   bool shut_down_ = false;
   std::mutex gloo_mutex_;                   // held while the ranks meet in the constructor of gloo_
   c10::intrusive_ptr<c10d::Backend> gloo_;  // between hosts, and for sparse tensors
+  Elsewhere elsewhere_;
+  ConnectDevice connect_device_;
+  struct Coalescing {
+    std::vector<Reply> works;  // begun since
+    bool elsewhere = false;    // the other backend coalesces too
+  };
+  std::unique_ptr<Coalescing> coalescing_;
   std::atomic<uint64_t> sequence_{0};
   pid_t owner_;
   // What works know of this backend. Not a weak_intrusive_ptr: the last one runs the destructor, and a work may

@@ -45,6 +45,7 @@ struct Parts {
 }  // namespace
 
 GossamerBackend::Reply GossamerBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  if (auto* other = elsewhere(tensors)) return other->broadcast(tensors, options);
   const Plan plan{c10d::OpType::BROADCAST, "gossamer:broadcast", options.timeout, options.asyncOp};
   const int root = static_cast<int>(options.rootRank);
   Flat flat = checked(plan, [&] {
@@ -73,6 +74,7 @@ void GossamerBackend::gather_bytes(const void* in, const std::vector<void*>& out
 
 GossamerBackend::Reply GossamerBackend::allgather(Lists& outputs, Tensors& inputs,
                                                   const c10d::AllgatherOptions& options) {
+  if (auto* other = elsewhere(inputs)) return other->allgather(outputs, inputs, options);
   const Plan plan{c10d::OpType::ALLGATHER, "gossamer:all_gather", options.timeout, options.asyncOp};
   std::vector<Flat> outs;
   Flat in = checked(plan, [&] {
@@ -91,6 +93,7 @@ GossamerBackend::Reply GossamerBackend::allgather(Lists& outputs, Tensors& input
 
 GossamerBackend::Reply GossamerBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                         const c10d::AllgatherOptions& options) {
+  if (auto* other = elsewhere(input)) return other->_allgather_base(output, input, options);
   Tensors outputs{output};
   Tensors inputs{input};
   return gather_wholes(
@@ -100,6 +103,8 @@ GossamerBackend::Reply GossamerBackend::_allgather_base(at::Tensor& output, at::
 
 GossamerBackend::Reply GossamerBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  if (auto* other = elsewhere(inputs))
+    return other->allgather_into_tensor_coalesced(outputs, inputs, options);
   return gather_wholes(
       {c10d::OpType::COALESCED, "gossamer:all_gather_coalesced", options.timeout, options.asyncOp}, outputs,
       inputs);
@@ -125,6 +130,7 @@ GossamerBackend::Reply GossamerBackend::gather_wholes(const Plan& plan, const Te
 
 GossamerBackend::Reply GossamerBackend::allgather_coalesced(Lists& outputs, Tensors& inputs,
                                                             const c10d::AllgatherOptions& options) {
+  if (auto* other = elsewhere(inputs)) return other->allgather_coalesced(outputs, inputs, options);
   const Plan plan{c10d::OpType::ALLGATHER_COALESCED, "gossamer:all_gather_coalesced", options.timeout,
                   options.asyncOp};
   // outputs[rank][tensor] becomes outs[tensor][rank].
@@ -155,6 +161,7 @@ GossamerBackend::Reply GossamerBackend::allgather_coalesced(Lists& outputs, Tens
 
 GossamerBackend::Reply GossamerBackend::gather(Lists& outputs, Tensors& inputs,
                                                const c10d::GatherOptions& options) {
+  if (auto* other = elsewhere(inputs)) return other->gather(outputs, inputs, options);
   const Plan plan{c10d::OpType::GATHER, "gossamer:gather", options.timeout, options.asyncOp};
   const int root = static_cast<int>(options.rootRank);
   std::vector<Flat> outs;
@@ -181,6 +188,7 @@ GossamerBackend::Reply GossamerBackend::gather(Lists& outputs, Tensors& inputs,
 
 GossamerBackend::Reply GossamerBackend::scatter(Tensors& outputs, Lists& inputs,
                                                 const c10d::ScatterOptions& options) {
+  if (auto* other = elsewhere(outputs)) return other->scatter(outputs, inputs, options);
   const Plan plan{c10d::OpType::SCATTER, "gossamer:scatter", options.timeout, options.asyncOp};
   const int root = static_cast<int>(options.rootRank);
   std::vector<Flat> ins;
@@ -216,6 +224,8 @@ GossamerBackend::Reply GossamerBackend::alltoall_base(at::Tensor& output, at::Te
                                                       std::vector<int64_t>& output_splits,
                                                       std::vector<int64_t>& input_splits,
                                                       const c10d::AllToAllOptions& options) {
+  if (auto* other = elsewhere(input))
+    return other->alltoall_base(output, input, output_splits, input_splits, options);
   const Plan plan{c10d::OpType::ALLTOALL_BASE, "gossamer:all_to_all", options.timeout, options.asyncOp};
   std::vector<int64_t> in_sizes;
   std::vector<int64_t> out_sizes;
@@ -239,6 +249,7 @@ GossamerBackend::Reply GossamerBackend::alltoall_base(at::Tensor& output, at::Te
 
 GossamerBackend::Reply GossamerBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                                  const c10d::AllToAllOptions& options) {
+  if (auto* other = elsewhere(inputs)) return other->alltoall(outputs, inputs, options);
   const Plan plan{c10d::OpType::ALLTOALL, "gossamer:all_to_all", options.timeout, options.asyncOp};
   std::vector<Flat> ins;
   auto outs = checked(plan, [&] {
@@ -262,6 +273,8 @@ GossamerBackend::Reply GossamerBackend::alltoall(Tensors& outputs, Tensors& inpu
 }
 
 GossamerBackend::Reply GossamerBackend::barrier(const c10d::BarrierOptions& options) {
+  if (options.device && elsewhere_.takes(*options.device))
+    return backend_of(*options.device).barrier(options);
   const Plan plan{c10d::OpType::BARRIER, "gossamer:barrier", options.timeout, options.asyncOp};
   return start(plan, {}, {}, [this](shm::Deadline deadline) {
     hosts_ ? hosts_->barrier(deadline) : shm::barrier(*group_, deadline);

@@ -75,18 +75,22 @@ GossamerBackend::Reply GossamerBackend::post(Tensors& tensors, int peer, int tag
 }
 
 GossamerBackend::Reply GossamerBackend::send(Tensors& tensors, int to, int tag) {
+  if (auto* other = elsewhere(tensors)) return other->send(tensors, to, tag);
   require_usable();
-  return hosts_ ? gloo()->send(tensors, to, tag) : post(tensors, to, tag, c10d::OpType::SEND);
+  return begun(hosts_ ? gloo()->send(tensors, to, tag) : post(tensors, to, tag, c10d::OpType::SEND));
 }
 
 GossamerBackend::Reply GossamerBackend::recv(Tensors& tensors, int from, int tag) {
+  if (auto* other = elsewhere(tensors)) return other->recv(tensors, from, tag);
   require_usable();
-  return hosts_ ? gloo()->recv(tensors, from, tag) : post(tensors, from, tag, c10d::OpType::RECV);
+  return begun(hosts_ ? gloo()->recv(tensors, from, tag) : post(tensors, from, tag, c10d::OpType::RECV));
 }
 
 GossamerBackend::Reply GossamerBackend::recvAnysource(Tensors& tensors, int tag) {
+  if (auto* other = elsewhere(tensors)) return other->recvAnysource(tensors, tag);
   require_usable();
-  return hosts_ ? gloo()->recvAnysource(tensors, tag) : post(tensors, -1, tag, c10d::OpType::RECVANYSOURCE);
+  return begun(hosts_ ? gloo()->recvAnysource(tensors, tag)
+                      : post(tensors, -1, tag, c10d::OpType::RECVANYSOURCE));
 }
 
 }  // namespace gossamer

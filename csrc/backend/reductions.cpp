@@ -26,6 +26,7 @@ void GossamerBackend::all_reduce(const Flat& flat, const shm::Summing& summing, 
 }
 
 GossamerBackend::Reply GossamerBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (auto* other = elsewhere(tensors)) return other->allreduce(tensors, options);
   if (tensors.size() == 1 && tensors[0].layout() == at::kSparse) return allreduce_sparse(tensors, options);
   const Plan plan{c10d::OpType::ALLREDUCE, "gossamer:all_reduce", options.timeout, options.asyncOp};
   shm::Summing summing;
@@ -44,6 +45,7 @@ GossamerBackend::Reply GossamerBackend::allreduce(Tensors& tensors, const c10d::
 
 GossamerBackend::Reply GossamerBackend::allreduce_sparse(Tensors& tensors,
                                                          const c10d::AllreduceOptions& options) {
+  if (auto* other = elsewhere(tensors)) return other->allreduce_sparse(tensors, options);
   const Plan plan{c10d::OpType::_ALLREDUCE_SPARSE, "gossamer:sparse_all_reduce", options.timeout,
                   options.asyncOp};
   return start(plan, tensors, {tensors},
@@ -57,6 +59,7 @@ GossamerBackend::Reply GossamerBackend::allreduce_sparse(Tensors& tensors,
 
 GossamerBackend::Reply GossamerBackend::allreduce_coalesced(Tensors& tensors,
                                                             const c10d::AllreduceCoalescedOptions& options) {
+  if (auto* other = elsewhere(tensors)) return other->allreduce_coalesced(tensors, options);
   const Plan plan{c10d::OpType::ALLREDUCE_COALESCED, "gossamer:all_reduce_coalesced", options.timeout,
                   options.asyncOp};
   std::vector<shm::Summing> summings;
@@ -76,6 +79,7 @@ GossamerBackend::Reply GossamerBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 GossamerBackend::Reply GossamerBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  if (auto* other = elsewhere(tensors)) return other->reduce(tensors, options);
   const Plan plan{c10d::OpType::REDUCE, "gossamer:reduce", options.timeout, options.asyncOp};
   const int root = static_cast<int>(options.rootRank);
   shm::Summing summing;
@@ -105,6 +109,7 @@ void GossamerBackend::reduce_scatter(const std::vector<void*>& ins, const Flat& 
 
 GossamerBackend::Reply GossamerBackend::reduce_scatter(Tensors& outputs, Lists& inputs,
                                                        const c10d::ReduceScatterOptions& options) {
+  if (auto* other = elsewhere(outputs)) return other->reduce_scatter(outputs, inputs, options);
   const Plan plan{c10d::OpType::REDUCE_SCATTER, "gossamer:reduce_scatter", options.timeout, options.asyncOp};
   shm::Summing summing;
   std::vector<Flat> ins;
@@ -125,6 +130,7 @@ GossamerBackend::Reply GossamerBackend::reduce_scatter(Tensors& outputs, Lists& 
 
 GossamerBackend::Reply GossamerBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                              const c10d::ReduceScatterOptions& options) {
+  if (auto* other = elsewhere(output)) return other->_reduce_scatter_base(output, input, options);
   const Plan plan{c10d::OpType::_REDUCE_SCATTER_BASE, "gossamer:reduce_scatter", options.timeout,
                   options.asyncOp};
   return reduce_wholes(plan, {output}, {input}, options.reduceOp);
@@ -132,6 +138,8 @@ GossamerBackend::Reply GossamerBackend::_reduce_scatter_base(at::Tensor& output,
 
 GossamerBackend::Reply GossamerBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  if (auto* other = elsewhere(outputs))
+    return other->reduce_scatter_tensor_coalesced(outputs, inputs, options);
   const Plan plan{c10d::OpType::COALESCED, "gossamer:reduce_scatter_coalesced", options.timeout,
                   options.asyncOp};
   return reduce_wholes(plan, outputs, inputs, options.reduceOp);

@@ -25,14 +25,19 @@ shm::Op to_shm_op(c10d::ReduceOp::RedOpType op, const char* where) {
 }
 
 double factor_of(const c10d::ReduceOp& op) {
-  // torch 2.11 and 2.13 share this name; nothing in it depends on NCCL.
-  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  if (!supplement) raise_python(ErrorKind::config, "PREMUL_SUM needs a factor, got none");
-  return supplement->tensor_factor.defined() ? supplement->tensor_factor.item().toDouble()
-                                             : supplement->double_factor;
+  const auto& supplement = supplement_of(op);
+  return supplement.tensor_factor.defined() ? supplement.tensor_factor.item().toDouble()
+                                            : supplement.double_factor;
 }
 
 }  // namespace
+
+const c10d::NCCLPreMulSumSupplement& supplement_of(const c10d::ReduceOp& op) {
+  // torch 2.11 and 2.13 share this name; nothing in it depends on NCCL.
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (!supplement) raise_python(ErrorKind::config, "PREMUL_SUM needs a factor, got none");
+  return *supplement;
+}
 
 shm::Type to_shm(at::ScalarType type, const char* where) {
   switch (type) {
@@ -77,7 +82,7 @@ shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, con
 Flat::Flat(const at::Tensor& tensor, bool later)
     : tensor_(later || !tensor.is_contiguous() ? tensor.tensor_data() : tensor),
       same_(tensor.is_contiguous()),
-      of_complex_(tensor.is_view() && tensor._base().is_complex()) {
+      of_complex_(is_of_complex(tensor)) {
   flat_ = same_ ? tensor_ : tensor_.contiguous();
 }
 

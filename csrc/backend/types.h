@@ -17,6 +17,12 @@ shm::Type to_shm(at::ScalarType type, const char* where);
 // Throws PythonError(config) where `op` is not defined for `type`. `size` is what AVG divides by.
 shm::Summing to_shm(const c10d::ReduceOp& op, at::ScalarType type, int size, const char* where);
 
+// The factor of PREMUL_SUM: a number or a tensor. Throws PythonError(config) if there is none.
+const c10d::NCCLPreMulSumSupplement& supplement_of(const c10d::ReduceOp& op);
+
+// Whether torch has made floats of complex numbers for the backend, by view_as_real().
+inline bool is_of_complex(const at::Tensor& x) { return x.is_view() && x._base().is_complex(); }
+
 // A tensor as contiguous memory: the tensor itself, or a copy if it is strided. Autograd does not see the writes.
 class Flat {
  public:
@@ -26,7 +32,7 @@ class Flat {
   int64_t bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
   int64_t numel() const { return flat_.numel(); }
   const at::Tensor& tensor() const { return flat_; }
-  bool of_complex() const { return of_complex_; }  // torch has made floats of complex numbers: view_as_real()
+  bool of_complex() const { return of_complex_; }
   void write_back();  // copies the result into the strided tensor, if there is one
 
  private:

@@ -10,9 +10,28 @@
 
 namespace gossamer {
 
+c10::intrusive_ptr<c10::ivalue::Future> new_future(const Outputs& outputs, std::vector<c10::Device> devices) {
+  const auto list = c10::ListType::create(c10::TensorType::get());
+  return c10::make_intrusive<c10::ivalue::Future>(outputs.size() > 1 ? c10::ListType::create(list) : list,
+                                                  std::move(devices));
+}
+
+void complete(c10::ivalue::Future& future, const Outputs& outputs) {
+  if (outputs.size() > 1) {
+    future.markCompleted(c10::IValue(outputs));
+  } else {
+    future.markCompleted(c10::IValue(outputs.empty() ? std::vector<at::Tensor>() : outputs[0]));
+  }
+}
+
+std::vector<at::Tensor> all_of(const Outputs& outputs) {
+  std::vector<at::Tensor> all;
+  for (const auto& list : outputs) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
 GossamerWork::GossamerWork(int rank, c10d::OpType type, const char* title,
-                           const std::vector<at::Tensor>& inputs,
-                           std::vector<std::vector<at::Tensor>> outputs, uint64_t sequence,
+                           const std::vector<at::Tensor>& inputs, Outputs outputs, uint64_t sequence,
                            std::function<void(GossamerWork&)> help)
     : Work(rank, type, title, inputs),
       outputs_(std::move(outputs)),
@@ -39,28 +58,16 @@ int GossamerWork::sourceRank() const {
   return receives ? source_ : Work::sourceRank();  // throws torch's own error
 }
 
-std::vector<at::Tensor> GossamerWork::result() {
-  std::vector<at::Tensor> all;
-  for (const auto& list : outputs_) all.insert(all.end(), list.begin(), list.end());
-  return all;
-}
+std::vector<at::Tensor> GossamerWork::result() { return all_of(outputs_); }
 
 void GossamerWork::settle(std::exception_ptr error) {
-  if (error) {
-    future_->setError(std::move(error));
-  } else if (outputs_.size() > 1) {
-    future_->markCompleted(c10::IValue(outputs_));
-  } else {
-    future_->markCompleted(c10::IValue(outputs_.empty() ? std::vector<at::Tensor>() : outputs_[0]));
-  }
+  error ? future_->setError(std::move(error)) : gossamer::complete(*future_, outputs_);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> GossamerWork::getFuture() {
   const std::lock_guard<std::mutex> lock(future_mutex_);
   if (!future_) {
-    const auto list = c10::ListType::create(c10::TensorType::get());
-    future_ =
-        c10::make_intrusive<c10::ivalue::Future>(outputs_.size() > 1 ? c10::ListType::create(list) : list);
+    future_ = new_future(outputs_);
     if (isCompleted()) settle(exception());
   }
   return future_;

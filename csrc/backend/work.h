@@ -8,13 +8,19 @@
 
 namespace gossamer {
 
+// What works hold: one list of tensors per output list of the operation. Their future holds the list, or the lists.
+using Outputs = std::vector<std::vector<at::Tensor>>;
+c10::intrusive_ptr<c10::ivalue::Future> new_future(const Outputs& outputs,
+                                                   std::vector<c10::Device> devices = {});
+// On an accelerator: as soon as the current stream is so far.
+void complete(c10::ivalue::Future& future, const Outputs& outputs);
+std::vector<at::Tensor> all_of(const Outputs& outputs);
+
 class GossamerWork : public c10d::Work {
  public:
   // `help(work)` may run the tasks queued before the work, and the work itself, in the thread that waits for the work.
-  // `outputs` are what result() and the future hold, one list per output list of the operation.
   GossamerWork(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
-               std::vector<std::vector<at::Tensor>> outputs, uint64_t sequence,
-               std::function<void(GossamerWork&)> help);
+               Outputs outputs, uint64_t sequence, std::function<void(GossamerWork&)> help);
 
   bool wait(std::chrono::milliseconds timeout) override;  // zero: no limit
   std::vector<at::Tensor> result() override;
@@ -31,7 +37,7 @@ class GossamerWork : public c10d::Work {
  private:
   void settle(std::exception_ptr error);
 
-  std::vector<std::vector<at::Tensor>> outputs_;
+  Outputs outputs_;
   uint64_t sequence_;
   std::function<void(GossamerWork&)> help_;
   std::function<void()> on_abort_;

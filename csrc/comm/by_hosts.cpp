@@ -41,6 +41,11 @@ void ByHosts::tell(const std::string& text) noexcept {
     if (level != nullptr) level->tell(text);
 }
 
+void ByHosts::abort() {
+  for (Communicator* level : {other_.get(), inside_.get(), across_.get()})
+    if (level != nullptr) level->abort();
+}
+
 std::string ByHosts::trouble() noexcept {
   for (Communicator* level : {inside_.get(), across_.get(), other_.get()}) {
     if (level == nullptr) continue;

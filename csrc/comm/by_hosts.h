@@ -27,6 +27,7 @@ class ByHosts : public Forwarding {
   void announce_failure(const std::string& what = kFailed) noexcept override;
   void tell(const std::string& text) noexcept override;
   std::string trouble() noexcept override;
+  void abort() override;
   uint64_t bytes_sent() const override;
   uint64_t bytes_received() const override;
   // Bytes that sums have sent to other hosts.

@@ -95,6 +95,9 @@ class Communicator {
   // The text that was told, or what is known of a lost rank; empty while all is well.
   virtual std::string trouble() noexcept { return {}; }
 
+  // Ends what is in flight on an accelerator, which tell() cannot.
+  virtual void abort() {}
+
   // Payload bytes this rank has handed to other ranks since construction.
   virtual uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   // Payload bytes that this rank has taken from other ranks since construction.

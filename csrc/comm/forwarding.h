@@ -30,6 +30,7 @@ class Forwarding : public Communicator {
   PendingPtr broadcast(at::Tensor x, int source) override { return other_->broadcast(x, source); }
   PendingPtr exchange(const std::vector<Swap>& swaps) override { return other_->exchange(swaps); }
   void set_timeout(std::chrono::milliseconds timeout) override { other_->set_timeout(timeout); }
+  void abort() override { other_->abort(); }
   bool reduces_every_integer() const override { return other_->reduces_every_integer(); }
 
  protected:

@@ -40,15 +40,18 @@ CodecBackend::CodecBackend(const Ranks& ranks, const c10::intrusive_ptr<CodecOpt
                            Connect connect)
     : GossamerBackend(ranks.store, ranks.rank, ranks.size, ranks.timeout, options->text),
       options_(c10::make_intrusive<CodecOptions>(*options)),
-      connect_(std::move(connect)) {
+      connect_(std::move(connect)),
+      ranks_(ranks) {
   options_->timeout = ranks.timeout;
   Ranks own = ranks;
   own.store = c10::make_intrusive<c10d::PrefixStore>("codec", ranks.store);
-  comm_ = connect_(own, *options_);
+  comm_ = connect_(own, *options_, at::kCPU);
 }
 
 CodecBackend::~CodecBackend() {
-  if (!close()) new CommunicatorPtr(std::move(comm_));  // its threads are not in this process
+  if (close()) return;
+  new CommunicatorPtr(std::move(comm_));  // its threads are not in this process
+  on_device_.release();
 }
 
 void CodecBackend::setTimeout(std::chrono::milliseconds timeout) {
@@ -57,9 +60,9 @@ void CodecBackend::setTimeout(std::chrono::milliseconds timeout) {
   comm_->set_timeout(timeout);
 }
 
-c10::intrusive_ptr<c10d::Backend> CodecBackend::make_part(const c10::intrusive_ptr<c10d::Store>& store,
-                                                          int rank, int size,
-                                                          const c10::intrusive_ptr<Options>& options) {
+c10::intrusive_ptr<GossamerBackend> CodecBackend::make_part(const c10::intrusive_ptr<c10d::Store>& store,
+                                                            int rank, int size,
+                                                            const c10::intrusive_ptr<Options>& options) {
   const auto* given = dynamic_cast<CodecOptions*>(options.get());
   auto own = c10::make_intrusive<CodecOptions>(given ? *given : *options_);
   if (!given) own->hosts.reset();  // they name ranks of this group
@@ -70,6 +73,7 @@ c10::intrusive_ptr<c10d::Backend> CodecBackend::make_part(const c10::intrusive_p
 void CodecBackend::announce(const std::string& text) {
   GossamerBackend::announce(text);
   if (comm_) comm_->tell(text);
+  if (const auto comm = device_comm()) comm->tell(text);
 }
 
 bool CodecBackend::encodes(const std::optional<CodecChoice>& codec, const Flat& x, int64_t bytes) const {

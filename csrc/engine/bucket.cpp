@@ -12,7 +12,7 @@
 
 #include "collectives/two_shot.h"
 #include "device_kernels.h"
-#include "engine/record_use.h"
+#include "comm/record_use.h"
 #include "errors.h"
 
 namespace gossamer {

@@ -4,7 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "engine/ending/ending.h"
-#include "engine/record_use.h"
+#include "comm/record_use.h"
 
 namespace gossamer {
 

@@ -13,7 +13,7 @@
 #include <limits>
 #include <utility>
 
-#include "engine/record_use.h"
+#include "comm/record_use.h"
 #include "errors.h"
 
 namespace gossamer {

@@ -41,15 +41,16 @@ void bind_codec_backend(py::module_& module) {
             return c10::make_intrusive<CodecOptions>(options);
           },
           py::arg("memo"));
-  // connect(store, rank, size, timeout, hosts) makes the connections.
+  // connect(store, rank, size, timeout, hosts, device) makes the connections.
   py::class_<CodecBackend, GossamerBackend, c10::intrusive_ptr<CodecBackend>>(module, "CodecBackend")
       .def(py::init([](c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                        std::chrono::milliseconds timeout, const c10::intrusive_ptr<CodecOptions>& options,
                        const py::function& connect) {
              const auto call = [connect = PythonCallable(connect)](const CodecBackend::Ranks& ranks,
-                                                                   const CodecOptions& own) {
+                                                                   const CodecOptions& own,
+                                                                   at::Device device) {
                return connect.returning<CommunicatorPtr>(ranks.store, ranks.rank, ranks.size, ranks.timeout,
-                                                         own.hosts);
+                                                         own.hosts, device);
              };
              const py::gil_scoped_release release;
              return c10::make_intrusive<CodecBackend>(
@@ -57,7 +58,11 @@ void bind_codec_backend(py::module_& module) {
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("options"),
            py::arg("connect"))
-      .def_property_readonly("comm", &CodecBackend::comm);
+      .def_property_readonly("comm", &CodecBackend::comm)
+      .def_property_readonly("device_comm", [](CodecBackend& backend) {
+        const WithoutGil without_gil;
+        return backend.device_comm();
+      });
 }
 
 }  // namespace
@@ -72,8 +77,25 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("options", &GossamerBackend::getBackendOptions)
       .def_property_readonly("hosts", &GossamerBackend::hosts)
       .def_property_readonly("memory_bytes", &GossamerBackend::memory_bytes)
-      .def("allocate", &GossamerBackend::allocate, py::arg("bytes"),
-           py::call_guard<py::gil_scoped_release>());
+      .def("allocate", &GossamerBackend::allocate, py::arg("bytes"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "connect_elsewhere",
+          [](GossamerBackend& backend, const std::string& type, const py::function& connect) {
+            // connect(store, rank, size, timeout, device) makes a backend.
+            const auto call = [connect = PythonCallable(connect)](const GossamerBackend::Ranks& ranks,
+                                                                  at::Device device) {
+              return connect.returning<c10::intrusive_ptr<c10d::Backend>>(ranks.store, ranks.rank, ranks.size,
+                                                                          ranks.timeout, device);
+            };
+            backend.connect_elsewhere(at::Device(type).type(), call);
+          },
+          py::arg("device_type"), py::arg("connect"))
+      .def(
+          "backend_of",
+          [](GossamerBackend& backend, at::Device device) {
+            return c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend.backend_of(device));
+          },
+          py::arg("device"), py::call_guard<py::gil_scoped_release>());
   bind_codec_backend(module);
   register_symmetric_memory();
   // Registered first, so called last: the exit handlers of modules that import this one may still use groups.

@@ -167,6 +167,12 @@ class GossamerBackend(Backend):
     @property
     def memory_bytes(self) -> int: ...
     def allocate(self, bytes: int) -> Tensor: ...
+    def connect_elsewhere(
+        self, device_type: str, connect: Callable[[Store, int, int, timedelta, torch.device], Backend]
+    ) -> None:
+        """Tensors of this device type go to the backend that `connect` makes when the first of them comes."""
+    def backend_of(self, device: torch.device) -> Backend:
+        """Returns that backend."""
 
 class CodecOptions(Backend.Options):
     """The codecs of a group's sums and gathers. gossamer.Options is its face."""
@@ -192,10 +198,15 @@ class CodecBackend(GossamerBackend):
         size: int,
         timeout: timedelta,
         options: CodecOptions,
-        connect: Callable[[Store, int, int, timedelta, Sequence[Sequence[int]] | None], Communicator],
+        connect: Callable[
+            [Store, int, int, timedelta, Sequence[Sequence[int]] | None, torch.device], Communicator
+        ],
     ) -> None: ...
     @property
     def comm(self) -> Communicator: ...
+    @property
+    def device_comm(self) -> Communicator | None:
+        """The same between an accelerator's tensors; None until an operation of theirs is encoded."""
 
 # --- collectives: csrc/collectives, csrc/route ---
 

@@ -16,7 +16,7 @@ HOST_MEMORY = ROOT / "tests" / "late" / "host_memory.py"
 
 
 def test_work_that_is_late_on_a_device_changes_no_result():
-    files = ["tests/late/communicator.py", "tests/late/engine.py"]
+    files = [f"tests/late/{name}.py" for name in ("communicator", "engine", "process_group")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     script = Script(
         ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files], environment, ROOT

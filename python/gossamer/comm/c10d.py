@@ -187,6 +187,8 @@ def from_group(group: "ProcessGroup | None", device: torch.device | str = "cpu")
             # Its sums are encoded, and a direct call chooses its own codec; or it is another backend over NCCL.
             known[kind], _ = private(group, torch.device(kind))
         else:
+            if isinstance(backend, _C.GossamerBackend) and kind != "cpu":
+                backend = backend.backend_of(torch.device(device))  # NCCL
             store = distributed_c10d._world.pg_map[group][1]
             known[kind] = from_backend(backend, device=device, store=store, name=group.group_name)
     known[device] = known[kind]
@@ -256,7 +258,10 @@ def ground_of(group: "ProcessGroup | None") -> Ground:
     return Ground(
         rank=dist.get_rank(group),
         size=dist.get_world_size(group),
-        kinds={device: str(kind) for device, kind in kinds.get_device_backend_map().items()},
+        kinds={
+            device: "nccl" if (device, kind) == ("cuda", "gossamer") else str(kind)
+            for device, kind in kinds.get_device_backend_map().items()
+        },
         store=distributed_c10d._world.pg_map[group][1],
         timeout=timeout_of(group),
     )

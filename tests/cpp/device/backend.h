@@ -1,6 +1,6 @@
 // A c10d backend for the simulated device that orders its work as torch's ProcessGroupNCCL does. asyncOp=true: on a stream of
 // its own, and wait() makes the caller's current stream wait for it. asyncOp=false: on the current stream, without a Work.
-// Messages of one group are posted together. Destroyed before shutdown(), it destroys what is in flight. All ranks are
+// Between startCoalescing() and endCoalescing() nothing of any backend starts, as ncclGroupStart() has it. Destroyed before shutdown(), it destroys what is in flight. All ranks are
 // equal: what this rank would receive from another is what it has itself.
 #pragma once
 
@@ -8,6 +8,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <atomic>
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "streams.h"
@@ -47,6 +49,14 @@ class Backend : public c10d::Backend {
   }
   const std::string getBackendName() const override { return "nccl"; }
   bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override { group().emplace(); }
+  WorkPtr endCoalescing() override {
+    auto& device = Device::instance();
+    const auto starts = *std::exchange(group(), std::nullopt);
+    device.block(stream_, device.record(current_stream()));
+    for (const auto& start : starts) start();
+    return c10::make_intrusive<Work>(device.record(stream_), Tensors());
+  }
 
   void shutdown() override {
     Device::instance().synchronize();
@@ -54,6 +64,9 @@ class Backend : public c10d::Backend {
     ++shutdowns;
   }
   void abort() override { *aborted_ = shut_down_ = true; }
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  bool is_aborted() const { return *aborted_; }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     const bool sums = options.reduceOp == c10d::ReduceOp::SUM;
@@ -82,12 +95,84 @@ class Backend : public c10d::Backend {
     return start(options.asyncOp, {out, x}, out, call);
   }
 
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    return each(tensors.size(), [&](size_t i) {
+      Tensors one{tensors[i]};
+      return allreduce(one, options);
+    });
+  }
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outs, Tensors& xs,
+                                          const c10d::AllgatherOptions& options) override {
+    return each(outs.size(), [&](size_t i) { return _allgather_base(outs[i], xs[i], options); });
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outs, Tensors& xs,
+                                          const c10d::ReduceScatterOptions& options) override {
+    return each(outs.size(), [&](size_t i) { return _reduce_scatter_base(outs[i], xs[i], options); });
+  }
+  WorkPtr allgather(std::vector<Tensors>& outs, Tensors& xs, const c10d::AllgatherOptions& options) override {
+    return copies(options.asyncOp, xs[0], outs[0]);
+  }
+  WorkPtr reduce_scatter(Tensors& outs, std::vector<Tensors>& xs,
+                         const c10d::ReduceScatterOptions& options) override {
+    const auto call = [out = host(outs[0]), own = host(xs[0][getRank()]), n = getSize()]() mutable {
+      out.copy_(own).mul_(n);
+    };
+    return start(options.asyncOp, {outs[0], xs[0][getRank()]}, outs[0], call);
+  }
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    const auto call = [x = host(tensors[0]), n = getSize()]() mutable { x.mul_(n); };
+    return start(options.asyncOp, tensors, tensors[0], call);
+  }
+  WorkPtr gather(std::vector<Tensors>& outs, Tensors& xs, const c10d::GatherOptions& options) override {
+    return copies(options.asyncOp, xs[0], outs[0]);
+  }
+  WorkPtr scatter(Tensors& outs, std::vector<Tensors>& xs, const c10d::ScatterOptions& options) override {
+    return copies(options.asyncOp, xs[0][getRank()], {outs[0]});
+  }
+  WorkPtr alltoall(Tensors& outs, Tensors& xs, const c10d::AllToAllOptions& options) override {
+    return copies(options.asyncOp, xs[getRank()], outs);
+  }
+  // A message comes from a rank that has sent what this one has sent last.
+  WorkPtr send(Tensors& tensors, int, int) override {
+    return start(true, tensors, tensors[0], [x = host(tensors[0]), sent = sent_]() { *sent = x.clone(); });
+  }
+  WorkPtr recv(Tensors& tensors, int, int) override {
+    return start(true, tensors, tensors[0],
+                 [x = host(tensors[0]), sent = sent_]() mutable { x.copy_(*sent); });
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    ++barriers;
+    Device::instance().synchronize(current_stream());
+    return {};
+  }
+
   int64_t own_stream_calls() const { return own_stream_calls_; }
   inline static std::atomic<int> shutdowns{0};
+  inline static std::atomic<int> barriers{0};
   inline static std::atomic<int64_t> operations{0};  // that all backends have queued on the device
 
  private:
   static at::Tensor host(const at::Tensor& x) { return x.is_cpu() ? x : on_host(x); }
+
+  using Group = std::vector<std::function<void()>>;
+  static std::optional<Group>& group() {
+    static thread_local std::optional<Group> group;
+    return group;
+  }
+
+  template <class One>
+  static WorkPtr each(size_t count, One one) {
+    WorkPtr last;
+    for (size_t i = 0; i < count; ++i) last = one(i);
+    return last;
+  }
+
+  WorkPtr copies(bool async, const at::Tensor& x, const Tensors& outs) {
+    return each(outs.size(), [&](size_t i) {
+      const auto call = [out = host(outs[i]), x = host(x)]() mutable { out.copy_(x); };
+      return start(async, {outs[i], x}, outs[i], call);
+    });
+  }
 
   template <class Call>
   WorkPtr start(bool async, Tensors tensors, const at::Tensor& out, Call call) {
@@ -105,6 +190,11 @@ class Backend : public c10d::Backend {
         call();
       }
     };
+    if (group()) {
+      const StreamId stream = async ? stream_ : current_stream();
+      group()->push_back([stream, task] { Device::instance().push(stream, task); });
+      return {};
+    }
     if (!async) {
       device.push(current_stream(), task);
       return {};
@@ -119,6 +209,8 @@ class Backend : public c10d::Backend {
   const std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> shut_down_{false};
   std::atomic<int64_t> own_stream_calls_{0};
+  std::chrono::milliseconds timeout_{0};
+  const std::shared_ptr<at::Tensor> sent_ = std::make_shared<at::Tensor>();
 };
 
 }  // namespace late

@@ -90,6 +90,8 @@ inline void meet(const gossamer::flat::Meeting& given) {
 inline std::map<void*, std::pair<void*, int64_t>> mapped_host;
 inline int maps_until_failure = -1;
 
+inline bool is_capturing = false;
+
 inline void* map_host(void* memory, int64_t bytes) {
   if (maps_until_failure-- == 0) throw std::runtime_error("late: map_host was told to fail");
   void* address =
@@ -154,7 +156,7 @@ inline gossamer::DeviceKernels kernels() {
   table.meet = meet;
   table.map_host = map_host;
   table.unmap_host = unmap_host;
-  table.is_capturing = [] { return false; };
+  table.is_capturing = [] { return is_capturing; };
   return table;
 }
 

@@ -10,6 +10,7 @@
 #include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
@@ -243,6 +244,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch.distributed");  // registers c10d::Backend with pybind11
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")
       .def(py::init<int, int>(), py::arg("rank"), py::arg("size"))
+      .def_property_readonly("timeout", &Backend::timeout)
+      .def_property_readonly("is_aborted", &Backend::is_aborted)
       .def_property_readonly("own_stream_calls", &Backend::own_stream_calls);
   module.def("shutdowns", [] { return Backend::shutdowns.load(); });
   const auto here = [] { return std::ref(Device::instance()); };
@@ -250,6 +253,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("drop_wait", [=](int number) { here().get().drop_wait(number); });
   module.def("waits", [=] { return here().get().waits(); });
   module.def("tasks", [=] { return here().get().tasks(); });
+  module.def("barriers", [] { return Backend::barriers.load(); });
+  module.def("set_capturing", [](bool capturing) { is_capturing = capturing; });
   module.def("operations", [] { return Backend::operations.load(); });
   module.def("drop_records", [=](bool drop) { here().get().drop_records(drop); });
   module.def("fail_map_host", [](int count) { maps_until_failure = count; });
