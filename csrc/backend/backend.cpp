@@ -145,6 +145,7 @@ GossamerBackend::~GossamerBackend() {
   }
   queue_->close();
   mailbox_.reset();
+  elsewhere_.drop();
   hosts_.reset();
   gloo_.reset();
   group_.reset();

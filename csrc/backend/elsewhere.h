@@ -30,6 +30,7 @@ class Elsewhere {
   // Lets what is in flight finish. Nothing can be made afterwards.
   void shut_down();
   void leak();  // in a forked child, which has none of its threads
+  void drop() { backend_.reset(); }
 
  private:
   std::optional<c10::DeviceType> type_;

@@ -273,8 +273,10 @@ GossamerBackend::Reply GossamerBackend::alltoall(Tensors& outputs, Tensors& inpu
 }
 
 GossamerBackend::Reply GossamerBackend::barrier(const c10d::BarrierOptions& options) {
-  if (options.device && elsewhere_.takes(*options.device))
-    return backend_of(*options.device).barrier(options);
+  if (elsewhere_.type() && !options.device_ids.empty()) {  // torch does not hand on options.device
+    const auto index = static_cast<c10::DeviceIndex>(options.device_ids[0]);
+    return backend_of({*elsewhere_.type(), index}).barrier(options);
+  }
   const Plan plan{c10d::OpType::BARRIER, "gossamer:barrier", options.timeout, options.asyncOp};
   return start(plan, {}, {}, [this](shm::Deadline deadline) {
     hosts_ ? hosts_->barrier(deadline) : shm::barrier(*group_, deadline);

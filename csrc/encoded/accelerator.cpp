@@ -6,6 +6,7 @@
 
 #include "backend/gil.h"
 #include "backend/start.h"
+#include "device_kernels.h"
 #include "encoded/backend.h"
 #include "float_dtype.h"
 
@@ -83,8 +84,13 @@ GossamerBackend::Reply CodecBackend::run_on_device(OnDevice::Call call, at::Devi
     steps.push_back(std::move(step));
     return {};
   }
+  if (device_kernels(device.type()).is_capturing()) {
+    raise_python(ErrorKind::config, call.title,
+                 ": a CUDA graph cannot hold an encoded operation of a process group, whose memory outlives "
+                 "the graph; capture the step of gs.DataParallel, or use a group without a codec");
+  }
+  OnDevice& there = on_device(device);
   try {
-    OnDevice& there = on_device(device);
     return there.run(call, [&] { step(there); });
   } catch (...) {
     const auto error = python_error(call.title, std::current_exception());

@@ -15,7 +15,6 @@
 #include "backend/gil.h"
 #include "backend/work.h"
 #include "comm/record_use.h"
-#include "device_kernels.h"
 #include "errors.h"
 
 namespace gossamer {
@@ -119,11 +118,6 @@ OnDevice::OnDevice(CommunicatorPtr comm, CodecOptions options)
                   .getStreamFromGlobalPool(device_, /*isHighPriority=*/true)) {}
 
 OnDevice::Reply OnDevice::run(const Call& call, const std::function<void()>& queue) {
-  if (device_kernels(device_.type()).is_capturing()) {
-    raise_python(ErrorKind::config, call.title,
-                 ": a CUDA graph cannot hold an encoded operation of a process group, whose memory outlives "
-                 "the graph; capture the step of gs.DataParallel, or use a group without a codec");
-  }
   const WithoutGil without_gil;
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::impl::VirtualGuardImpl guard(device_.type());
