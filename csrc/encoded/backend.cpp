@@ -58,6 +58,7 @@ void CodecBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   GossamerBackend::setTimeout(timeout);
   comm_->set_timeout(timeout);
+  if (const auto comm = device_comm()) comm->set_timeout(timeout);
 }
 
 c10::intrusive_ptr<GossamerBackend> CodecBackend::make_part(const c10::intrusive_ptr<c10d::Store>& store,
