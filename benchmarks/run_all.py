@@ -31,6 +31,7 @@ NAMES = (
     ),
     *("allreduce", "collectives", "symmetric", "ddp", "hooks", "fuse_optimizer", "flat", "optim", "horovod"),
     "convergence",
+    "uneven",
 )
 GPU_NAMES = ("codec", "flat", "optim", "step", "symmetric")
 

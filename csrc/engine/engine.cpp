@@ -19,7 +19,9 @@ Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Te
       flight_(worker_, mutex_),
       join_(worker_, mutex_),
       endings_{
-          {parts_, std::move(on_late), std::move(on_order)}, Alone(parts_), {parts_, endings_.lockstep}} {}
+          {parts_, std::move(on_late), std::move(on_order)}, Alone(parts_), {parts_, endings_.lockstep}} {
+  flight_.weigh_by([this] { return join_.weight(); });
+}
 
 void Engine::close() {
   // A Python task on the worker may need the GIL that this thread holds.
@@ -189,6 +191,7 @@ std::string Engine::capture_refusal() const {
   if (endings_.lockstep.on_end()) return "autotune is still measuring";
   if (join_.started())
     return "it is in join(), where the ranks tell each other before each step who has input";
+  if (join_.counts()) return "its mean is weighted by count(), by the samples of one step";
   if (hooks_.late()) return "a parameter has become trainable, and its bucket is made in the next step";
   if (!endings_.lockstep.order_shared()) {
     return "no synchronised backward has ended yet, and the first one makes the buckets anew; run some steps "

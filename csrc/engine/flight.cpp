@@ -1,6 +1,7 @@
 // See flight.h.
 #include "engine/flight.h"
 
+#include <ATen/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "engine/ending/ending.h"
@@ -91,11 +92,22 @@ void Flight::run(const Planned& planned, Events& events) {
     if (planned.bucket->has("grad"))
       planned.bucket->rescale("grad", planned.work->gather_scale(worker_.comm()));
   }
+  weigh(*planned.bucket);
   if (keeps_gradients_) keep(*planned.bucket);
   planned.work->run(worker_.comm(), planned.bucket);
   if (!redo_) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   before_[planned.bucket->index()].done = true;
+}
+
+// Not part of the gather, because the worker learns the weight while gradients are taken.
+void Flight::weigh(const Bucket& bucket) const {
+  const double weight = weight_();
+  if (weight == 1.0 || !bucket.has("grad")) return;
+  const c10::OptionalDeviceGuard guard(bucket.device());
+  // Without samples a loss may be NaN, which 0 would not hide.
+  if (weight == 0.0) bucket.flat("grad").zero_();
+  if (weight != 0.0) bucket.flat("grad").mul_(weight);
 }
 
 void Flight::keep_gradients(bool keep) {

@@ -6,6 +6,7 @@
 #include <c10/core/Event.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,6 +40,9 @@ class Flight {
   void gradient_complete(size_t number, size_t position, Ending& ending);
   void fire_rest(Ending& ending) { fire(ending, /*everything=*/true); }
 
+  // What gradients are multiplied by before they are sent. Called by the worker, for each bucket.
+  void weigh_by(std::function<double()> weight) { weight_ = std::move(weight); }
+
   // --- without it ---
 
   // From the next backward on, keeps a copy of each bucket's gradients from before they are sent: what comes back does not
@@ -68,12 +72,14 @@ class Flight {
   void keep(const Bucket& bucket);
   void keep_before(const Bucket& bucket);
   double gather_scale(const BucketWork& work) const;
+  void weigh(const Bucket& bucket) const;
 
   Worker& worker_;
   std::mutex& mutex_;
   std::vector<Planned> plan_;
   std::vector<Progress> progress_;
   size_t next_ = 0;
+  std::function<double()> weight_ = [] { return 1.0; };
   std::atomic<bool> keeps_gradients_{false};
   std::map<int64_t, at::Tensor> kept_;
   std::atomic<bool> redo_{false};

@@ -184,6 +184,7 @@ void bind_parts(py::module_& module) {
           },
           py::arg("mean_of_active"), py::arg("raise_early"), py::arg("on_begin") = py::none())
       .def("end", &Join::end, Release())
+      .def("count", &Join::count, py::arg("samples"), Release())
       .def_property_readonly("ended_early", &Join::ended_early);
   module.def("inside_backward", &inside_backward);
 }

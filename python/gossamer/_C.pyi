@@ -481,6 +481,9 @@ class Join:
         self, mean_of_active: bool, raise_early: bool, on_begin: Callable[[], bool] | None = None
     ) -> None: ...
     def end(self) -> None: ...
+    def count(self, samples: float) -> None:
+        """Tell the samples behind this rank's gradients in the next synchronised backward."""
+
     @property
     def ended_early(self) -> bool: ...
 

@@ -45,7 +45,7 @@ from gossamer.comm import Flat, Hierarchical, HostMemory, Symmetric
 from gossamer.comm import register_backend as _register_backend
 from gossamer.data_parallel import DataParallel
 from gossamer.ddp import DistributedDataParallel
-from gossamer.engine import Autotune, Merge
+from gossamer.engine import Autotune, Merge, count
 from gossamer.engine import report_all as report
 from gossamer.errors import CodecError, CommError, ConfigError, GossamerError, UsageError
 from gossamer.observe import start_timeline, stop_timeline
@@ -102,6 +102,7 @@ __all__ = [
     "ZeroOneAdamOptimizer",
     "all_gather",
     "all_reduce",
+    "count",
     "elastic",
     "fsdp",
     "hooks",

@@ -76,6 +76,7 @@ class GradientAllReduce(Algorithm):
     )
     state_fields: ClassVar[dict[str, Merge]] = {"error": Merge.OWED}
     uneven_inputs = True
+    weighs_gradients = True
 
     def __init__(
         self, deterministic: bool = False, average: bool = True, codec: Codec | Adaptive | None = None

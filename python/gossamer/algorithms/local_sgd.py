@@ -5,6 +5,7 @@ al. 2025, arXiv:2501.18512. Between averagings ranks hold different weights: mod
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from gossamer.algorithms.base import Algorithm, require_codec, require_steps, wh
 from gossamer.codec import Codec, ErrorFeedback, Identity, Int4, settings_text
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
-from gossamer.engine import Background, Merge, Unsent, Worker
+from gossamer.engine import Background, BySteps, ByTime, Merge, Unsent, Worker
 from gossamer.errors import ConfigError
 from gossamer.facts import APART, Messages, Method, Settings, Traffic, Trial
 
@@ -48,16 +49,20 @@ def deal(sizes: Sequence[int], fragments: int) -> list[list[int]]:
 class LocalSGD(Algorithm):
     """Every `period` steps: anchor <- outer(anchor, mean of (anchor - x)), then x <- anchor.
 
-    The anchor is what all ranks had after the last averaging. Without `outer_optimizer` it becomes the mean of x.
+    The anchor is what all ranks had after the last averaging. Without `outer_optimizer` it becomes the mean of x. If
+    ranks count their samples (gs.count), the mean is weighted by those since the last averaging.
 
     Args:
-        period: optimizer steps between two averagings of a parameter (H).
+        period: optimizer steps between two averagings of a parameter (H). None: 10, or as period_s says.
+        period_s: seconds between two averagings, instead of steps. Slow ranks then make fewer steps, and no rank waits
+            for them. End such a training by `rounds`, which is equal on all ranks.
         outer_optimizer: makes an elementwise optimizer for a list of tensors, whose gradient is the mean change.
             DiLoCo's is functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True).
         codec: the codec of the changes, for example ErrorFeedback(Int4()).
         fragments: the number of parts of the model, of about equal size, that take turns within a period. The bytes are
             the same, in smaller portions. Buckets are made small enough for it.
-        delay: steps that the mean may take to arrive while training goes on, less than `period`.
+        delay: steps that the mean may take to arrive while training goes on, less than `period`. With `period_s` it
+            arrives before the next mean is sent, at the latest.
         lockstep: whether ranks agree on errors and skipped steps after every backward. A GradScaler needs it, because
             it skips steps on single ranks. False: ranks wait for each other only to average.
         merge: with a delay, the share in (0, 1] of the arrived weights. The rest are the rank's weights at that time. 1
@@ -107,24 +112,32 @@ class LocalSGD(Algorithm):
 
     def __init__(
         self,
-        period: int = 10,
+        period: int | None = None,
         outer_optimizer: OuterOptimizer | None = None,
         *,
+        period_s: float | None = None,
         codec: Codec | None = None,
         fragments: int = 1,
         delay: int = 0,
         merge: float = 1.0,
         lockstep: bool = False,
     ) -> None:
-        require_steps("LocalSGD", period=period)
-        if not isinstance(fragments, int) or not 1 <= fragments <= period:
+        if period_s is None:
+            period = 10 if period is None else period
+            require_steps("LocalSGD", period=period)
+            most: float = period
+        else:
+            _require_seconds(period_s, period, lockstep)
+            most = math.inf
+        if not isinstance(fragments, int) or not 1 <= fragments <= most:
             raise ConfigError(f"LocalSGD: fragments must be 1 to the period, {period}, got {fragments!r}")
-        if not isinstance(delay, int) or not 0 <= delay < period:
+        if not isinstance(delay, int) or not 0 <= delay < most:
             raise ConfigError(f"LocalSGD: delay must be 0 to less than the period, {period}, got {delay!r}")
         if not 0 < merge <= 1:
             raise ConfigError(f"LocalSGD: merge must be above 0 and at most 1, got {merge!r}")
         require_codec("LocalSGD", codec)
-        self.period: int = period
+        self.period: int | None = period
+        self.period_s: float | None = period_s
         self.outer_optimizer = outer_optimizer
         self.codec = codec
         self.fragments: int = fragments
@@ -161,6 +174,15 @@ class LocalSGD(Algorithm):
         self._outer: dict[int, torch.optim.Optimizer] = {}  # by bucket: the plan of weights does not change
         self._background = None
         self._arrivals: dict[int, int] = {}  # fragment -> the step at which its mean is taken
+        self._periods = (
+            BySteps(self.period, self.fragments)
+            if self.period is not None
+            else ByTime(self.period_s or 0.0, self.fragments)
+        )
+        self._rounds = 0
+        self._samples: list[float | None] = [None] * self.fragments  # counted since each was sent
+        self._counts = False
+        self._weight = 1.0  # of this rank's change; of the background thread
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         if len(buckets) < self.fragments:
@@ -182,19 +204,32 @@ class LocalSGD(Algorithm):
             if self.outer_optimizer is not None and bucket.index not in self._outer:
                 self._outer[bucket.index] = self.outer_optimizer([bucket.flat("anchor")])
 
+    @property
+    def rounds(self) -> int:
+        """The number of averagings that this rank has taken; each fragment counts. Equal on all ranks after each."""
+        return self._rounds
+
+    def count(self, samples: float) -> None:
+        self._counts = True
+        self._samples = [(own or 0.0) + samples for own in self._samples]
+
     def after_step(self, step: int) -> None:
         for fragment, arrival in list(self._arrivals.items()):
-            if arrival == step:
+            if arrival <= step:
                 self._take(fragment)
-        for fragment in range(self.fragments):
-            if step % self.period == fragment * self.period // self.fragments:
-                self._send(fragment, step)
+        for fragment in self._periods.due(step):
+            for late in list(self._arrivals) if self.period is None else ():
+                self._take(late)
+            self._send(fragment, step)
 
     def _buckets_of(self, fragment: int) -> list[_C.Bucket]:
         return [self._buckets[index] for index in self._dealt[fragment]]
 
     def _send(self, fragment: int, step: int) -> None:
         assert self._background is not None
+        samples, self._samples[fragment] = self._samples[fragment], None
+        if self._counts:
+            self._background.submit(partial(self._weigh, samples), f"step {step}: {self!r} counts samples")
         for bucket in self._buckets_of(fragment):
             change = bucket.flat("change")
             torch.sub(bucket.flat("anchor"), bucket.flat("weight"), out=change)
@@ -204,14 +239,37 @@ class LocalSGD(Algorithm):
         if self.delay == 0:
             self._take(fragment)
 
+    def _weigh(self, samples: float | None) -> None:
+        """Computes this rank's weight in the next means, from the samples of all ranks."""
+        assert self._background is not None
+        comm = self._background.comm
+        mine = torch.tensor([-1.0 if samples is None else samples], dtype=torch.float64, device=comm.device)
+        every = mine.new_empty(comm.size)
+        comm.all_gather(every, mine).wait()
+        counted = every.tolist()
+        if min(counted) < 0:
+            texts = [f"rank {rank}: {own if own >= 0 else 'nothing'}" for rank, own in enumerate(counted)]
+            raise ConfigError(
+                f"count() must be called on every rank between two averagings, or on none, got {', '.join(texts)}"
+            )
+        total = sum(counted)
+        self._weight = counted[comm.rank] * comm.size / total if total else 0.0
+
     def _mean_change(self, bucket: _C.Bucket, step: int) -> None:
         assert self._background is not None
         comm = self._background.comm
+        if self._weight == 0:
+            bucket.flat("change").zero_()
+        elif self._weight != 1:
+            bucket.flat("change").mul_(self._weight)
         self.reduce_field(bucket, "change", codec=self.codec, deterministic=True, step=step, group=comm)
 
     def _take(self, fragment: int) -> None:
         assert self._background is not None
+        began = self._periods.clock()
         self._background.wait()
+        self._periods.arrived(began)
+        self._rounds += 1
         del self._arrivals[fragment]
         for bucket in self._buckets_of(fragment):
             anchor, change = bucket.flat("anchor"), bucket.flat("change")
@@ -226,6 +284,8 @@ class LocalSGD(Algorithm):
             weight.lerp_(anchor, self.merge if self.delay else 1.0)
 
     def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
+        if self.period is None:
+            raise ConfigError(f"plan: LocalSGD needs a period in steps, got period_s={self.period_s}")
         codec = self.codec or Identity()
         jobs = [messages.mean(bucket, codec, passes=3) for bucket in messages.buckets]
         dealt = deal([bucket.numel for bucket in messages.buckets], self.fragments)
@@ -257,9 +317,28 @@ class LocalSGD(Algorithm):
         if self._background is not None:
             self._background.wait()
         outer = {index: copy.deepcopy(optimizer.state_dict()) for index, optimizer in self._outer.items()}
-        return {"arrivals": dict(self._arrivals), "outer": outer}
+        more = {"rounds": self._rounds, "next": self._periods.next, "samples": list(self._samples)}
+        return {"arrivals": dict(self._arrivals), "outer": outer, **more}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._arrivals = dict(state["arrivals"])
+        self._rounds = state.get("rounds", 0)
+        self._periods.next = state.get("next", 0)
+        self._samples = list(state.get("samples", self._samples))
+        self._counts = any(samples is not None for samples in self._samples)
         for index, outer in state["outer"].items():
             self._outer[index].load_state_dict(outer)
+
+
+def _require_seconds(period_s: float, period: int | None, lockstep: bool) -> None:
+    if not isinstance(period_s, (int, float)) or not 0 < period_s < math.inf:
+        raise ConfigError(f"LocalSGD: period_s must be a positive number of seconds, got {period_s!r}")
+    if period is not None:
+        raise ConfigError(
+            f"LocalSGD: period and period_s must not both be given, got {period!r} and {period_s!r}"
+        )
+    if lockstep:
+        raise ConfigError(
+            f"LocalSGD: lockstep=True needs equally many steps on all ranks, got period_s={period_s!r}; give a period "
+            f"in steps"
+        )

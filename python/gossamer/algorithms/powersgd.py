@@ -49,6 +49,7 @@ class PowerSGD(Algorithm):
     )
     state_fields: ClassVar[dict[str, Merge]] = {"error": Merge.OWED}
     needs_optimizer = True
+    weighs_gradients = True
 
     def __init__(self, rank: int = 4, *, start_step: int = 0, min_compression_rate: float = 2.0) -> None:
         require_steps("PowerSGD", what="positive integer", rank=rank)

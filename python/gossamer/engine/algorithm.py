@@ -56,6 +56,10 @@ class Algorithm(ABC):
     #: exchange only gradients, for their mean (or sum), in native_work or bucket_ready.
     uneven_inputs: ClassVar[bool] = False
 
+    #: Whether the mean of the gradients may be weighted by the samples of each rank, by count(). True if the ranks send
+    #: nothing but gradients, for their mean.
+    weighs_gradients: ClassVar[bool] = False
+
     #: Whether gradient_ready() and after_backward() are called. Only for algorithms that are never in lockstep.
     follows_gradients: ClassVar[bool] = False
 
@@ -262,6 +266,17 @@ class Algorithm(ABC):
         Args:
             missing: (name, parameter) of the planned parameters that got no gradient in this backward.
         """
+
+    def count(self, samples: float) -> None:
+        """Called by model.count() unless `weighs_gradients`: this rank has seen so many samples more.
+
+        Raises:
+            ConfigError: the algorithm does not weight by samples.
+        """
+        raise ConfigError(
+            f"count: {self!r} does not weight ranks by their samples; train by gradient_allreduce, bytegrad, powersgd "
+            f"or local_sgd, whose means are weighted, and with average=True"
+        )
 
     def before_step(self, step: int) -> None:
         """Called in the training thread before each watched optimizer steps. `step` steps were taken before."""

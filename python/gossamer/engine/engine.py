@@ -7,6 +7,7 @@ module does what happens around that: when a model is wrapped, before a forward,
 import atexit
 import contextlib
 import logging
+import math
 import sys
 import weakref
 import zlib
@@ -35,6 +36,7 @@ from gossamer.engine.state import require_state, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
 from gossamer.engine.survival import Own, own_of
 from gossamer.engine.worker import Worker, weak_call
+from gossamer.errors import ConfigError
 from gossamer.observe.report import Report, Reports
 from gossamer.observe.stall import Limits
 from gossamer.observe.timeline import begin_from_environment
@@ -222,6 +224,15 @@ class Engine:
             with self._watch.waiting("the buffers of rank 0"):
                 (by or partial(broadcast_buffers, self._members, self._comm, self._control, source=0))()
 
+    def count(self, samples: float) -> None:
+        """See Face.count()."""
+        if not isinstance(samples, (int, float)) or not 0 <= samples < math.inf:
+            raise ConfigError(f"count: samples must be a finite number of at least 0, got {samples!r}")
+        if self.algorithm.weighs_gradients and self.algorithm.average:
+            self._native.join.count(samples)
+        else:
+            self.algorithm.count(samples)
+
     def close(self, *, crashed: bool = False) -> None:
         """Remove the hooks and end the worker. Gradients stay as they are. Idempotent.
 
@@ -342,7 +353,8 @@ class Engine:
         """Load what state_dict() returned on this rank, or merged_state(). Collective: all ranks load the same step."""
         self._native.worker.wait()
         self.algorithm.settle()
-        require_state(self._control, state, self._names, self._choices)
+        apart = self.algorithm.independent
+        require_state(self._control, state, self._names, self._choices, apart=apart)
         self._load_tuned(state["tuned"])
         self._buckets.load(state["plan"], rebuild=bool(self._choices) or self._tuner is not None)
         restore_fields(self.buckets, state["fields"])
@@ -452,6 +464,15 @@ class Engine:
     def _end_tuning(self, tuned: Tuned) -> None:
         self.tuned = tuned
         self._native.lockstep.set_on_end(None)
+
+
+def count(samples: float) -> None:
+    """Say for all models that this process has wrapped how many samples this rank's next gradients are of.
+
+    See DataParallel.count().
+    """
+    for engine in list(_open):
+        engine.count(samples)
 
 
 def report_all(*, reset: bool = False, codec_error: bool = False) -> Reports:

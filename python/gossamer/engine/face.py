@@ -145,6 +145,23 @@ class Face(Joinable):
         with torch.no_grad():
             self.engine.load_state_dict(state)
 
+    def count(self, samples: float) -> None:
+        """Weight this rank by the samples, or tokens, that it has seen. Called before a backward; sends nothing itself.
+
+        The mean over the ranks then is the mean over all samples: rank r's gradients are multiplied by its count,
+        divided by the mean of all ranks' counts, before they are encoded. It holds for the next synchronised backward,
+        with what was accumulated under no_sync() before. Every rank must call it before each of them, or none. A rank
+        with 0 samples takes part, and adds nothing. With LocalSGD, counts add up until the next averaging.
+
+        Args:
+            samples: at least 0. The rank's gradients must be those of the mean over these samples.
+
+        Raises:
+            ConfigError: the algorithm does not weight by samples. The backward raises it on every rank if only some
+                ranks have counted.
+        """
+        self.engine.count(samples)
+
     def report(self, *, reset: bool = False, codec_error: bool = False) -> Report:
         """Return the times and bytes of this rank's steps: see gossamer.observe.Report. Sends nothing.
 

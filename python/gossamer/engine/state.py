@@ -17,18 +17,24 @@ Fields = dict[str, dict[str, Tensor]]  # field -> parameter name -> values
 
 
 def require_state(
-    control: Communicator, state: Mapping[str, Any], names: Sequence[str], codecs: Sequence[object]
+    control: Communicator,
+    state: Mapping[str, Any],
+    names: Sequence[str],
+    codecs: Sequence[object],
+    *,
+    apart: bool = False,
 ) -> None:
     """Raise ConfigError on every rank unless all ranks can load the state that they are given. Collective.
 
     The states of all ranks must be of one step.
 
     Args:
+        apart: ranks may have made different numbers of steps.
         names: the names of the model's parameters.
         codecs: the codecs that autotune may choose beside the algorithm's own.
     """
     problem = _problem_of(state, names, codecs, control.size)
-    common = ("optimizer_steps", "backward_count", "plan", "tuned")
+    common = ("plan", "tuned") if apart else ("optimizer_steps", "backward_count", "plan", "tuned")
     lines = [f"{key} {state.get(key)}" for key in common]
     require_equal(control, [*lines, f"problem {problem!r}"], "the loaded state")
     if problem:
