@@ -33,7 +33,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
 GROUPS = {
-    "core": ("adasum", "base", "codec", "flat", "kernels", "negotiate", "observe", "optim", "shm"),
+    "core": ("adasum", "base", "codec", "flat", "kernels", "negotiate", "observe", "optim", "shm", "sparse"),
     "torch": ("backend", "comm", "collectives", "encoded", "route", "engine", "hook", "named", "."),
     "python": ("python",),
 }

@@ -1,6 +1,6 @@
 """Typed wrappers of the native operations for codecs and flat memory, and the shapes of all for torch.compile.
 
-`torch.ops.gossamer.*` is defined in csrc/ops.cpp, ops_optim.cpp and ops_flat.cpp. The codec classes call the wrappers;
+`torch.ops.gossamer.*` is defined in csrc/ops.cpp, ops_sparse.cpp, ops_optim.cpp and ops_flat.cpp. The codec classes call the wrappers;
 optim.py calls its two operations itself.
 """
 
@@ -69,6 +69,26 @@ def _reduce_encode_shape(
     return wire.new_empty((1, wire.size(1)))
 
 
+def sparse_wire_bytes(chunk: int, kept: int, row_numel: int) -> int:
+    """Return the bytes of a row of `row_numel` elements, of which `kept` in each chunk are sent."""
+    return int(_ops.sparse_wire_bytes(chunk, kept, row_numel))
+
+
+def sparse_encode(x: Tensor, chunk: int, kept: int) -> Tensor:
+    """Encode x [rows, row_numel], float32, as uint8 [rows, sparse_wire_bytes(row_numel)]."""
+    return _ops.sparse_encode(x, chunk, kept)
+
+
+def sparse_decode_add(wire: Tensor, chunk: int, kept: int, acc: Tensor) -> None:
+    """Add the decoded rows of wire to acc [row_numel], float32 or float64, in place and in row order."""
+    _ops.sparse_decode_add(wire, chunk, kept, acc)
+
+
+@torch.library.register_fake("gossamer::sparse_encode")
+def _sparse_encode_shape(x: Tensor, chunk: int, kept: int) -> Tensor:
+    return x.new_empty((x.size(0), sparse_wire_bytes(chunk, kept, x.size(1))), dtype=torch.uint8)
+
+
 def gather(tensors: list[Tensor], flat: Tensor, *, scale: float = 1.0) -> None:
     """Copy the tensors into flat [elements of all tensors], one behind another, times `scale`.
 
@@ -89,6 +109,7 @@ def scatter(tensors: list[Tensor], flat: Tensor, *, scale: float = 1.0) -> None:
 # These change their arguments in place and return nothing, so fake tensors need nothing.
 @torch.library.register_fake("gossamer::decode")
 @torch.library.register_fake("gossamer::decode_add")
+@torch.library.register_fake("gossamer::sparse_decode_add")
 @torch.library.register_fake("gossamer::gather_")
 @torch.library.register_fake("gossamer::scatter_")
 @torch.library.register_fake("gossamer::adam_step_")

@@ -59,6 +59,56 @@ def test_local_sgd_is_training_alone_between_steps_of_the_outer_optimizer(size, 
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("alpha", [None, 0.5])
+def test_sparse_loco_sends_the_decayed_error_with_each_change(alpha):
+    size, period, decay, codec = 2, 3, 0.9, gs.ChunkTopK(32, 4)
+    outer = functools.partial(torch.optim.SGD, lr=alpha) if alpha is not None else None
+
+    def body(comm):
+        model, optimizer = wrap(comm, gs.LocalSGD(period, outer, codec=codec, error_decay=decay))
+        for batch in batches(14):
+            step(model, optimizer, shard(batch, comm))
+        weights = flat_weights(model.module)
+        model.close()
+        return weights
+
+    models = [seeded(mlp) for _ in range(size)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    anchor = [param.detach().clone() for param in models[0].parameters()]
+    errors = [[torch.zeros_like(param) for param in anchor] for _ in range(size)]
+    for number, batch in enumerate(batches(14), start=1):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            step(model, optimizer, batch.chunk(size)[rank])
+        if number % period:
+            continue
+        for position, kept in enumerate(anchor):
+            sent = []
+            for model, owed in zip(models, errors, strict=True):
+                error = decay * owed[position] + kept - list(model.parameters())[position].detach()
+                row = error.view(1, -1)
+                sent.append(codec.decode(codec.encode(row), torch.empty_like(row)).view_as(error))
+                owed[position] = error - sent[-1]
+            kept.sub_(sum(sent) / size, alpha=alpha or 1.0)
+            for model in models:
+                list(model.parameters())[position].data.copy_(kept)
+    for found, model in zip(run_ranks(size, body), models, strict=True):
+        torch.testing.assert_close(found, flat_weights(model), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"error_decay": 0.95}, "error_decay needs a codec without ErrorFeedback, got codec=None"),
+        ({"error_decay": 0.95, "codec": gs.ErrorFeedback(gs.Int4())}, "needs a codec without ErrorFeedback"),
+        ({"error_decay": 0.0, "codec": gs.ChunkTopK()}, "must be above 0 and at most 1, got 0.0"),
+        ({"error_decay": 1.5, "codec": gs.ChunkTopK()}, "must be above 0 and at most 1, got 1.5"),
+    ],
+)
+def test_a_decay_without_an_error_to_decay_is_refused(settings, message):
+    with pytest.raises(gs.ConfigError, match=message):
+        gs.LocalSGD(4, **settings)
+
+
 def test_local_sgd_sends_a_periods_share_of_what_averaging_every_step_does():
     def bytes_of(steps=12, **settings):
         def body(comm):

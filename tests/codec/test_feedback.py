@@ -9,6 +9,7 @@ from tests.support.models import batches, mlp, relative_error, seeded, shard, sq
 from tests.support.ranks import run_ranks
 
 FEW_BITS = [gs.TopK(0.05), gs.Int8(32), gs.MinMaxUInt8(), gs.Int4(), gs.OneBit(), gs.Int4(stochastic=True)]
+FEW_BITS.append(gs.ChunkTopK(96, 9))
 
 
 def heavy(rank, numel=4000):

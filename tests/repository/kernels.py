@@ -15,7 +15,7 @@ import pytest
 
 from tests import ROOT
 
-FOLDERS = ("codec", "flat", "optim")
+FOLDERS = ("codec", "flat", "optim", "sparse")
 EMULATOR = "tests/cpp/cuda/emulator"
 INCLUDES = ("csrc", EMULATOR, "tests/cpp", "tests/cpp/cuda/without_googletest")
 COMMON = ("-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")

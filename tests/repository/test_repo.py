@@ -55,7 +55,7 @@ VARIANTS = {
     ("comm.backend", "comm.hierarchical"),  # or one of these over several hosts
 }
 
-TORCH_FREE = ("adasum", "base", "codec", "flat", "kernels", "negotiate", "observe", "optim", "shm")
+TORCH_FREE = ("adasum", "base", "codec", "flat", "kernels", "negotiate", "observe", "optim", "shm", "sparse")
 NATIVE = (".cpp", ".cu", ".cuh", ".h", ".inl")
 SOURCES = [
     path

@@ -12,9 +12,13 @@ from gossamer.topology import Mixing
 __all__ = ["Algorithm", "require_codec", "require_steps", "swap_with_peers", "whole_chunks"]
 
 
-def whole_chunks(comm: Communicator, block: int) -> int:
-    """Returns the alignment for a two-shot: whole blocks in every rank's chunk, and at least 8 elements, a wire row."""
-    return comm.chunks * max(block, 8)
+def whole_chunks(comm: Communicator, block: int, codec: object = None) -> int:
+    """Returns the alignment for a two-shot: whole blocks in every rank's chunk, and at least 8 elements, a wire row.
+
+    A `codec` that gathers needs no chunk for each rank.
+    """
+    chunks = 1 if isinstance(codec, Codec) and codec.gathers else comm.chunks
+    return chunks * max(block, 8)
 
 
 def require_codec(where: str, codec: object) -> None:

@@ -101,7 +101,7 @@ class GradientAllReduce(Algorithm):
         return math.lcm(*(codec.block for codec in codecs))
 
     def alignment(self, comm: Communicator) -> int:
-        return whole_chunks(comm, self.block())
+        return whole_chunks(comm, self.block(), None if self._tuned else self.codec)
 
     def group_of(self, name: str, param: torch.Tensor) -> Codec | None:
         return self._choose(name, param)

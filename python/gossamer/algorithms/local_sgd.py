@@ -1,7 +1,8 @@
 """Local SGD: ranks train alone for some steps, then average their weights. With an outer optimizer it is DiLoCo.
 
 Sources: Stich 2018, arXiv:1805.09767. DiLoCo: Douillard et al. 2023, arXiv:2311.08105. Streaming DiLoCo: Douillard et
-al. 2025, arXiv:2501.18512. Between averagings ranks hold different weights: model.consensus() averages them exactly.
+al. 2025, arXiv:2501.18512. SparseLoCo: Sarfi et al. 2025, arXiv:2508.15706. Between averagings ranks hold different
+weights: model.consensus() averages them exactly.
 """
 
 import copy
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from gossamer import _C
 from gossamer.algorithms.base import Algorithm, require_codec, require_steps, whole_chunks
-from gossamer.codec import Codec, ErrorFeedback, Identity, Int4, settings_text
+from gossamer.codec import ChunkTopK, Codec, ErrorFeedback, Identity, Int4, settings_text
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Background, BySteps, ByTime, Merge, Unsent, Worker
@@ -59,6 +60,9 @@ class LocalSGD(Algorithm):
         outer_optimizer: makes an elementwise optimizer for a list of tensors, whose gradient is the mean change.
             DiLoCo's is functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True).
         codec: the codec of the changes, for example ErrorFeedback(Int4()).
+        error_decay: the share, above 0 and at most 1, of what the codec left out that joins the next change. The errors
+            are fed back, and the codec is given without ErrorFeedback. With ChunkTopK, 0.95 and no outer momentum it is
+            SparseLoCo. None: what ErrorFeedback keeps is sent in full.
         fragments: the number of parts of the model, of about equal size, that take turns within a period. The bytes are
             the same, in smaller portions. Buckets are made small enough for it.
         delay: steps that the mean may take to arrive while training goes on, less than `period`. With `period_s` it
@@ -89,6 +93,14 @@ class LocalSGD(Algorithm):
             trial=Trial(lambda settings: _diloco(settings, 0.5, codec=ErrorFeedback(Int4())), periodic=True),
         ),
         Method(
+            "sparse_loco",
+            lambda settings: LocalSGD(settings.period, codec=ChunkTopK(), error_decay=0.95),
+            APART,
+            f"{_ALONE}, and sends 1 in 64 elements of the changes in 2 bits",
+            "local-sgd.md",
+            trial=Trial(periodic=True),
+        ),
+        Method(
             "streaming_diloco",
             lambda settings: _streaming(settings, 0.9, min(2, settings.period), min(1, settings.period - 1)),
             APART,
@@ -117,6 +129,7 @@ class LocalSGD(Algorithm):
         *,
         period_s: float | None = None,
         codec: Codec | None = None,
+        error_decay: float | None = None,
         fragments: int = 1,
         delay: int = 0,
         merge: float = 1.0,
@@ -136,10 +149,21 @@ class LocalSGD(Algorithm):
         if not 0 < merge <= 1:
             raise ConfigError(f"LocalSGD: merge must be above 0 and at most 1, got {merge!r}")
         require_codec("LocalSGD", codec)
+        if error_decay is not None:
+            if not 0 < error_decay <= 1:
+                raise ConfigError(
+                    f"LocalSGD: error_decay must be above 0 and at most 1, got {error_decay!r}"
+                )
+            if codec is None or codec.feeds_back:
+                raise ConfigError(
+                    f"LocalSGD: error_decay needs a codec without ErrorFeedback, got codec={codec!r}"
+                )
+            codec = ErrorFeedback(codec)
         self.period: int | None = period
         self.period_s: float | None = period_s
         self.outer_optimizer = outer_optimizer
         self.codec = codec
+        self.error_decay = error_decay
         self.fragments: int = fragments
         self.delay: int = delay
         self.merge: float = merge
@@ -163,7 +187,7 @@ class LocalSGD(Algorithm):
         return self.codec.block if self.codec is not None else 1
 
     def alignment(self, comm: Communicator) -> int:
-        return whole_chunks(comm, self.block())
+        return whole_chunks(comm, self.block(), self.codec)
 
     def bucket_limit(self, model_bytes: int) -> int | None:
         """Limits buckets so that fragments can have about equal sizes."""
@@ -262,6 +286,8 @@ class LocalSGD(Algorithm):
             bucket.flat("change").zero_()
         elif self._weight != 1:
             bucket.flat("change").mul_(self._weight)
+        if self.error_decay is not None:
+            bucket.flat(Unsent.FIELD).mul_(self.error_decay)
         self.reduce_field(bucket, "change", codec=self.codec, deterministic=True, step=step, group=comm)
 
     def _take(self, fragment: int) -> None:

@@ -7,6 +7,7 @@ from gossamer._ops import accumulate_dtype
 from gossamer.codec.adaptive import Adaptive
 from gossamer.codec.base import Codec, CodecFacts, CodecSpeed, NativeCodec, settings_text
 from gossamer.codec.cast import BF16, FP16, Identity
+from gossamer.codec.chunk_topk import ChunkTopK
 from gossamer.codec.feedback import ErrorFeedback
 from gossamer.codec.int4 import Int4
 from gossamer.codec.int8 import Int8
@@ -25,10 +26,11 @@ CODECS: dict[str, type[Codec]] = {
         Int4,
         OneBit,
         TopK,
+        ChunkTopK,
     )
 }
 """The codecs, by the names that the benchmarks take."""
 
 __all__ = ["CODECS", "Adaptive", "Codec", "CodecFacts", "CodecSpeed", "ErrorFeedback", "NativeCodec"]
-__all__ += ["BF16", "FP16", "Identity", "Int4", "Int8", "MinMaxUInt8", "OneBit", "TopK"]
+__all__ += ["BF16", "ChunkTopK", "FP16", "Identity", "Int4", "Int8", "MinMaxUInt8", "OneBit", "TopK"]
 __all__ += ["accumulate_dtype", "settings_text"]

@@ -29,6 +29,7 @@ class ErrorFeedback(Codec):
             raise CodecError(f"ErrorFeedback: codec must be a Codec without error feedback, got {codec!r}")
         self.codec = codec
         self.block: int = codec.block
+        self.gathers: bool = codec.gathers
 
     @property
     def plain(self) -> Codec:

@@ -60,7 +60,7 @@ class Reducer:
             return Job(Cost())
         cost, coding_s, row = self._two_shot(group, numel, dtype, codec)
         # Each piece but the first is encoded, summed and decoded while another piece travels.
-        alone_s = coding_s / group.pieces(row)
+        alone_s = coding_s / (1 if codec.gathers else group.pieces(row))
         return Job(cost, alone_s, beside_s=coding_s - alone_s)
 
     def scatter(self, group: RankGroup, part: int, dtype: torch.dtype, codec: Codec | None) -> Job:
@@ -87,10 +87,19 @@ class Reducer:
     def _two_shot(
         self, group: RankGroup, numel: int, dtype: torch.dtype, codec: Codec
     ) -> tuple[Cost, float, int]:
-        """Returns cost, seconds of computing and bytes of a row in csrc/collectives/two_shot.cpp."""
+        """Returns cost, seconds of computing and bytes of a row in csrc/collectives/two_shot.cpp.
+
+        Or of the sum of gathered rows in collectives.py.
+        """
         chunk = math.ceil(math.ceil(numel / group.size) / codec.block) * codec.block
-        row = codec.wire_bytes(chunk, dtype)
         speed, float_bytes = self.speeds.of(codec), 4 * numel
+        if codec.gathers:
+            row = codec.wire_bytes(numel, dtype)
+            coding_s = float_bytes * (1 / speed.encode + group.size / speed.decode_add)
+            if codec.feeds_back:
+                coding_s += float_bytes / speed.decode + 3 * float_bytes / self.speeds.memory
+            return group.all_gather(row), coding_s, row
+        row = codec.wire_bytes(chunk, dtype)
         coding_s = float_bytes / speed.encode + float_bytes / speed.decode
         coding_s += 4 * chunk * (group.size / speed.decode_add + 1 / speed.encode)
         if codec.feeds_back:  # one more decode, and three passes over memory

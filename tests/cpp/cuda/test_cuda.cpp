@@ -8,6 +8,7 @@
 #include "codec_support.h"
 #include "flat/cuda.h"
 #include "optim/cuda.h"
+#include "sparse_support.h"
 
 namespace gossamer::test {
 namespace {
@@ -403,6 +404,37 @@ TEST_F(Cuda, the_number_of_a_meeting_may_wrap_around) {
   pads.meet(0);
   mine[flat::kMostRanks] = 0;
   EXPECT_EQ(pads.get(0), mine);
+}
+
+TEST_F(Cuda, ChunkTopKWritesTheBytesOfTheHostAndAddsUpEqually) {
+  ASSERT_NE(sparse::cuda_kernels(), nullptr);
+  const auto& device = *sparse::cuda_kernels();
+  const auto& host = *sparse::kernels_by_name("scalar");
+  for (const Format& format : sparse_formats())
+    for (int64_t numel : sparse_sizes(format)) {
+      if (numel == 0) continue;
+      for (int temper = 0; temper < kSparseTempers; ++temper) {
+        const std::string where = "chunk " + std::to_string(format.chunk) + " k " +
+                                  std::to_string(format.kept) + " numel " + std::to_string(numel) +
+                                  " temper " + std::to_string(temper);
+        const int64_t rows = 2, row_bytes = sparse::row_bytes(format, numel);
+        const auto x = sparse_values(rows * numel, temper, 7);
+        Bytes bytes(x.size() * sizeof(float)), wire(rows * row_bytes, 0xab);
+        std::memcpy(bytes.data(), x.data(), bytes.size());
+        host.encode(format, x.data(), rows, numel, wire.data());
+        const DeviceBytes device_x(bytes), device_wire(Bytes(wire.size(), 0xcd));
+        device.encode(format, reinterpret_cast<const float*>(device_x.data()), rows, numel,
+                      device_wire.data(), nullptr);
+        ASSERT_EQ(device_wire.get(), wire) << where;
+        for (Dtype dtype : {Dtype::f32, Dtype::f64}) {
+          Bytes acc = as_bytes(dtype, make_values(numel, Temper::ordinary, 73));
+          const DeviceBytes device_acc(acc);
+          host.decode_add(format, wire.data(), rows, numel, dtype, acc.data());
+          device.decode_add(format, device_wire.data(), rows, numel, dtype, device_acc.data(), nullptr);
+          expect_same_values(dtype, acc, device_acc.get(), where + " decode_add");
+        }
+      }
+    }
 }
 
 }  // namespace

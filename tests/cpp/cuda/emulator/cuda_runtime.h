@@ -111,6 +111,8 @@ inline int __all_sync(unsigned mask, int predicate, EMULATOR_PLACE) {
   return __ballot_sync(mask, predicate, file, line) == mask;
 }
 
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
 // Beyond its segment of `width` lanes a lane gets its own value.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32, EMULATOR_PLACE) {
