@@ -32,6 +32,7 @@ NAMES = (
     *("allreduce", "collectives", "symmetric", "ddp", "hooks", "fuse_optimizer", "flat", "optim", "horovod"),
     "convergence",
     "uneven",
+    "sparse_loco",
 )
 GPU_NAMES = ("codec", "flat", "optim", "step", "symmetric")
 

@@ -1,0 +1,70 @@
+"""The loss of SparseLoCo against dense DiLoCo's: the GPT of bench_convergence.py, 4 ranks, equal steps, H 15 and 30.
+
+DiLoCo sends float32, and its outer momentum is 0.9 as in its paper, or 0.5, which short trainings prefer. The ratio
+compares a seed with DiLoCo's better of the two. Ranks are threads over Gloo.
+"""
+
+import statistics
+import sys
+from functools import partial
+
+import tasks
+import torch
+from bench_convergence import BASELINE, CALM_OUTER, OUTER, RANKS, Case, final_loss
+from harness import arguments, paired, report
+
+import gossamer as gs
+
+PERIODS = (15, 30)
+
+
+def cases(period: int) -> tuple[Case, ...]:
+    sparse = partial(gs.LocalSGD, period, codec=gs.ChunkTopK(), error_decay=0.95)
+    return (
+        Case(f"DiLoCo({period}), outer momentum 0.9", lambda: gs.LocalSGD(period, OUTER)),
+        Case(f"DiLoCo({period}), outer momentum 0.5", lambda: gs.LocalSGD(period, CALM_OUTER)),
+        Case(f"SparseLoCo({period})", sparse),
+    )
+
+
+def compare(task: tasks.Task, seeds: int, steps: int, period: int) -> None:
+    diloco, calm, sparse = cases(period)
+    losses = {
+        case.name: [final_loss(task, case, seed, steps) for seed in range(seeds)]
+        for case in (diloco, calm, sparse)
+    }
+    best = [min(pair) for pair in zip(losses[diloco.name], losses[calm.name], strict=True)]
+    for case in (diloco, calm, sparse):
+        ratios = paired(losses[case.name], best)
+        report(
+            f"validation loss of {case.name}, {task.name}, {RANKS} ranks, {steps} steps",
+            statistics.median(losses[case.name]),
+            "nats",
+            baseline=("the better DiLoCo", statistics.median(best)),
+            ratio=statistics.median(ratios),
+            at_most=1.0 if case is sparse else None,
+            target_of="ratio",
+            samples=losses[case.name],
+            ratios=[round(ratio, 4) for ratio in ratios],
+        )
+
+
+def main() -> int:
+    options = arguments(__doc__, steps=(0, "steps of a training; 0: those of the task"))
+    torch.set_num_threads(1)
+    task = tasks.text()
+    seeds, steps = (1, 30) if options.quick else (3, int(options.steps) or task.steps)
+    every_step = [final_loss(task, BASELINE, seed, steps) for seed in range(seeds)]
+    report(
+        f"validation loss of gradient_allreduce, {task.name}, {RANKS} ranks, {steps} steps",
+        statistics.median(every_step),
+        "nats",
+        samples=every_step,
+    )
+    for period in PERIODS[1:] if options.quick else PERIODS:
+        compare(task, seeds, steps, period)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
