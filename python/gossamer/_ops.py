@@ -1,7 +1,7 @@
 """Typed wrappers of the native operations for codecs and flat memory, and the shapes of all for torch.compile.
 
-`torch.ops.gossamer.*` is defined in csrc/ops.cpp, ops_sparse.cpp, ops_optim.cpp and ops_flat.cpp. The codec classes call the wrappers;
-optim.py calls its two operations itself.
+`torch.ops.gossamer.*` is defined in csrc/ops.cpp, ops_sparse.cpp, ops_optim.cpp and ops_flat.cpp. The codec classes
+call the wrappers; optim.py calls its two operations itself.
 """
 
 import torch

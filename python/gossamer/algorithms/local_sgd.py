@@ -151,9 +151,7 @@ class LocalSGD(Algorithm):
         require_codec("LocalSGD", codec)
         if error_decay is not None:
             if not 0 < error_decay <= 1:
-                raise ConfigError(
-                    f"LocalSGD: error_decay must be above 0 and at most 1, got {error_decay!r}"
-                )
+                raise ConfigError(f"LocalSGD: error_decay must be above 0 and at most 1, got {error_decay!r}")
             if codec is None or codec.feeds_back:
                 raise ConfigError(
                     f"LocalSGD: error_decay needs a codec without ErrorFeedback, got codec={codec!r}"

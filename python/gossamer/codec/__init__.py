@@ -32,5 +32,5 @@ CODECS: dict[str, type[Codec]] = {
 """The codecs, by the names that the benchmarks take."""
 
 __all__ = ["CODECS", "Adaptive", "Codec", "CodecFacts", "CodecSpeed", "ErrorFeedback", "NativeCodec"]
-__all__ += ["BF16", "ChunkTopK", "FP16", "Identity", "Int4", "Int8", "MinMaxUInt8", "OneBit", "TopK"]
+__all__ += ["BF16", "FP16", "ChunkTopK", "Identity", "Int4", "Int8", "MinMaxUInt8", "OneBit", "TopK"]
 __all__ += ["accumulate_dtype", "settings_text"]

@@ -65,8 +65,8 @@ class Codec(ABC):
     #: Whether what it leaves out of one message is added to the next. True for ErrorFeedback alone.
     feeds_back: bool = False
 
-    #: Whether a sum sends each rank's row to all ranks, and every rank adds up the rows. For rows so small that a sum of
-    #: rows does not fit one: other codecs encode it once more. Only for codecs written in Python.
+    #: Whether a sum sends each rank's row to all ranks, and every rank adds up the rows. For rows that are too small
+    #: for a sum of rows, which other codecs encode once more. Only for codecs written in Python.
     gathers: bool = False
 
     @property

@@ -21,8 +21,8 @@ class ChunkTopK(Codec):
     rank's row and adds them up in rank order, because a sum of rows has more elements than a row can hold. So what a
     rank receives grows with the ranks.
 
-    Of equal magnitudes the first ones are sent. Zeros are never sent. The last chunk of a row may be short; its entry is
-    as long as the others. A chunk with NaN or Inf decodes to NaN; other chunks do not change.
+    Of equal magnitudes the first ones are sent. Zeros are never sent. The last chunk of a row may be short; its entry
+    is as long as the others. A chunk with NaN or Inf decodes to NaN; other chunks do not change.
 
     Args:
         chunk: elements of a chunk, a multiple of 32, at most 16,384. An index takes as few bits as that needs: 12 for
@@ -47,9 +47,7 @@ class ChunkTopK(Codec):
         if not isinstance(chunk, int) or chunk <= 0 or chunk % 32 or chunk > 16384:
             raise CodecError(f"ChunkTopK: chunk must be a multiple of 32 from 32 to 16384, got {chunk!r}")
         if not isinstance(k, int) or not 1 <= k <= min(chunk, 1024):
-            raise CodecError(
-                f"ChunkTopK: k must be from 1 to 1024 and at most the chunk, {chunk}, got {k!r}"
-            )
+            raise CodecError(f"ChunkTopK: k must be from 1 to 1024 and at most the chunk, {chunk}, got {k!r}")
         if bits != 2:
             raise CodecError(f"ChunkTopK: bits must be 2, got {bits!r}")
         self.chunk, self.k, self.bits = chunk, k, bits
