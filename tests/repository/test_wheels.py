@@ -224,7 +224,7 @@ def test_cuda_kernels_are_one_library_without_torch_and_python(wheels, monkeypat
     monkeypatch.setattr(wheels.native, "toolkit_root", lambda nvcc: "/cuda")
     linked = libraries_of(wheels, "nvcc")
     assert linked["libgossamer_cuda13.so"] == {
-        f"core/{folder}" for folder in ("codec", "flat", "kernels", "optim")
+        f"core/{folder}" for folder in ("codec", "flat", "kernels", "optim", "sparse")
     }
 
 
