@@ -40,6 +40,7 @@ OTHERS = {
     "a codec by parameter": partial(gs.GradientAllReduce, codec=gs.Adaptive(gs.ErrorFeedback(gs.Int4()))),
     "a codec in Python": partial(gs.GradientAllReduce, codec=gs.ErrorFeedback(gs.TopK(0.1))),
     "local steps in 4 bits": partial(gs.LocalSGD, 2, codec=gs.ErrorFeedback(gs.Int4())),
+    "local steps in sparse rows": partial(gs.LocalSGD, 2, codec=gs.ChunkTopK(256, 8), error_decay=0.95),
     "few exchanges": partial(gs.Decentralized, "ring", interval=2),
 }
 BUCKETS = {"bucket_bytes": 1 << 16, "first_bucket_bytes": 1 << 14}
