@@ -32,7 +32,9 @@ WIDE = {
     r"decode_chunks<\S+<float\b": ("STG",),
     r"decode_add_chunks<\S+<float\b": ("LDG", "STG"),
 }
-NAMESPACES = re.compile(r"(?:gossamer|codec|flat|optim|sparse|cuda|device|\(anonymous namespace\)|_GLOBAL__N_\w+)::")
+NAMESPACES = re.compile(
+    r"(?:gossamer|codec|flat|optim|sparse|cuda|device|\(anonymous namespace\)|_GLOBAL__N_\w+)::"
+)
 
 
 @dataclass(frozen=True)

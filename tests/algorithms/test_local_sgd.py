@@ -1,5 +1,6 @@
 """LocalSGD, DiLoCo and asynchronous averaging against references by hand."""
 
+import copy
 import functools
 import itertools
 import time
@@ -93,6 +94,36 @@ def test_sparse_loco_sends_the_decayed_error_with_each_change(alpha):
                 list(model.parameters())[position].data.copy_(kept)
     for found, model in zip(run_ranks(size, body), models, strict=True):
         torch.testing.assert_close(found, flat_weights(model), rtol=1e-4, atol=1e-5)
+
+
+def test_sparse_loco_resumes_bit_for_bit_with_what_it_has_not_sent():
+    def body(comm, other, third):
+        def wrapped(group, **options):
+            return wrap(group, gs.LocalSGD(3, codec=gs.ChunkTopK(32, 4), error_decay=0.9), **options)
+
+        def train(group, model, optimizer, steps):
+            for batch in batches(14)[steps]:
+                step(model, optimizer, shard(batch, group))
+
+        model, optimizer = wrapped(comm)
+        train(comm, model, optimizer, slice(0, 14))
+        expected = flat_weights(model.module)
+        model.close()
+        model, optimizer = wrapped(other)
+        train(other, model, optimizer, slice(0, 7))
+        saved = copy.deepcopy([model.state_dict(), optimizer.state_dict(), model.algorithm_state_dict()])
+        model.close()
+        model, optimizer = wrapped(third, seed=7, broadcast=False)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        model.load_algorithm_state_dict(saved[2])
+        train(third, model, optimizer, slice(7, 14))
+        resumed = flat_weights(model.module)
+        model.close()
+        return expected, resumed
+
+    for expected, resumed in run_ranks(2, body, groups=3):
+        assert torch.equal(expected, resumed)
 
 
 @pytest.mark.parametrize(
