@@ -36,7 +36,7 @@ class ChunkTopK(Codec):
 
     name = "chunk_topk"
     facts: ClassVar[CodecFacts] = CodecFacts(
-        CodecSpeed(2.5e9, 10e9, 8e9),
+        CodecSpeed(2.3e9, 4.3e9, 8e9),
         error=0.938,
         loses="all but the largest magnitudes of each chunk",
         needs_feedback=True,
