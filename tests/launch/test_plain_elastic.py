@@ -92,6 +92,24 @@ def test_what_cannot_be_elastic_is_refused() -> None:
         gs.elastic(DataLoader(data), net, optimizer)
 
 
+def test_an_elastic_model_does_not_weight_its_ranks() -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    gs.init()
+    try:
+        with gs.DataParallel(net, optimizer) as counting:
+            counting.count(2)
+            with pytest.raises(gs.ConfigError, match=r"elastic: count\(\) must not be used"):
+                gs.elastic(DataLoader(data), counting, optimizer)
+        with gs.DataParallel(net, optimizer) as model:
+            gs.elastic(DataLoader(data), model, optimizer)
+            with pytest.raises(gs.ConfigError, match=r"gs.elastic\(\) cannot weight its ranks, got 2"):
+                model.count(2)
+    finally:
+        gs.shutdown()
+
+
 def test_lightnings_strategy_refuses_to_be_elastic() -> None:
     native = pytest.importorskip("gossamer.lightning.pytorch")
     with pytest.raises(gs.ConfigError, match="Lightning's loop draws the batches"):

@@ -102,6 +102,8 @@ class Engine:
         if broadcast:
             self.broadcast(buffers_too=buffers_too)
 
+        self._survives = False  # see survive()
+        self.has_counted: bool = False  # by count()
         self._native = _C.Engine(
             comm=comm,
             control=control,
@@ -228,6 +230,12 @@ class Engine:
         """See Face.count()."""
         if not isinstance(samples, (int, float)) or not 0 <= samples < math.inf:
             raise ConfigError(f"count: samples must be a finite number of at least 0, got {samples!r}")
+        if self._survives:
+            raise ConfigError(
+                f"count: a model under gs.elastic() cannot weight its ranks, got {samples!r}; a step that is sent again "
+                f"would have no counts"
+            )
+        self.has_counted = True
         if self.algorithm.weighs_gradients and self.algorithm.average:
             self._native.join.count(samples)
         else:
@@ -373,6 +381,7 @@ class Engine:
             on_lost: see Lockstep.set_on_lost(). It may call own() and close(), and make another engine of the model.
             on_end: called at the end of each synchronised backward that has succeeded.
         """
+        self._survives = True
         self._native.flight.keep_for_redo(True)
         self._native.lockstep.set_on_lost(on_lost)
         self._native.lockstep.set_on_end(on_end)
