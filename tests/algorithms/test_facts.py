@@ -11,7 +11,7 @@ from gossamer.algorithms import ALGORITHMS
 from gossamer.facts import KINDS, Settings
 from gossamer.hooks import HOOKS
 from gossamer.netlab.comparison.variants import OURS
-from gossamer.planner import METHODS, Network, predict, transformer
+from gossamer.planner import METHODS, Network, Sharded, Stock, predict, transformer
 from tests import ROOT
 
 OF_ALGORITHMS = [(name, method) for name, kind in ALGORITHMS.items() for method in kind.methods]
@@ -44,7 +44,8 @@ def test_every_algorithm_has_a_method_a_trial_and_a_row_in_the_table_of_its_page
 
 def test_no_two_methods_share_a_name() -> None:
     assert sorted(IDS) == sorted(set(IDS))
-    assert set(IDS) == {name for name in METHODS if not name.startswith("ddp")}
+    of_torch = {name for name, method in METHODS.items() if isinstance(method.make(SETTINGS), (Stock, Sharded))}
+    assert set(IDS) == set(METHODS) - of_torch
 
 
 @pytest.mark.parametrize(("name", "method"), OF_ALGORITHMS, ids=IDS)
