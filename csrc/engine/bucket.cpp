@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "collectives/two_shot.h"
-#include "device_kernels.h"
 #include "comm/record_use.h"
+#include "device_kernels.h"
 #include "errors.h"
 
 namespace gossamer {

@@ -4,8 +4,8 @@
 #include <ATen/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "engine/ending/ending.h"
 #include "comm/record_use.h"
+#include "engine/ending/ending.h"
 
 namespace gossamer {
 

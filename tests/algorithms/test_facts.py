@@ -44,7 +44,9 @@ def test_every_algorithm_has_a_method_a_trial_and_a_row_in_the_table_of_its_page
 
 def test_no_two_methods_share_a_name() -> None:
     assert sorted(IDS) == sorted(set(IDS))
-    of_torch = {name for name, method in METHODS.items() if isinstance(method.make(SETTINGS), (Stock, Sharded))}
+    of_torch = {
+        name for name, method in METHODS.items() if isinstance(method.make(SETTINGS), (Stock, Sharded))
+    }
     assert set(IDS) == set(METHODS) - of_torch
 
 

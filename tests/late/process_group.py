@@ -23,7 +23,7 @@ from tests.late.engine import Layer
 from tests.support import late_device
 
 SIZE = 2
-LATE = torch.device("late", 0)
+LATE = "late:0"
 WHICH = ["none", "main", "side", "all"]
 OPS = dist.ReduceOp
 NUMEL = 300
@@ -274,7 +274,7 @@ def test_without_a_codec_everything_goes_to_the_devices_own_backend():
             assert torch.equal(call(plain.group, 3.0).cpu().flatten()[:3], torch.full((3,), 6.0)), call
         [backend] = plain.exact
         assert backend.own_stream_calls > 0
-        assert plain.backend.backend_of(LATE) is backend
+        assert plain.backend.backend_of(torch.device(LATE)) is backend
         before = native.barriers()
         barrier = dist.BarrierOptions()
         barrier.device_ids = [0]
@@ -301,12 +301,12 @@ def test_small_tensors_are_exact_beside_encoded_ones_of_one_coalesced_call():
 def test_coalesced_operations_end_with_one_work(coded, which, async_ops):
     with late_device.late(which):
         a, b, message, landed = filled(1.0), filled(2.0), filled(5.0), filled(0.0)
-        coded.group._start_coalescing(LATE)
+        coded.group._start_coalescing(torch.device(LATE))
         coded.group.send([message], 1, 0)
         assert coded.group.allreduce([a], options(dist.AllreduceOptions, async_op=async_ops)) is None
         coded.group.recv([landed], 1, 0)
         coded.group.allreduce([b], options(dist.AllreduceOptions, op=OPS.AVG, async_op=async_ops))
-        work = coded.group._end_coalescing(LATE)
+        work = coded.group._end_coalescing(torch.device(LATE))
         work.wait()
         for x, want in ((a, 2.0), (b, 2.0), (landed, 5.0)):
             assert torch.allclose(x.cpu(), torch.full((NUMEL,), want), rtol=0.02)
@@ -375,10 +375,16 @@ class Model(nn.Module):
     def __init__(self, device):
         super().__init__()
         self.weights = nn.ParameterList(torch.full((NUMEL,), float(i), device=device) for i in range(3))
+        self.steps = 0
 
     def forward(self, x):
+        """Parameter i has the gradient i + 1; in DDP's first step, which has one bucket of all parameters, all have 1.
+
+        The device's communicator hands out one rank's chunk as all ranks', so equal values must fill a bucket.
+        """
         for i, param in enumerate(self.weights):
-            x = Layer.apply(x, param, float(i + 1))
+            x = Layer.apply(x, param, float(i + 1) if self.steps else 1.0)
+        self.steps += 1
         return x
 
 
@@ -399,7 +405,7 @@ def trained(group, which, seed=lambda native: None, hook=None):
             optimizer.step()
         waits = native.waits()
         weights = torch.stack([param.detach().cpu() for param in model.module.weights])
-    want = torch.stack([torch.full((NUMEL,), i - 1.5 * (i + 1)) for i in range(3)])
+    want = torch.stack([torch.full((NUMEL,), i - 0.5 - 1.0 * (i + 1)) for i in range(3)])
     return torch.allclose(weights, want, rtol=0.03), waits
 
 

@@ -98,14 +98,17 @@ def test_an_elastic_model_does_not_weight_its_ranks() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     gs.init()
     try:
-        with gs.DataParallel(net, optimizer) as counting:
-            counting.count(2)
-            with pytest.raises(gs.ConfigError, match=r"elastic: count\(\) must not be used"):
-                gs.elastic(DataLoader(data), counting, optimizer)
-        with gs.DataParallel(net, optimizer) as model:
-            gs.elastic(DataLoader(data), model, optimizer)
-            with pytest.raises(gs.ConfigError, match=r"gs.elastic\(\) cannot weight its ranks, got 2"):
-                model.count(2)
+        loader = DataLoader(data, sampler=gs.ElasticSampler(data))
+        counting = gs.DataParallel(net, optimizer)
+        counting.count(2)
+        with pytest.raises(gs.ConfigError, match=r"elastic: count\(\) must not be used"):
+            gs.elastic(loader, counting, optimizer)
+        counting.close()
+        model = gs.DataParallel(net, optimizer)
+        model.engine.survive(lambda _error, _counted: False, lambda: None)  # as in an elastic run
+        with pytest.raises(gs.ConfigError, match=r"gs.elastic\(\) cannot weight its ranks, got 2"):
+            model.count(2)
+        model.close()
     finally:
         gs.shutdown()
 

@@ -232,8 +232,8 @@ class Engine:
             raise ConfigError(f"count: samples must be a finite number of at least 0, got {samples!r}")
         if self._survives:
             raise ConfigError(
-                f"count: a model under gs.elastic() cannot weight its ranks, got {samples!r}; a step that is sent again "
-                f"would have no counts"
+                f"count: a model under gs.elastic() cannot weight its ranks, got {samples!r}; a step that is sent "
+                f"again would have no counts"
             )
         self.has_counted = True
         if self.algorithm.weighs_gradients and self.algorithm.average:
