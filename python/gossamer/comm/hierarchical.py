@@ -64,11 +64,11 @@ class Flat:
     host_memory: bool = False
 
 
-#: What says how sums travel, around a group. Each has the attribute `group`.
 KINDS = (Flat, Hierarchical, HostMemory, Symmetric)
-#: What a user gives as process_group. None is the default group.
-GroupLike: TypeAlias = "ProcessGroup | Communicator | Flat | Hierarchical | HostMemory | Symmetric | None"
+"""What says how sums travel, around a group. Each has the attribute `group`."""
 
+GroupLike: TypeAlias = "ProcessGroup | Communicator | Flat | Hierarchical | HostMemory | Symmetric | None"
+"""What a user gives as process_group. None is the default group."""
 
 _log = logging.getLogger("gossamer")
 _by_hosts: "WeakKeyDictionary[Communicator, dict[str, Communicator]]" = WeakKeyDictionary()

@@ -5,7 +5,7 @@ from gossamer.horovod.torch.mpi_ops import rank, size
 
 
 class ElasticSampler(sampler.ElasticSampler):
-    __doc__ = sampler.ElasticSampler.__doc__
+    """gs.ElasticSampler, which divides what is left of a dataset among the workers of hvd.init()."""
 
     def place(self) -> tuple[int, int]:
         """Returns this worker's rank, and the number of workers."""
