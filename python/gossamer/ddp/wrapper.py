@@ -195,7 +195,7 @@ class DistributedDataParallel(nn.Module, Face):
             raise ConfigError(
                 f"DistributedDataParallel: {algorithm!r} counts optimizer steps; give optimizer=..."
             )
-        self._links = self._wrap(
+        self._wrap(
             algorithm,
             self._group,
             self._optimizers,
@@ -206,7 +206,7 @@ class DistributedDataParallel(nn.Module, Face):
             buffers_too=buffers_too,
             ignore=self.parameters_to_ignore,
         )
-        self._place, engine = (self._links.comm.rank, self._links.comm.size), self.engine
+        self._place, engine = (self.links.comm.rank, self.links.comm.size), self.engine
         engine.graph.require_used = not self.find_unused_parameters
         self._has_buffers = len(self.modules_buffers) > 0
         engine.uneven.sync_buffers = self.forward_sync_buffers and self._has_buffers
@@ -227,7 +227,8 @@ class DistributedDataParallel(nn.Module, Face):
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group. That is, "
                 "when you have called init_process_group and have not passed process_group argument to DDP constructor"
             )
-        return {**self.__dict__, "_engine": None, "_links": None, "_group": None, "_given_group": None}
+        dropped = ("_engine", "links", "_group", "_given_group", "_wrapped_with")
+        return {**self.__dict__, **dict.fromkeys(dropped)}
 
     # --- buffers ---
 
@@ -283,7 +284,7 @@ class DistributedDataParallel(nn.Module, Face):
         assert self.engine is not None  # which connects anew after unpickling
         # .data: else autograd reports that a buffer, which it has saved for backward, was changed.
         tensors = [each.data for each in (self.modules_buffers if bufs is None else bufs)]
-        broadcast_everywhere(self._links.comm, self._links.control, tensors, authoritative_rank)
+        broadcast_everywhere(self.links.comm, self.links.control, tensors, authoritative_rank)
 
     def _buffers_before_forward(self) -> None:
         if self._buffer_hook is not None:
