@@ -21,18 +21,20 @@ RUN = ["-m", "gossamer.launch.cli", "run"]
 TELL = f"""
 import glob, json, os, sys, torch, torch.distributed as dist, gossamer as gs
 from gossamer.launch.addresses import listeners, of_device
+def tell(what, value):
+    sys.stdout.write(f"{{what}} {{json.dumps(value)}}\\n")  # in one piece, as both ranks write into one pipe
 gs.init(*sys.argv[1:])
 gs.all_reduce(torch.ones(4))
 found = [each.address for each in listeners() if each.port != {sshd.PORT}]
 dist.barrier()
 if gs.local_rank() == 0:
-    print("listens", json.dumps([of_device('eth0'), sorted(found)]))
+    tell("listens", [of_device('eth0'), sorted(found)])
 def own():
     held = [os.readlink(path) for path in glob.glob("/proc/self/fd/*") if os.path.lexists(path)]
     return [each.address for each in listeners() if f"socket:[{{each.inode}}]" in held]
 before = own()
 gs.shutdown()
-print("closed", json.dumps([len(before), len(own())]))
+tell("closed", [len(before), len(own())])
 """
 EVERY, LOOPBACK, FIRST, SECOND = "::", "127.0.0.1", "10.213.0.1", "10.213.0.2"
 STORE = {EVERY: "all addresses", LOOPBACK: "127.0.0.1", FIRST: "one address of the first host"}
