@@ -74,7 +74,7 @@ def all_reduce(
         _C.all_reduce(comm, codec.native, dense, scale, nonce, error)
     else:
         flat, flat_error = dense.view(-1), error.view(-1) if error is not None else None
-        sum_of = partial(_gathered if codec.gathers else _two_shot, codec)
+        sum_of = partial(_sum, codec)
         if isinstance(comm, _C.ByHosts):
             _C.sum_by_hosts(comm, flat, scale, codec.block, flat_error, sum_of)
         else:
@@ -156,8 +156,8 @@ def all_gather(
     return out
 
 
-def _two_shot(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: Tensor | None) -> None:
-    """all_reduce of csrc/collectives/two_shot.cpp, for a codec written in Python. x, error: [numel], contiguous."""
+def _sum(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: Tensor | None) -> None:
+    """all_reduce for a codec written in Python. x, error: [numel], contiguous."""
     if x.numel() == 0:
         return
     if comm.size == 1:
@@ -165,7 +165,14 @@ def _two_shot(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: 
             x.add_(error)
             error.zero_()
         x.mul_(scale)
-        return
+    elif codec.gathers:
+        _gathered(codec, comm, x, scale, error)
+    else:
+        _two_shot(codec, comm, x, scale, error)
+
+
+def _two_shot(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: Tensor | None) -> None:
+    """_sum as csrc/collectives/two_shot.cpp does it, among several ranks."""
     chunk = -(-x.numel() // (comm.size * codec.block)) * codec.block
     rows = x.new_zeros((comm.size, chunk), dtype=x.dtype if error is None else error.dtype)
     values = rows.view(-1)[: x.numel()]
@@ -188,15 +195,7 @@ def _two_shot(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: 
 
 
 def _gathered(codec: Codec, comm: Communicator, x: Tensor, scale: float, error: Tensor | None) -> None:
-    """all_reduce where every rank adds up every rank's row, in rank order: nothing is encoded twice. As _two_shot."""
-    if x.numel() == 0:
-        return
-    if comm.size == 1:
-        if error is not None:  # it is not zero if more ranks have saved it
-            x.add_(error)
-            error.zero_()
-        x.mul_(scale)
-        return
+    """_sum where every rank of several adds up every rank's row, in rank order: nothing is encoded twice."""
     values = x if error is None else error.add_(x)
     wire = _encode(codec, values.view(1, -1))
     total = x if x.dtype == accumulate_dtype(x.dtype) else torch.empty_like(values, dtype=torch.float32)
