@@ -78,11 +78,14 @@ $(STAMPS)/venv:
 	$(call make_venv,$(PYTHON),$(VENV))
 	@mkdir -p $(STAMPS) && touch $@
 
+# Python compiles what it imports; all that is installed would take longer than to download it.
+INSTALL := -m pip install --quiet --no-compile
+
 # The stamp carries the version: another TORCH is installed, and everything after it follows.
 TORCH_STAMP := $(STAMPS)/$(call stamp_name,$(TORCH))
 $(TORCH_STAMP): $(STAMPS)/venv
 	@rm -f $(STAMPS)/torch*
-	$(BIN)/python -m pip install --quiet '$(TORCH)' 'setuptools>=77' wheel ninja numpy
+	$(BIN)/python $(INSTALL) '$(TORCH)' 'setuptools>=77' wheel ninja numpy
 	@touch $@
 
 $(STAMPS)/extension: $(TORCH_STAMP) setup.py $(CSRC)
@@ -93,17 +96,17 @@ $(STAMPS)/extension: $(TORCH_STAMP) setup.py $(CSRC)
 # What users get, and what the demo needs. Editable, so a change to Python needs no step. Its own run of setup.py finds
 # everything built.
 $(STAMPS)/package: $(TORCH_STAMP) pyproject.toml | $(STAMPS)/extension
-	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[plots]'
+	$(BIN)/python $(INSTALL) --no-build-isolation -e '.[plots]'
 	@touch $@
 
 # What the tests and lint need besides.
 $(STAMPS)/tools: $(STAMPS)/package
-	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev,plots]'
+	$(BIN)/python $(INSTALL) --no-build-isolation -e '.[dev,plots]'
 	@touch $@
 
 # What builds the site, and what its test drives a browser with.
 $(STAMPS)/site: $(STAMPS)/tools pyproject.toml
-	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[docs]'
+	$(BIN)/python $(INSTALL) --no-build-isolation -e '.[docs]'
 	@touch $@
 
 # ---- Wheels, with tools outside the checkout. TORCHES: folders that hold installed or unpacked versions of torch.
@@ -115,7 +118,7 @@ WHEEL_FLAGS ?=
 $(WHEEL_TOOLS)/stamp: pyproject.toml
 	@mkdir -p $(CUDA_CACHE)
 	$(call make_venv,$(PYTHON),$(WHEEL_TOOLS))
-	$(WHEEL_TOOLS)/bin/python -m pip install --quiet 'setuptools>=77' \
+	$(WHEEL_TOOLS)/bin/python $(INSTALL) 'setuptools>=77' \
 	  $$($(WHEEL_TOOLS)/bin/python -c 'import pip._vendor.tomli as toml; \
 	    print(*toml.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"])')
 	@touch $@
@@ -137,23 +140,28 @@ $(CUDA_STAMP):
 	@mkdir -p $(CUDA_CACHE)
 	$(call make_venv,$(PYTHON),$(CUDA_VENV))
 	@rm -f $(CUDA_VENV)/torch*
-	$(CUDA_VENV)/bin/python -m pip install --quiet '$(CUDA_TORCH)' 'setuptools>=77' wheel ninja numpy rich
+	$(CUDA_VENV)/bin/python $(INSTALL) '$(CUDA_TORCH)' 'setuptools>=77' wheel ninja numpy rich
 	@touch $@
 
 # They show the machine code of kernels. Newer ones read the code of older compilers.
 $(CUDA_VENV)/cuobjdump: $(CUDA_STAMP)
-	$(CUDA_VENV)/bin/python -m pip install --quiet nvidia-cuda-cuobjdump==13.2.78 nvidia-cuda-nvdisasm==13.2.78
+	$(CUDA_VENV)/bin/python $(INSTALL) nvidia-cuda-cuobjdump==13.2.78 nvidia-cuda-nvdisasm==13.2.78
 	@touch $@
 
 # All of them: make cuda-build CUDA_ARCHS="8.0;8.6;8.9;9.0;10.0;12.0". A warning removes the tree, so that the next run
-# compiles, and warns, again.
+# compiles, and warns, again. Files that are equal keep their time in the tree, so that another checkout compiles only
+# what differs.
 CUDA_ARCHS ?= 8.0;9.0
+CUDA_SOURCES := csrc python/gossamer setup.py pyproject.toml
 
 cuda-build: $(CUDA_VENV)/cuobjdump
 	@command -v nvcc >/dev/null || \
 	  { echo "make: cuda-build needs nvcc on PATH (CUDA toolkit of the major version of $(CUDA_TORCH))" >&2; exit 1; }
-	@mkdir -p $(CUDA_TREE) && rm -rf $(CUDA_TREE)/csrc $(CUDA_TREE)/python
-	@cp -a csrc python setup.py pyproject.toml $(CUDA_TREE)/ && touch $(CUDA_TREE)/README.md
+	@mkdir -p $(CUDA_TREE)/csrc $(CUDA_TREE)/python && touch $(CUDA_TREE)/README.md
+	@(cd $(CUDA_TREE) && find csrc python -type f) | while read -r file; do \
+	  [ -e "$$file" ] || rm "$(CUDA_TREE)/$$file"; done
+	@find $(CUDA_SOURCES) -type f ! -name '*.so' ! -name '*.pyc' | while read -r file; do \
+	  cmp -s "$$file" "$(CUDA_TREE)/$$file" || install -D -m 644 "$$file" "$(CUDA_TREE)/$$file"; done
 	@rm -f $(CUDA_TREE)/python/gossamer/_C*.so
 	@test -d $(CUDA_TREE)/build/ptxas || rm -rf $(CUDA_TREE)/build
 	@echo "building the CUDA extension for $(CUDA_ARCHS)"

@@ -65,8 +65,9 @@ def project(tmp_path) -> Path:
     return root
 
 
-def run(*argv: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
-    command = [sys.executable, *map(str, argv)]
+def run(*argv: str | Path, cwd: Path, env: dict[str, str] | None = None, fresh: bool = False) -> str:
+    """Runs Python, and returns what it prints. ``fresh``: one that has not imported the real gossamer."""
+    command = [sys.executable if fresh else quick_python.program(), *map(str, argv)]
     result = subprocess.run(
         command,
         cwd=cwd,
@@ -101,7 +102,7 @@ def compiled_in(output: str) -> set[str]:
 
 def imported(project: Path, env: dict[str, str]) -> list[str]:
     code = "import torch, gossamer._C as native; print(native.sum, native.__file__)"
-    return run("-c", code, cwd=project.parent, env=env).split()[-2:]
+    return run("-c", code, cwd=project.parent, env=env, fresh=True).split()[-2:]
 
 
 def test_without_torch_setup_says_what_to_install(project) -> None:

@@ -61,13 +61,15 @@ def namespaces(name: str) -> list[str]:
 
 @needs_hosts
 def test_a_link_keeps_to_its_rate_in_both_directions() -> None:
-    seconds = {}
-    for rate in ("40mbit", "80mbit"):
-        outputs = run_on_hosts([sys.executable, "-c", FLOOD, "2000000"], 2, rate=rate)
-        seconds[rate] = [max(float(out.stdout.split()[way]) for out in outputs) for way in (0, 1)]
-    for way in (0, 1):
-        assert seconds["40mbit"][way] >= 0.95 * 8 * 2_000_000 / 40e6
-        assert 1.5 < seconds["40mbit"][way] / seconds["80mbit"][way] < 2.7
+    def keeps() -> bool:
+        seconds = {}
+        for rate in ("40mbit", "80mbit"):
+            outputs = run_on_hosts([sys.executable, "-c", FLOOD, "2000000"], 2, rate=rate)
+            seconds[rate] = [max(float(out.stdout.split()[way]) for out in outputs) for way in (0, 1)]
+        assert min(seconds["40mbit"]) >= 0.95 * 8 * 2_000_000 / 40e6
+        return all(1.5 < slow / fast < 2.7 for slow, fast in zip(*seconds.values(), strict=True))
+
+    assert any(keeps() for _ in range(4))  # TCP may pause on a busy machine
 
 
 @needs_hosts
@@ -152,7 +154,9 @@ def test_a_signal_removes_the_hosts_and_all_that_ran_on_them(start) -> None:
         begun.process.send_signal(ending)
         assert begun.process.stdout.readline() == "removed\n", ending
         assert namespaces(name) == []
-        assert [pid for pid in running if runs(pid)] == []
+        while any(runs(pid) for pid in running):  # a killed process leaves its namespace before it ends
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     code, _, err = begun.finish(30)
     assert code == 0, err
 
