@@ -46,6 +46,8 @@ class DataParallel(nn.Module, Face):
         ConfigError: on every rank. Models or settings differ between ranks; the text names the first difference.
     """
 
+    replaceable = True
+
     def __init__(
         self,
         module: nn.Module,

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import gossamer as gs
+import gossamer.bagua.torch_api.data_parallel as bagua
 from tests import ROOT
 
 LOOP = ROOT / "benchmarks" / "elastic_loop.py"
@@ -92,7 +93,21 @@ def test_what_cannot_be_elastic_is_refused() -> None:
         gs.elastic(DataLoader(data), net, optimizer)
 
 
-def test_an_elastic_model_does_not_weight_its_ranks() -> None:
+@pytest.mark.parametrize("face", [gs.DistributedDataParallel, bagua.DistributedDataParallel])
+def test_faces_whose_group_cannot_be_replaced_are_refused(face) -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    gs.init()
+    try:
+        model = face(net)
+        with pytest.raises(gs.ConfigError, match="must be a gs.DataParallel, got DistributedDataParallel"):
+            gs.elastic(DataLoader(data, sampler=gs.ElasticSampler(data)), model, optimizer)
+    finally:
+        gs.shutdown()
+
+
+def test_an_elastic_model_neither_weights_its_ranks_nor_joins() -> None:
     data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
     net = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -108,6 +123,8 @@ def test_an_elastic_model_does_not_weight_its_ranks() -> None:
         model.engine.survive(lambda _error, _counted: False, lambda: None)  # as in an elastic run
         with pytest.raises(gs.ConfigError, match=r"gs.elastic\(\) cannot weight its ranks, got 2"):
             model.count(2)
+        with pytest.raises(gs.ConfigError, match=r"join: not in a run of gs.elastic\(\)"), model.join():
+            pytest.fail("the context was entered")
         model.close()
     finally:
         gs.shutdown()

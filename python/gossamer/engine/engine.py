@@ -381,7 +381,7 @@ class Engine:
             on_lost: see Lockstep.set_on_lost(). It may call own() and close(), and make another engine of the model.
             on_end: called at the end of each synchronised backward that has succeeded.
         """
-        self._survives = True
+        self._survives = self.uneven.of_elastic_run = True
         self._native.flight.keep_for_redo(True)
         self._native.lockstep.set_on_lost(on_lost)
         self._native.lockstep.set_on_end(on_end)

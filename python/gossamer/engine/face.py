@@ -6,7 +6,7 @@ Face also has the methods that torch.distributed.algorithms.Join calls; join.py 
 import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,14 @@ from gossamer.observe.report import Report
 
 
 class Face(Joinable):
-    """A wrapper around an engine."""
+    """A wrapper around an engine.
+
+    Attributes:
+        replaceable: whether gs.elastic() may close the engine and make another one over the next group.
+    """
 
     module: Any
+    replaceable: ClassVar[bool] = False
     _engine: Engine | None = None
     links: Connections
     _given_group: Any  # the group that the model was wrapped with

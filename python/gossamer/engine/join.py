@@ -27,6 +27,7 @@ class UnevenInputs:
     Attributes:
         sync_buffers: in a join, all ranks follow the buffers of one that has batches.
         copies_buffers: a join with sync_buffers is under way.
+        of_elastic_run: gs.elastic() may replace the engine, and a join does not outlive it.
     """
 
     def __init__(self, native: _C.Engine, parts: Parts, steps: StepCounter) -> None:
@@ -39,6 +40,7 @@ class UnevenInputs:
         self._comm, self._control = parts.comm, parts.control
         self.sync_buffers = False
         self.copies_buffers: bool = False
+        self.of_elastic_run: bool = False
         self._shadowing = False
 
     @property
@@ -79,12 +81,17 @@ class UnevenInputs:
                 rank has left the context, and all ranks leave with this backward.
 
         Raises:
-            ConfigError: on every rank. The arguments differ between ranks, or the algorithm needs every rank.
+            ConfigError: on every rank. The arguments differ between ranks, the algorithm needs every rank, or the run
+                is elastic.
         """
         if not self._algorithm.uneven_inputs:
             raise ConfigError(
                 f"join: {self._algorithm!r} needs every rank in every step; give all ranks equally many batches, by a "
                 f"DistributedSampler or drop_last=True, or train by gradient_allreduce or bytegrad"
+            )
+        if self.of_elastic_run:
+            raise ConfigError(
+                "join: not in a run of gs.elastic(), whose sampler gives all ranks equally many batches; remove join()"
             )
         self._native.worker.check_alive()
         self._native.abandon()

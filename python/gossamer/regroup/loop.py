@@ -223,7 +223,7 @@ def elastic(
         ConfigError: something else was given, or the model's group cannot be replaced.
         CommError: this worker has come while others trained, and all that held the state are dead.
     """
-    if not isinstance(model, Face):
+    if not (isinstance(model, Face) and model.replaceable):
         raise ConfigError(f"elastic: model must be a gs.DataParallel, got {type(model).__name__}")
     optimizers = optimizers_of("elastic", optimizer)
     if not optimizers:
