@@ -120,6 +120,67 @@ def training(which):
     assert all(torch.equal(every[0], other) for other in every)
 
 
+def by_hosts(control, hosts):
+    """Returns a communicator whose levels all go through memory of the host, and the same levels of CPU tensors."""
+    world = comms.from_backend(native.Backend(RANK, SIZE), device="late:0")
+    columns = [[host[place] for host in hosts] for place in range(min(map(len, hosts)))]
+    inside, across = None, None
+    for ranks in hosts:
+        inside = through_memory(control, ranks) or inside
+    for ranks in columns:
+        across = through_memory(control, ranks) or across
+    return _C.ByHosts(world, inside, across, hosts), comms.hierarchy(control, hosts)
+
+
+def through_memory(control, ranks):
+    near = comms.split(control, ranks, kind="gossamer")
+    if near is None:
+        return None
+    return comms.host_memory(comms.from_backend(native.Backend(near.rank, near.size), device="late:0"), near)
+
+
+def two_levels(*layouts):
+    """Sums by hosts, where some ranks may carry nothing: the bits of the same levels of CPU tensors."""
+    control, _ = comms.private(None, torch.device("cpu"))
+    native.set_late(late_device.LATENESS["all"])
+    for layout in layouts:  # such as 0,1/2,3
+        hosts = [[int(rank) for rank in host.split(",")] for host in layout.split("/")]
+        own, plain_group = by_hosts(control, hosts)
+        for call, numel in enumerate([1, 257, 5003, 7, 20_011]):
+            for codec in (None, gs.Int8(), gs.Int4(64)):
+                x, plain = sample(call, numel).to("late"), sample(call, numel)
+                for group, tensor in ((own, x), (plain_group, plain)):
+                    gs.all_reduce(tensor, codec=codec, deterministic=True, op="mean", nonce=call, group=group)
+                assert same_bits(x.cpu(), plain), (layout, codec, numel)
+        x = trained("late", "int4 with feedback", Connections(own, control, None))
+        plain = trained("cpu", "int4 with feedback", Connections(plain_group, control, None))
+        assert same_bits(x, plain), layout
+    drop_meetings(control, *by_hosts(control, [[0, 1], [2, 3]]))
+
+
+def drop_meetings(control, own, plain_group):
+    """Without any one of its meetings a sum is wrong: rank 0 is ahead of a rank whose values it needs."""
+
+    def is_right(call, dropped=-1):
+        plain, x = sample(call, 5003), sample(call, 5003).to("late")
+        gs.all_reduce(plain, codec=gs.Int8(), group=plain_group)
+        native.drop_meeting(dropped)
+        gs.all_reduce(x, codec=gs.Int8(), group=own)
+        meetings = native.drop_meeting(-1)
+        if RANK == 0:  # the others run only what rank 0's meetings wait for
+            native.synchronize()
+        control.all_reduce(torch.zeros(1)).wait()
+        return meetings, same_bits(x.cpu(), plain)
+
+    is_right(0)  # makes the memory
+    meetings, right = is_right(1)
+    assert (meetings, right) == (4, True)
+    for dropped in range(meetings):
+        right = is_right(2 + dropped, dropped)[1]
+        assert RANK > 0 or not right, dropped
+        control.all_reduce(torch.zeros(1)).wait()
+
+
 def memory():
     """Memory that a rank cannot map is an error on every rank; otherwise all of it is given back."""
     in_shm, before = mapped("/dev/shm"), mapped()  # in docker /dev/shm has 64 MB

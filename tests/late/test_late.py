@@ -36,6 +36,7 @@ def test_work_that_is_late_on_a_device_changes_no_result():
         (2, ("sums", "side")),
         (2, ("training", "all")),
         (3, ("training", "main")),
+        (4, ("two_levels", "0,1/2,3", "0,2/3,1", "1/0,3,2")),
         (3, ("memory",)),
     ],
 )

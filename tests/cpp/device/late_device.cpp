@@ -253,6 +253,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("drop_wait", [=](int number) { here().get().drop_wait(number); });
   module.def("waits", [=] { return here().get().waits(); });
   module.def("tasks", [=] { return here().get().tasks(); });
+  module.def("drop_meeting", [](int number) {  // on every rank; numbers begin at 0 now
+    dropped_meeting = number;
+    return std::exchange(meetings, 0);
+  });
   module.def("barriers", [] { return Backend::barriers.load(); });
   module.def("set_capturing", [](bool capturing) { is_capturing = capturing; });
   module.def("operations", [] { return Backend::operations.load(); });

@@ -1,9 +1,10 @@
-// A simulated device whose work is late on purpose: streams, events and memory, in host memory and without threads. A task
-// that is queued on a late stream runs only when the host waits for it, or when another stream that the host waits for needs
-// it. Tasks of the other streams run as soon as the events that they wait for allow it. So a missing event wait, or memory
+// A simulated device whose work is late on purpose: streams, events and memory, in host memory. A task that is queued on a
+// late stream runs only when the host waits for it, when another stream that the host waits for needs it, or when another
+// process has come to a meeting that waits behind it: devices go on while their hosts wait for each other. Tasks of the other streams run as soon as the events that they wait for allow it. So a missing event wait, or memory
 // that is freed while a stream still uses it, gives wrong numbers every time. late_device.cpp gives it to torch.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -56,11 +57,19 @@ class Device {
 
   void push(StreamId stream, std::function<void()> task) { push_when(stream, nullptr, std::move(task)); }
 
-  // A task that waits in its stream until ready() is true, such as one that waits for another process.
-  void push_when(StreamId stream, std::function<bool()> ready, std::function<void()> task) {
+  // A task that waits in its stream until ready() is true, such as one that waits for another process. It is late no longer
+  // once is_awaited() is true.
+  void push_when(StreamId stream, std::function<bool()> ready, std::function<void()> task,
+                 std::function<bool()> is_awaited = nullptr) {
     const Lock lock(mutex_);
     ++(stream == kMain ? main_tasks_ : side_tasks_);
-    queues_[stream].push_back({std::move(task), nullptr, nullptr, std::move(ready)});
+    auto mark = is_awaited ? std::make_shared<Mark>(Mark{stream}) : nullptr;
+    queues_[stream].push_back({std::move(task), nullptr, mark, std::move(ready)});
+    if (mark) {
+      if (!hurries_) std::thread([this] { hurry(); }).detach();
+      hurries_ = true;
+      awaited_.push_back({std::move(mark), std::move(is_awaited)});
+    }
     run_prompt();
   }
 
@@ -102,17 +111,17 @@ class Device {
     return mark.done;
   }
   void synchronize(const MarkPtr& mark) {
-    const Lock lock(mutex_);
-    run_until(mark);
+    Lock lock(mutex_);
+    run_until(mark, lock);
     rethrow();
   }
   void synchronize(StreamId stream) { synchronize(record(stream)); }
   void synchronize() {
-    const Lock lock(mutex_);
+    Lock lock(mutex_);
     std::vector<MarkPtr> ends;
     for (const auto& [stream, queue] : queues_) ends.push_back(std::make_shared<Mark>(Mark{stream}));
     for (const auto& end : ends) queues_[end->stream].push_back({nullptr, nullptr, end});
-    for (const auto& end : ends) run_until(end);
+    for (const auto& end : ends) run_until(end, lock);
     rethrow();
   }
 
@@ -165,7 +174,7 @@ class Device {
   }
 
  private:
-  using Lock = std::lock_guard<std::mutex>;
+  using Lock = std::unique_lock<std::mutex>;
   struct Item {
     std::function<void()> task;
     MarkPtr wait;  // for this
@@ -214,18 +223,39 @@ class Device {
     }
   }
 
-  void run_until(const MarkPtr& mark) {
-    while (!mark->done) {
-      auto& queue = queues_[mark->stream];
-      if (queue.empty()) throw std::runtime_error("late: a stream waits for itself");
-      if (const MarkPtr wait = queue.front().wait; wait && !wait->done) {
-        run_until(wait);
-      } else if (!queue.front().may_run()) {
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      } else {
-        run(queue);
-        run_prompt();
+  // Runs one item that the mark needs. Returns false if it must wait for another process.
+  bool advance(const MarkPtr& mark) {
+    auto& queue = queues_[mark->stream];
+    if (queue.empty()) throw std::runtime_error("late: a stream waits for itself");
+    if (const MarkPtr wait = queue.front().wait; wait && !wait->done) return advance(wait);
+    if (!queue.front().may_run()) return false;
+    run(queue);
+    run_prompt();
+    return true;
+  }
+
+  void run_until(const MarkPtr& mark, Lock& lock) {
+    while (!mark->done)
+      if (!advance(mark)) let_others_run(lock);
+  }
+
+  static void let_others_run(Lock& lock, int microseconds = 50) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+    lock.lock();
+  }
+
+  // A thread of its own, as long as the process lives.
+  void hurry() {
+    for (Lock lock(mutex_);; let_others_run(lock, awaited_.empty() ? 1000 : 50)) {
+      for (size_t i = 0; i < awaited_.size(); ++i) {
+        const MarkPtr mark = awaited_[i].first;
+        while (!mark->done && awaited_[i].second() && advance(mark)) {
+        }
       }
+      awaited_.erase(
+          std::remove_if(awaited_.begin(), awaited_.end(), [](const auto& each) { return each.first->done; }),
+          awaited_.end());
     }
   }
 
@@ -243,6 +273,8 @@ class Device {
   int64_t main_tasks_ = 0, side_tasks_ = 0;
   bool drops_records_ = false;
   std::exception_ptr failure_;
+  std::vector<std::pair<MarkPtr, std::function<bool()>>> awaited_;  // what other processes may wait for
+  bool hurries_ = false;
 };
 
 }  // namespace late
