@@ -155,8 +155,7 @@ inline std::string describe(const Group& group, const std::string& what, int64_t
 // Sizes around one round, and around several.
 inline std::vector<int64_t> sizes_around(int64_t round) {
 #if defined(__SANITIZE_THREAD__)
-  return {0, 17, round + 1,
-          3 * round + 7};  // threads meet as often as there are rounds, whatever is left over
+  return {0, 17, round + 1, 3 * round + 7};  // threads meet once a round, whatever is left over
 #endif
   return {0, 1, 17, round - 1, round, round + 1, 2 * round, 3 * round + 7};
 }
