@@ -85,7 +85,8 @@ def test_with_periods_in_seconds_a_slow_rank_makes_fewer_steps(options):
 
     results = run_ranks(3, body)
     fast, _, slow = (steps for steps, _, _ in results)
-    assert fast > slow  # how many more is simulated above: a loaded machine slows the fast rank's own steps too
+    # How many more is simulated above: a loaded machine slows the fast rank's own steps too.
+    assert fast > slow
     for _, losses, weights in results:
         assert torch.equal(weights, results[0][2])
         assert losses[-1] < losses[0]
