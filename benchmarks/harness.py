@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ import gossamer as gs
 from gossamer import comm as gossamer_comm
 from gossamer.bench import measuring
 from gossamer.bench.measuring import as_one, copy_of, interleaved, paired, slowest, spread  # noqa: F401, for all
-from gossamer.netlab import run_on_hosts
+from gossamer.netlab import Hosts, run_on_hosts
 
 FOLDER = Path(__file__).resolve().parent
 ROWS = 8  # of text per rank and step, as in the demo
@@ -130,10 +130,11 @@ def run_processes(size: int, job: dict[str, Any]) -> Any:
     return _answer_in(out)
 
 
-def run_hosts(size: int, job: dict[str, Any], *, rate: str) -> Any:
-    """As run_processes(size, job), each rank on a host of its own, whose link takes `rate` each way. Needs root."""
+def run_hosts(size: int, job: dict[str, Any], *, rate: str, delays: Mapping[int, float] | None = None) -> Any:
+    """As run_processes(size, job), each rank on a host of its own, as Hosts(size, rate, delays). Needs root."""
     command = [sys.executable, sys.argv[0], "--worker", json.dumps(job)]
-    outputs = run_on_hosts(command, size, rate=rate, threads=1, timeout_s=WORKER_TIMEOUT_S)
+    with Hosts(size, rate=rate, delays=delays) as hosts:
+        outputs = run_on_hosts(command, hosts, threads=1, timeout_s=WORKER_TIMEOUT_S)
     return _answer_in(outputs[0].stdout)
 
 

@@ -33,6 +33,7 @@ NAMES = (
     "convergence",
     "uneven",
     "sparse_loco",
+    "noloco",
 )
 GPU_NAMES = ("codec", "flat", "optim", "step", "symmetric")
 

@@ -18,6 +18,7 @@ from gossamer.topology import (
     Exchange,
     Mixing,
     OnePeerExponential,
+    RandomPairs,
     Ring,
     ShiftOne,
     Topology,
@@ -26,7 +27,7 @@ from gossamer.topology import (
     resolve,
 )
 
-SPARSE = [Ring(), ShiftOne(), OnePeerExponential(), *(BaseGraph(k) for k in (1, 2, 3, 4))]
+SPARSE = [Ring(), ShiftOne(), OnePeerExponential(), RandomPairs(), *(BaseGraph(k) for k in (1, 2, 3, 4))]
 SIZES = st.integers(1, 48)
 STEPS = st.integers(0, 100)
 
@@ -210,6 +211,25 @@ def test_one_peer_exponential_only_approaches_the_mean_of_other_sizes(size) -> N
     assert consensus_steps(OnePeerExponential(), size) is not None
 
 
+@pytest.mark.parametrize("size", [4, 7, 8])
+def test_random_pairs_meet_everyone_about_equally_often_and_a_seed_changes_them(size) -> None:
+    met = dict.fromkeys(itertools.permutations(range(size), 2), 0)
+    idle = [0] * size
+    for step in range(RandomPairs().period(size)):
+        for rank, mixing in enumerate(round_of(RandomPairs(), step, size)):
+            idle[rank] += not mixing.exchanges
+            for exchange in mixing.exchanges:
+                met[rank, exchange.to] += 1
+    mean = sum(met.values()) / len(met)
+    assert all(0.7 * mean < times < 1.3 * mean for times in met.values())
+    assert (max(idle) == 0) == (size % 2 == 0)
+    assert [round_of(RandomPairs(1), step, size) for step in range(9)] != [
+        round_of(RandomPairs(2), step, size) for step in range(9)
+    ]
+    with pytest.raises(ConfigError, match="seed must be an int, got 1.5"):
+        RandomPairs(1.5)
+
+
 def test_all_is_one_exact_round_without_exchanges() -> None:
     assert [name for name, kind in TOPOLOGIES.items() if kind.uniform] == ["all"]
     assert mixing_matrix(All(), 3, 4) == [[0.25] * 4] * 4
@@ -231,7 +251,7 @@ def test_consensus_steps_counts_rounds_to_a_tolerance_and_gives_up_at_the_limit(
 
 
 def test_names_resolve_to_topologies_with_default_settings() -> None:
-    shown = "All() Ring() ShiftOne() OnePeerExponential() BaseGraph(k=1)"
+    shown = "All() Ring() ShiftOne() OnePeerExponential() BaseGraph(k=1) RandomPairs(seed=0)"
     assert [repr(resolve(name)) for name in TOPOLOGIES] == shown.split()
     graph = BaseGraph(k=3)
     assert resolve(graph) is graph
@@ -242,7 +262,9 @@ def test_names_resolve_to_topologies_with_default_settings() -> None:
 
 @pytest.mark.parametrize("unknown", ["torus", "", None, Ring, 3])
 def test_unknown_topology_is_refused_with_the_known_names(unknown) -> None:
-    with pytest.raises(ConfigError, match="all, ring, shift_one, one_peer_exponential, base_graph"):
+    with pytest.raises(
+        ConfigError, match="all, ring, shift_one, one_peer_exponential, base_graph, random_pairs"
+    ):
         resolve(unknown)
 
 

@@ -41,6 +41,33 @@ for sender in (0, 1):
         link.sendall(b"x")
     print(time.monotonic() - begun)
 """
+# Host 0 answers; every other host prints the shortest of some round trips.
+ROUND_TRIPS = """
+import os, socket, time
+rank, size, peer = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), (os.environ["MASTER_ADDR"], 29501)
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+if rank == 0:
+    link.bind(("0.0.0.0", 29501))
+    link.settimeout(20)
+    left = size - 1
+    while left:
+        data, sender = link.recvfrom(99)
+        left -= data == b"end"
+        link.sendto(data, sender)
+else:
+    took = []
+    while len(took) < 9:
+        begun = time.monotonic()
+        link.sendto(b"ask", peer)
+        link.settimeout(1)
+        try:
+            link.recv(99)
+            took.append(time.monotonic() - begun)
+        except (TimeoutError, ConnectionRefusedError):  # host 0 has not begun
+            time.sleep(0.1)
+    link.sendto(b"end", peer)
+    print(min(took))
+"""
 # Three processes that run until a signal comes; the shell leaves one in a session of its own.
 BEGUN = """
 from gossamer.netlab import Hosts, run_on_hosts
@@ -123,6 +150,23 @@ def test_ranks_find_their_places_on_the_hosts() -> None:
         [str(rank), str(rank % 2), "4", "2", str(rank // 2), "eth0", "a b"] for rank in range(4)
     ]
     assert [out.host for out in outputs] == [0, 0, 1, 1]
+
+
+@needs_hosts
+def test_packets_to_and_from_a_far_host_take_their_time() -> None:
+    with Hosts(3, rate="100mbit", delays={2: 0.03}) as hosts:
+        _, near, far = run_on_hosts([sys.executable, "-c", ROUND_TRIPS], hosts, timeout_s=60)
+    assert float(near.stdout) < 0.03
+    assert 0.06 <= float(far.stdout) < 0.12
+    assert not namespaces(hosts.name)
+
+
+@pytest.mark.parametrize("delays", [{3: 0.1}, {0: 0.0}, {0: 99.0}])
+def test_delays_that_are_none_are_refused(delays) -> None:
+    with pytest.raises(
+        ConfigError, match=r"delays must give hosts 0 to 2 seconds above 0 and below 60, got \{"
+    ):
+        Hosts(3, delays=delays)
 
 
 @needs_hosts

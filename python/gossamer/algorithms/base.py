@@ -7,9 +7,11 @@ from gossamer.codec import Codec
 from gossamer.comm import Communicator, Work
 from gossamer.engine.algorithm import Algorithm
 from gossamer.errors import ConfigError
-from gossamer.topology import Mixing
+from gossamer.facts import Job, Messages
+from gossamer.topology import Mixing, Topology
 
-__all__ = ["Algorithm", "require_codec", "require_steps", "swap_with_peers", "whole_chunks"]
+__all__ = ["Algorithm", "average_with_peers", "job_with_peers", "require_codec", "require_steps"]
+__all__ += ["swap_with_peers", "whole_chunks"]
 
 
 def whole_chunks(comm: Communicator, block: int, codec: object = None) -> int:
@@ -41,3 +43,26 @@ def swap_with_peers(comm: Communicator, mixing: Mixing, x: Tensor) -> tuple[list
     received = [torch.empty_like(x) for _ in mixing.exchanges]
     pairs = zip(received, mixing.exchanges, strict=True)
     return received, comm.exchange_all([(own, x, exchange.to, exchange.source) for own, exchange in pairs])
+
+
+def average_with_peers(topology: Topology, comm: Communicator, x: Tensor, out: Tensor, *, step: int) -> None:
+    """Sets out [numel] to the weighted mean of x over this rank and its peers in round `step`. Collective."""
+    if topology.uniform:
+        torch.mul(x, 1.0 / comm.size, out=out)
+        comm.all_reduce(out).wait()
+        return
+    mixing = topology.mixing(step, comm.size, comm.rank)
+    received, sent = swap_with_peers(comm, mixing, x)
+    torch.mul(x, mixing.own, out=out)
+    sent.wait()
+    for other, exchange in zip(received, mixing.exchanges, strict=True):
+        out.add_(other, alpha=exchange.weight)
+
+
+def job_with_peers(topology: Topology, nbytes: int, messages: Messages) -> Job:
+    """Returns what average_with_peers costs for `nbytes`, for the planner."""
+    pass_s = messages.pass_s(nbytes)
+    if topology.uniform:
+        return Job(messages.all_reduce(nbytes), 4 * pass_s)
+    cost, sent = messages.exchange(nbytes, topology)
+    return Job(cost, (4 + sent) * pass_s)

@@ -6,14 +6,11 @@ with graphs that change. Ranks hold different weights: model.consensus() average
 
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm, require_steps, swap_with_peers
+from gossamer.algorithms.base import Algorithm, average_with_peers, job_with_peers, require_steps
 from gossamer.comm import Communicator
 from gossamer.engine import Worker
-from gossamer.facts import APART, Job, Messages, Method, PlannedBucket, Traffic, Trial
+from gossamer.facts import APART, Job, Messages, Method, Traffic, Trial
 from gossamer.topology import TOPOLOGIES, Topology, resolve
 
 
@@ -83,17 +80,10 @@ class Decentralized(Algorithm):
         self._rounds += 1
 
     def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
-        jobs = [self._with_peers(bucket, messages) for bucket in messages.buckets]
+        jobs = [job_with_peers(self.topology, bucket.nbytes, messages) for bucket in messages.buckets]
         share = 1 / self.interval
         scaled = [Job(job.cost.times(share), job.cpu_s * share) for job in jobs]
         return Traffic(from_start=scaled, in_backward=messages.finite())
-
-    def _with_peers(self, bucket: PlannedBucket, messages: Messages) -> Job:
-        pass_s = messages.pass_s(bucket.nbytes)
-        if self.topology.uniform:
-            return Job(messages.all_reduce(bucket.nbytes), 4 * pass_s)
-        cost, sent = messages.exchange(bucket.nbytes, self.topology)
-        return Job(cost, (4 + sent) * pass_s)
 
     def settle(self) -> None:
         """Forgets the average under way, which is of the weights before."""
@@ -104,17 +94,3 @@ class Decentralized(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rounds = state["rounds"]
-
-
-def average_with_peers(topology: Topology, comm: Communicator, x: Tensor, out: Tensor, *, step: int) -> None:
-    """Sets out [numel] to the weighted mean of x over this rank and its peers in round `step`. Collective."""
-    if topology.uniform:
-        torch.mul(x, 1.0 / comm.size, out=out)
-        comm.all_reduce(out).wait()
-        return
-    mixing = topology.mixing(step, comm.size, comm.rank)
-    received, sent = swap_with_peers(comm, mixing, x)
-    torch.mul(x, mixing.own, out=out)
-    sent.wait()
-    for other, exchange in zip(received, mixing.exchanges, strict=True):
-        out.add_(other, alpha=exchange.weight)

@@ -1,8 +1,8 @@
 """Local SGD: ranks train alone for some steps, then average their weights. With an outer optimizer it is DiLoCo.
 
 Sources: Stich 2018, arXiv:1805.09767. DiLoCo: Douillard et al. 2023, arXiv:2311.08105. Streaming DiLoCo: Douillard et
-al. 2025, arXiv:2501.18512. SparseLoCo: Sarfi et al. 2025, arXiv:2508.15706. Between averagings ranks hold different
-weights: model.consensus() averages them exactly.
+al. 2025, arXiv:2501.18512. SparseLoCo: Sarfi et al. 2025, arXiv:2508.15706. NoLoCo: Kolehmainen et al. 2025,
+arXiv:2506.10911. Between averagings ranks hold different weights: model.consensus() averages them exactly.
 """
 
 import copy
@@ -15,13 +15,21 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm, require_codec, require_steps, whole_chunks
+from gossamer.algorithms.base import (
+    Algorithm,
+    average_with_peers,
+    job_with_peers,
+    require_codec,
+    require_steps,
+    whole_chunks,
+)
 from gossamer.codec import ChunkTopK, Codec, ErrorFeedback, Identity, Int4, settings_text
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Background, BySteps, ByTime, Merge, Unsent, Worker
 from gossamer.errors import ConfigError
 from gossamer.facts import APART, Messages, Method, Settings, Traffic, Trial
+from gossamer.topology import Topology, resolve
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 _BUCKETS_EACH = 2  # about how many buckets a fragment has; each is sent by itself
@@ -39,6 +47,11 @@ def _streaming(settings: Settings, momentum: float, fragments: int, delay: int) 
     )
 
 
+def _noloco(settings: Settings, momentum: float) -> "LocalSGD":
+    outer = partial(torch.optim.SGD, lr=0.7, momentum=momentum)
+    return LocalSGD(settings.period, outer, topology="random_pairs")
+
+
 def deal(sizes: Sequence[int], fragments: int) -> list[list[int]]:
     """Deals buckets to fragments, the largest first, each to the smallest fragment. Returns each fragment's numbers."""
     dealt: list[list[int]] = [[] for _ in range(fragments)]
@@ -48,10 +61,11 @@ def deal(sizes: Sequence[int], fragments: int) -> list[list[int]]:
 
 
 class LocalSGD(Algorithm):
-    """Every `period` steps: anchor <- outer(anchor, mean of (anchor - x)), then x <- anchor.
+    """Every `period` steps: anchor <- outer(anchor, anchor - mean of x), then x <- anchor.
 
-    The anchor is what all ranks had after the last averaging. Without `outer_optimizer` it becomes the mean of x. If
-    ranks count their samples (gs.count), the mean is weighted by those since the last averaging.
+    The anchor is what all ranks had after the last averaging, unless `topology` says otherwise. Without
+    `outer_optimizer` it becomes the mean of x. If ranks count their samples (gs.count), the mean is weighted by those
+    since the last averaging.
 
     Args:
         period: optimizer steps between two averagings of a parameter (H). None: 10, or as period_s says.
@@ -71,6 +85,9 @@ class LocalSGD(Algorithm):
             it skips steps on single ranks. False: ranks wait for each other only to average.
         merge: with a delay, the share in (0, 1] of the arrived weights. The rest are the rank's weights at that time. 1
             forgets the steps of the delay. Streaming DiLoCo has 0.5.
+        topology: whose x the mean is of, in each averaging: a Topology, or its name in gossamer.topology.TOPOLOGIES.
+            Each rank then has an anchor and an outer optimizer of its own, and waits for its peers alone. With
+            "random_pairs" it is NoLoCo. None: of all ranks, which hold one anchor.
     """
 
     name = "local_sgd"
@@ -113,6 +130,14 @@ class LocalSGD(Algorithm):
                 offset=6,
             ),
         ),
+        Method(
+            "noloco",
+            lambda settings: _noloco(settings, 0.5),
+            APART,
+            f"{_ALONE}, with one random rank instead of all",
+            "local-sgd.md",
+            trial=Trial(lambda settings: _noloco(settings, 0.3), periodic=True, apart=True),
+        ),
     )
     fields: ClassVar[tuple[str, ...]] = ("weight",)
     state_fields: ClassVar[dict[str, Merge]] = {
@@ -134,6 +159,7 @@ class LocalSGD(Algorithm):
         delay: int = 0,
         merge: float = 1.0,
         lockstep: bool = False,
+        topology: str | Topology | None = None,
     ) -> None:
         if period_s is None:
             period = 10 if period is None else period
@@ -157,6 +183,11 @@ class LocalSGD(Algorithm):
                     f"LocalSGD: error_decay needs a codec without ErrorFeedback, got codec={codec!r}"
                 )
             codec = ErrorFeedback(codec)
+        if topology is not None and codec is not None:
+            raise ConfigError(
+                f"LocalSGD: with a topology ranks send their weights, which no codec fits, got topology={topology!r} "
+                f"and codec={codec!r}"
+            )
         self.period: int | None = period
         self.period_s: float | None = period_s
         self.outer_optimizer = outer_optimizer
@@ -165,6 +196,7 @@ class LocalSGD(Algorithm):
         self.fragments: int = fragments
         self.delay: int = delay
         self.merge: float = merge
+        self.topology: Topology | None = resolve(topology) if topology is not None else None
         self._lockstep = lockstep
 
     def __repr__(self) -> str:
@@ -232,6 +264,8 @@ class LocalSGD(Algorithm):
         return self._rounds
 
     def count(self, samples: float) -> None:
+        if self.topology is not None:
+            super().count(samples)  # raises
         self._counts = True
         self._samples = [(own or 0.0) + samples for own in self._samples]
 
@@ -252,11 +286,16 @@ class LocalSGD(Algorithm):
         samples, self._samples[fragment] = self._samples[fragment], None
         if self._counts:
             self._background.submit(partial(self._weigh, samples), f"step {step}: {self!r} counts samples")
+        averaging = self._rounds + len(self._arrivals)  # the topology's round: equal on all ranks
         for bucket in self._buckets_of(fragment):
-            change = bucket.flat("change")
-            torch.sub(bucket.flat("anchor"), bucket.flat("weight"), out=change)
-            what = f"step {step} {bucket!r}: {self!r}"
-            self._background.submit(partial(self._mean_change, bucket, step), what)
+            change, what = bucket.flat("change"), f"step {step} {bucket!r}: {self!r}"
+            if self.topology is None:
+                torch.sub(bucket.flat("anchor"), bucket.flat("weight"), out=change)
+                task = partial(self._mean_change, bucket, step)
+            else:
+                change.copy_(bucket.flat("weight"))
+                task = partial(self._change_to_peers, bucket, averaging)
+            self._background.submit(task, what)
         self._arrivals[fragment] = step + self.delay
         if self.delay == 0:
             self._take(fragment)
@@ -288,6 +327,15 @@ class LocalSGD(Algorithm):
             bucket.flat(Unsent.FIELD).mul_(self.error_decay)
         self.reduce_field(bucket, "change", codec=self.codec, deterministic=True, step=step, group=comm)
 
+    def _change_to_peers(self, bucket: _C.Bucket, averaging: int) -> None:
+        """Makes the change of x, which is the anchor - the mean of this rank's and its peers' x."""
+        assert self._background is not None
+        assert self.topology is not None
+        change = bucket.flat("change")
+        mean = torch.empty_like(change)
+        average_with_peers(self.topology, self._background.comm, change, mean, step=averaging)
+        torch.sub(bucket.flat("anchor"), mean, out=change)
+
     def _take(self, fragment: int) -> None:
         assert self._background is not None
         began = self._periods.clock()
@@ -310,8 +358,13 @@ class LocalSGD(Algorithm):
     def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
         if self.period is None:
             raise ConfigError(f"plan: LocalSGD needs a period in steps, got period_s={self.period_s}")
-        codec = self.codec or Identity()
-        jobs = [messages.mean(bucket, codec, passes=3) for bucket in messages.buckets]
+        topology, codec = self.topology, self.codec or Identity()
+        jobs = [
+            messages.mean(bucket, codec, passes=3)
+            if topology is None
+            else job_with_peers(topology, bucket.nbytes, messages)
+            for bucket in messages.buckets
+        ]
         dealt = deal([bucket.numel for bucket in messages.buckets], self.fragments)
         return Traffic(
             in_backward=messages.finite() if self.lockstep else (),
@@ -332,6 +385,10 @@ class LocalSGD(Algorithm):
         """Makes the new weights the anchor."""
         for bucket in self._buckets:
             bucket.flat("anchor").copy_(bucket.flat("weight"))
+
+    def after_merge(self) -> None:
+        if self.topology is not None:  # the merged anchor is rank 0's
+            self.after_consensus()
 
     def close(self, *, crashed: bool = False) -> None:
         if self._background is not None:

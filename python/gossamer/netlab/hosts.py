@@ -9,9 +9,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -63,22 +65,32 @@ class Hosts:
     Args:
         count: number of hosts, 1 to 250.
         rate: the most that each host sends, and receives, such as "100mbit"; None: no limit.
+        delays: for far hosts, the seconds that every packet to or from the host takes, by the host's number.
 
     Raises:
         ConfigError: there is no root or no iproute2, an argument is wrong, or the kernel refuses. The message says what
             to do.
     """
 
-    def __init__(self, count: int, *, rate: str | None = None) -> None:
+    def __init__(
+        self, count: int, *, rate: str | None = None, delays: Mapping[int, float] | None = None
+    ) -> None:
         if not 1 <= count <= _MOST_HOSTS:
             raise ConfigError(f"Hosts: count must be 1 to {_MOST_HOSTS}, got {count}")
         if rate is not None:
             parse_rate(rate)
+        for host, delay_s in (delays or {}).items():
+            if host not in range(count) or not 0 < delay_s < 60:
+                raise ConfigError(
+                    f"Hosts: delays must give hosts 0 to {count - 1} seconds above 0 and below 60, got {delays}"
+                )
         self.count: int = count
+        self.delays: dict[int, float] = dict(delays or {})
         self.rate: str | None = rate
         self.name: str = f"gs{os.getpid()}x{next(_numbers)}"
         self.switch: str = f"{self.name}-switch"
         self._handlers: dict[int, Any] = {}
+        self._cables: list[subprocess.Popen[str]] = []
 
     def namespace(self, host: int) -> str:
         """The name of a host's network namespace, as `ip netns` shows it."""
@@ -122,8 +134,11 @@ class Hosts:
     def _add(self, host: int) -> None:
         own, port = self.namespace(host), f"port{host}"
         self._ip("netns", "add", own)
-        ends = ("add", DEVICE, "type", "veth", "peer", "name", port, "netns", self.switch)
-        self._ip("-n", own, "link", *ends)
+        if host in self.delays:
+            self._start_far_cable(host, port)
+        else:
+            ends = ("add", DEVICE, "type", "veth", "peer", "name", port, "netns", self.switch)
+            self._ip("-n", own, "link", *ends)
         self._ip("-n", self.switch, "link", "set", port, "master", "bridge", "up")
         self._ip("-n", own, "address", "add", f"{self.address(host)}/24", "dev", DEVICE)
         if self.rate is not None:
@@ -137,12 +152,40 @@ class Hosts:
         route = ("10.213.0.0/24", "dev", DEVICE, "src", self.address(host), "congctl", "cubic")
         self._ip("-n", own, "route", "replace", *route)
 
+    def _start_far_cable(self, host: int, port: str) -> None:
+        """Starts a program that carries packets between the bridge's port and the host's device, after a delay."""
+        far, program = f"far{host}", Path(__file__).with_name("distance.py")
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            self.switch,
+            sys.executable,
+            str(program),
+            str(self.delays[host]),
+            port,
+            far,
+        ]
+        cable = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._cables.append(cable)
+        assert cable.stdout is not None
+        assert cable.stderr is not None
+        if cable.stdout.readline() != "ready\n":
+            raise ConfigError(
+                f"Hosts: delays need a kernel with /dev/net/tun (TAP): {cable.stderr.read().strip()}"
+            )
+        self._ip("-n", self.switch, "link", "set", far, "netns", self.namespace(host))
+        self._ip("-n", self.namespace(host), "link", "set", far, "name", DEVICE)
+
     def __exit__(self, *_: object) -> None:
         with self._no_interrupts():
             for name in [self.switch, *(self.namespace(host) for host in range(self.count))]:
                 with contextlib.suppress(subprocess.TimeoutExpired, FileNotFoundError):
                     _end_processes(name)
                     _run("ip", "netns", "delete", name)  # which takes its devices along
+            for cable in self._cables:  # ended above
+                cable.communicate()
+            self._cables = []
         for ending, handler in self._handlers.items():
             signal.signal(ending, handler)
         self._handlers = {}

@@ -7,7 +7,7 @@ parts of all ranks fit together. The decentralized algorithms use topologies; do
 from gossamer.errors import ConfigError
 from gossamer.topology.base import Exchange, Mixing, Topology, consensus_steps, mixing_matrix
 from gossamer.topology.base_graph import BaseGraph
-from gossamer.topology.formulas import All, OnePeerExponential, Ring, ShiftOne
+from gossamer.topology.formulas import All, OnePeerExponential, RandomPairs, Ring, ShiftOne
 
 __all__ = [
     "TOPOLOGIES",
@@ -16,6 +16,7 @@ __all__ = [
     "Exchange",
     "Mixing",
     "OnePeerExponential",
+    "RandomPairs",
     "Ring",
     "ShiftOne",
     "Topology",
@@ -30,6 +31,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "shift_one": ShiftOne,
     "one_peer_exponential": OnePeerExponential,
     "base_graph": BaseGraph,
+    "random_pairs": RandomPairs,
 }
 """The topologies by the names that `resolve` and the algorithms take."""
 

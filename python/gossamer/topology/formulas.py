@@ -1,7 +1,12 @@
-"""Topologies with a formula: all, ring, shift-one, one-peer exponential."""
+"""Topologies with a formula: all, ring, shift-one, one-peer exponential, random pairs."""
+
+import random
+from functools import lru_cache
 
 from gossamer.errors import ConfigError
-from gossamer.topology.base import IDLE, Exchange, Mixing, Topology, check
+from gossamer.topology.base import IDLE, Exchange, Mixing, Topology, check, is_int
+
+_RANDOM_ROUNDS = 1024  # drawn differently; then they repeat
 
 
 class All(Topology):
@@ -76,3 +81,38 @@ class OnePeerExponential(Topology):
             return IDLE
         distance = 1 << step % self.period(size)
         return Mixing(0.5, (Exchange((rank + distance) % size, (rank - distance) % size, 0.5),))
+
+
+class RandomPairs(Topology):
+    """Ranks average in pairs, half and half. Every round draws the pairs at random; with an odd size one rank is idle.
+
+    All ranks draw the same pairs, from `seed` and the round's number. The schedule repeats after 1,024 rounds. Source:
+    NoLoCo, Kolehmainen et al. 2025, arXiv:2506.10911.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        if not is_int(seed):
+            raise ConfigError(f"RandomPairs: seed must be an int, got {seed!r}")
+        self.seed: int = seed
+
+    def period(self, size: int) -> int:
+        check(self, size=size)
+        return _RANDOM_ROUNDS if size > 2 else 1
+
+    def mixing(self, step: int, size: int, rank: int) -> Mixing:
+        check(self, step=step, size=size, rank=rank)
+        partner = _drawn_partners(self.seed, step % self.period(size), size)[rank]
+        return IDLE if partner == rank else Mixing(0.5, (Exchange(partner, partner, 0.5),))
+
+
+@lru_cache(maxsize=64)
+def _drawn_partners(seed: int, step: int, size: int) -> list[int]:
+    """Returns each rank's partner in a round. An idle rank's partner is itself."""
+    order = list(range(size))
+    random.Random(f"{seed} {step}").shuffle(
+        order
+    )  # a text as seed is hashed, so near numbers give unlike pairs
+    partners = list(range(size))
+    for first, second in zip(order[::2], order[1::2], strict=False):
+        partners[first], partners[second] = second, first
+    return partners
