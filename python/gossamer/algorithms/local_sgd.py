@@ -47,8 +47,8 @@ def _streaming(settings: Settings, momentum: float, fragments: int, delay: int) 
     )
 
 
-def _noloco(settings: Settings, momentum: float) -> "LocalSGD":
-    outer = partial(torch.optim.SGD, lr=0.7, momentum=momentum)
+def _noloco(settings: Settings) -> "LocalSGD":
+    outer = partial(torch.optim.SGD, lr=0.7, momentum=0.5)
     return LocalSGD(settings.period, outer, topology="random_pairs")
 
 
@@ -132,11 +132,11 @@ class LocalSGD(Algorithm):
         ),
         Method(
             "noloco",
-            lambda settings: _noloco(settings, 0.5),
+            _noloco,
             APART,
             f"{_ALONE}, with one random rank instead of all",
             "local-sgd.md",
-            trial=Trial(lambda settings: _noloco(settings, 0.3), periodic=True, apart=True),
+            trial=Trial(periodic=True, apart=True),
         ),
     )
     fields: ClassVar[tuple[str, ...]] = ("weight",)
