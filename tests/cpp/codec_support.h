@@ -16,6 +16,7 @@
 
 #include "codec/codec.h"
 #include "codec/codec_list.h"
+#include "sampled.h"
 
 namespace gossamer::test {
 
@@ -135,6 +136,8 @@ inline std::vector<double> as_values(Dtype dtype, const Bytes& memory) {
 enum class Temper { ordinary, offset, tiny, huge, denormal, zeros, with_nan, with_inf };
 constexpr Temper kTempers[] = {Temper::ordinary, Temper::offset, Temper::tiny,     Temper::huge,
                                Temper::denormal, Temper::zeros,  Temper::with_nan, Temper::with_inf};
+constexpr Temper kSomeTempers[] = {Temper::ordinary, Temper::huge, Temper::zeros, Temper::with_nan,
+                                   Temper::with_inf};
 
 inline std::vector<float> make_values(int64_t numel, Temper temper, unsigned seed) {
   std::mt19937 random(seed);

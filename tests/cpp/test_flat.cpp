@@ -107,7 +107,7 @@ TEST(Flat, TensorsMayStartAtAnyByte) {
 // The identity codec, which sends the tensor's own bytes, has the same contract.
 TEST(Flat, SummedRowsHaveTheBitsOfTheIdentityCodec) {
   for (Dtype dtype : kDtypes)
-    for (Temper temper : kTempers)
+    for (Temper temper : sampled(kTempers))
       for (int64_t n : {1, 7, 8, 2047, 2048, 2049, 5003})
         for (int64_t count : {1, 2, 3, 5}) {
           const Spec spec{Kind::identity, dtype, 1};
