@@ -5,7 +5,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CUDA_TORCH ?= torch==2.11.0
 CUDA_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gossamer
-# As many as the cores of the figures: with a third the tests took as long.
+# As many as the cores of the figures: a third takes 5 % off the time, and makes every single test slower.
 WORKERS ?= 2
 
 # Hundreds of interpreters import the package and the tests: their bytecode is kept, whatever the environment says.

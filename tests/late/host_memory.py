@@ -231,6 +231,8 @@ def death():
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
-    native.settle()
+    for called in sys.argv[1].split(" + "):  # such as "sums all + memory"
+        name, *arguments = called.split()
+        globals()[name](*arguments)
+        native.settle()
     gs.shutdown()

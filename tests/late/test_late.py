@@ -29,19 +29,17 @@ def test_work_that_is_late_on_a_device_changes_no_result():
     assert re.search(r"^(\d+) passed in", out, re.MULTILINE), out
 
 
+# The functions that the ranks of one job call one after the other, with their arguments.
 @pytest.mark.parametrize(
-    ("size", "arguments"),
+    ("size", "calls"),
     [
-        (3, ("sums", "all")),
-        (2, ("sums", "side")),
-        (2, ("training", "all")),
-        (3, ("training", "main")),
-        (4, ("two_levels", "0,1/2,3", "0,2/3,1", "1/0,3,2")),
-        (3, ("memory",)),
+        (2, "sums side + training all"),
+        (3, "sums all + training main + memory"),
+        (4, "two_levels 0,1/2,3 0,2/3,1 1/0,3,2"),
     ],
 )
-def test_sums_through_memory_of_the_host_have_the_bits_of_cpu_tensors(size, arguments, tmp_path):
-    run_job(HOST_MEMORY.read_text(), size, tmp_path, *arguments)
+def test_sums_through_memory_of_the_host_have_the_bits_of_cpu_tensors(size, calls, tmp_path):
+    run_job(HOST_MEMORY.read_text(), size, tmp_path, calls)
 
 
 def test_a_rank_that_ends_is_named_by_those_that_meet_it_in_memory_of_the_host(tmp_path):

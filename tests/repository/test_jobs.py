@@ -27,7 +27,7 @@ def end():
 
 @pytest.fixture(scope="session", params=[2, 3])
 def job(request):
-    with Job(request.param, {"GIVEN": "yes"}, limit_s=10, grace_s=2) as job, job.within(begin, end, size=request.param):
+    with Job(request.param, {"GIVEN": "yes"}, limit_s=4, grace_s=1) as job, job.within(begin, end, size=request.param):
         yield job
 """
 
