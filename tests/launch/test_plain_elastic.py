@@ -30,9 +30,8 @@ def begin(start, folder: Path, flags: list[str], *, epochs: int = 1, **plan):
 
 
 def ends(folder: Path) -> dict[int, dict]:
-    return {
-        number: own[-1] for number, own in loop.journals(folder).items() if {"end", "saved"} & set(own[-1])
-    }
+    last = {number: own[-1] for number, own in loop.journals(folder).items() if own}
+    return {number: line for number, line in last.items() if {"end", "saved"} & set(line)}
 
 
 def wait_for(folder: Path, found) -> None:
@@ -74,6 +73,23 @@ def test_a_newcomer_takes_everything_from_the_others(fork, tmp_path) -> None:
     for number in (3, 4):
         first = loop.journals(tmp_path)[number][0]
         assert first["begin"] == first["total"] > 3, "the counter that the script gave comes along"
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.3, 2.0])
+def test_all_end_well_while_the_dead_are_replaced(fork, tmp_path, later_s) -> None:
+    """The launcher is told to end after a kill: the others form a group, or one starts, comes or is taken in."""
+    flags = ["--min-np", "3", "--max-np", "3", *ALL_COME_AGAIN]
+    run = begin(fork, tmp_path, flags, epochs=10**6, kill={"1": [3, "backward"]}, sleep_s=0.02)
+    wait_for(tmp_path, lambda line: line.get("draw") == 3)
+    time.sleep(later_s)
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 0, err
+    result = loop.check(tmp_path)
+    assert result["worst"] < EXACT
+    saved = {number: end["saved"] for number, end in ends(tmp_path).items()}
+    assert {0, 2} <= set(saved) <= {0, 2, 3}
+    assert set(saved.values()) == {result["steps"]}
 
 
 def test_a_worker_that_is_told_to_end_leaves_between_two_steps(fork, tmp_path) -> None:

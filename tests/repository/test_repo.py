@@ -14,7 +14,7 @@ PACKAGE = ROOT / "python" / "gossamer"
 
 # Lowest first: a component imports only from layers above its own in this list. Within a layer, nothing.
 LAYERS = (
-    {"errors", "_C", "torch_private", "stand_in"},
+    {"errors", "signals", "_C", "torch_private", "stand_in"},
     {"_native", "config", "stores", "units"},
     {"membership", "late_entry", "mpi", "waiting"},
     {"_ops", "work", "observe", "runtime"},

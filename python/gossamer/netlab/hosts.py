@@ -12,11 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gossamer import signals
 from gossamer.errors import ConfigError
 from gossamer.netlab.counters import Counters
 from gossamer.netlab.shaping import Shape
@@ -178,7 +179,8 @@ class Hosts:
         self._ip("-n", self.namespace(host), "link", "set", far, "name", DEVICE)
 
     def __exit__(self, *_: object) -> None:
-        with self._no_interrupts():
+        # A second Ctrl-C would leave some hosts.
+        with signals.held_back(signal.SIGINT, *_ENDINGS):
             for name in [self.switch, *(self.namespace(host) for host in range(self.count))]:
                 with contextlib.suppress(subprocess.TimeoutExpired, FileNotFoundError):
                     _end_processes(name)
@@ -197,26 +199,6 @@ class Hosts:
         for ending in _ENDINGS:
             if signal.getsignal(ending) is signal.SIG_DFL:
                 self._handlers[ending] = signal.signal(ending, _interrupt)
-
-    @contextlib.contextmanager
-    def _no_interrupts(self) -> Iterator[None]:
-        """Holds back signals until all hosts are removed: a second Ctrl-C would leave some of them."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        came: list[int] = []
-
-        def catch(number: int, _frame: FrameType | None) -> None:
-            came.append(number)
-
-        before = {ending: signal.signal(ending, catch) for ending in (signal.SIGINT, *_ENDINGS)}
-        try:
-            yield
-        finally:
-            for ending, handler in before.items():
-                signal.signal(ending, handler)
-        if came:
-            raise KeyboardInterrupt
 
     def _ip(self, *arguments: str) -> None:
         self._command("ip", *arguments)

@@ -55,8 +55,11 @@ class Board:
         self._store.set(stops_key(worker), "")
 
     def end_when_told(self, workers: list[int]) -> bool:
-        """Returns whether all these workers end by themselves when STOP is announced."""
-        return all(self._store.multi_get([stops_key(worker) for worker in workers])) if workers else False
+        """Returns whether these workers end by themselves when STOP is announced.
+
+        They do if one has said so: all run the same program, and a newcomer is in the group before it comes so far.
+        """
+        return any(self._store.multi_get([stops_key(worker) for worker in workers])) if workers else False
 
     def answer(self, worker: int, seats: dict[int, dict[str, int]] | None) -> None:
         """Answers a worker that has announced itself: the places as they would be with it, or None if it has one."""

@@ -5,6 +5,7 @@
 """Who is in the group."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,10 +20,17 @@ from gossamer.launch.elastic.process import Worker
 from gossamer.launch.elastic.slots import Slot, Slots, seats
 from gossamer.launch.outcome import Failure, Outcome, how_it_ended
 from gossamer.membership import GOING, STOP
+from gossamer.signals import held_back
 
 STEP_S = 0.05
 SILENT_S = 15.0  # the driver says that it waits after this time
 PATIENCE_S = 30.0  # for workers that were told to end
+STOPPING = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+)  # those that torch makes exceptions of
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,7 @@ class Driver:
         self._started = 0
         self._told_to_go: set[int] = set()
         self._waiting = False  # whether the user was told that it waits
+        self._stopping = False  # whether the group was told to end
         self._unformed_since = time.monotonic()
 
     def run(self) -> Outcome:
@@ -98,29 +107,37 @@ class Driver:
 
     def step(self) -> bool:
         """Looks at everything once, and returns False once the run is over. Raises as run() does."""
-        self._reap()
+        with held_back(*STOPPING):  # a group that is half formed would wait for ever
+            self._reap()
         if self.failures:
+            self.failures += self.end_all()
             return False
         self._start_workers()
-        self._regroup()
+        with held_back(*STOPPING):
+            self._regroup()
         self.board.tidy()
         return not self._over()
 
     def _end_well(self) -> bool:
-        """Lets workers end by themselves at a common step, if they can. Returns whether all have ended well in time."""
-        if not (self.epoch and self.board.end_when_told(list(self.workers))):
+        """Lets the group end by itself at a common step, if it can. Returns whether it has ended well in time.
+
+        Members that are between two groups form the next one first. Workers outside of the group are ended.
+        """
+        if not (self.epoch and self.board.end_when_told(self._living())):
             return False
-        self.board.announce_update(self.epoch, kind=STOP)
+        self._stopping = True
         due = time.monotonic() + self.limits.grace_s
-        while self.workers and time.monotonic() < due:
-            for number, worker in list(self.workers.items()):
-                outcome = worker.ended()
-                if isinstance(outcome, Failure):
-                    return False
-                if outcome:
-                    del self.workers[number]
+        while self._living() and time.monotonic() < due:
+            for number in self.workers.keys() - set(self.members) - self._told_to_go:
+                self._end(number)
+            if not self.step():
+                break
             time.sleep(STEP_S)
-        return not self.workers
+        return not self.failures and not self._living()
+
+    def _living(self) -> list[int]:
+        """The members of the present group that run, by rank."""
+        return [number for number in self.members if number in self.workers]
 
     def end_all(self) -> list[Failure]:
         """Ends all workers, and returns the failures that they then report."""
@@ -158,7 +175,7 @@ class Driver:
             newcomer = self.epoch > 0 and not self.newcomers.have_been_seated(number)
             if isinstance(outcome, Failure) and outcome.exit_code > 0 and not newcomer:
                 # The script has raised, or chosen its exit code: that would happen again.
-                self.failures = [self._by_rank(outcome), *self.end_all()]
+                self.failures = [self._by_rank(outcome)]
                 return
             if self._is_going(number):
                 self.slots.fail(worker.slot)
@@ -190,7 +207,7 @@ class Driver:
         return True
 
     def _start_workers(self) -> None:
-        if self.finished:
+        if self.finished or self._stopping:
             return
         taken = {worker.slot for worker in self.workers.values()}
         for slot in self.slots.usable():
@@ -214,7 +231,7 @@ class Driver:
         news = self.board.news(list(self.workers))
         present = set(self.slots.present())
         removed = [number for number, worker in self.workers.items() if worker.slot not in present]
-        living = [number for number in self.members if number in self.workers]
+        living = self._living()
         left = [number for number in living if number in news and news[number].left == self.epoch]
         new = self._new(news, living, removed)
         dead = len(living) + len(self.finished & set(self.members)) < len(self.members)
@@ -224,7 +241,9 @@ class Driver:
             # A group that works: it goes on until its next commit.
             self._unformed_since = time.monotonic()
             going = set(removed) & set(living)
-            if not self.finished and (going or self.newcomers.gathered(new)):
+            if self._stopping:
+                self.board.announce_update(self.epoch, kind=STOP)
+            elif not self.finished and (going or self.newcomers.gathered(new)):
                 self.board.announce_update(self.epoch, kind="added" if new else "removed")
             return
         if any(news[number].reason == "error" for number in left):
@@ -235,7 +254,7 @@ class Driver:
         late = time.monotonic() - self._unformed_since > timeout_s
         most = self.slots.at_most() + len(self.finished)
         needed: float = self.limits.first_size if not (self.epoch or late) else self.limits.min_size
-        needed = max(self.limits.min_size, min(needed, most))
+        needed = 1 if self._stopping else max(self.limits.min_size, min(needed, most))
         if len(left) == len(living) and len(members) + len(self.finished) >= needed and members:
             self._form(members, removed, news)
         elif late or most < needed:
@@ -268,7 +287,9 @@ class Driver:
         """Returns the workers that a group may take in."""
         inside = {*self.members, *removed}
         staying = {number: each for number, each in news.items() if each.reason != GOING}
-        outside = {number: each for number, each in staying.items() if number not in inside}
+        outside = {
+            number: each for number, each in staying.items() if number not in inside | self._told_to_go
+        }
         if living:
             others = sorted(set(self.workers) - set(living) - set(removed))
             slots = {each: self.workers[each].slot for each in [*living, *others]}
