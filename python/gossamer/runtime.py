@@ -101,7 +101,7 @@ def _take_place_late() -> bool:
 
 def renew() -> None:
     """Leaves the group of an elastic run, and enters the next one as init() did. Raises as init() does."""
-    shutdown()
+    _leave(collect=False)
     _take_place()
 
 
@@ -204,6 +204,11 @@ def shutdown() -> None:
 
     Destroys torch's default group if ``init()`` made it, and leaves an adopted one to its maker.
     """
+    _leave(collect=True)
+
+
+def _leave(*, collect: bool) -> None:
+    """Does what shutdown() does. To collect garbage takes a tenth of a second or more, which others may wait for."""
     global _membership, _expected
     if _expected is not None:
         _expected = None
@@ -211,7 +216,10 @@ def shutdown() -> None:
     if _membership is not None and not _membership.adopted and dist.is_initialized():
         if (member := membership.member()) is not None and member.broken:
             membership.abort()  # others wait for connections to close, which the user's references keep open
-        gc.collect()  # a wrapper in a reference cycle holds its group, whose threads would outlive the interpreter
+        if (
+            collect
+        ):  # a wrapper in a reference cycle holds its group, whose threads would outlive the interpreter
+            gc.collect()
         dist.destroy_process_group()
     _membership = None
 
