@@ -24,6 +24,8 @@ from gossamer.algorithms import (
     PowerSGD,
     QAdam,
     QAdamOptimizer,
+    Sharded,
+    ShardedOptimizer,
     ZeroOneAdam,
     ZeroOneAdamOptimizer,
 )
@@ -97,6 +99,8 @@ __all__ = [
     "PowerSGD",
     "QAdam",
     "QAdamOptimizer",
+    "Sharded",
+    "ShardedOptimizer",
     "Symmetric",
     "TopK",
     "UsageError",

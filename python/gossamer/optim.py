@@ -221,3 +221,19 @@ def _refuse(name: str, options: Options) -> None:
             raise ConfigError(
                 f"{name}: {option} must be left out, got {options[option]!r}; {reason}. torch.optim.{name} has it."
             )
+
+
+# torch's classes that change each element by its own gradient and state alone.
+ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)

@@ -30,6 +30,8 @@ def wrap(comm, name, seed=0, algorithm=None, **options):
 
 
 def state_of(model, optimizer):
+    if isinstance(optimizer, gs.ShardedOptimizer):
+        optimizer.consolidate_state_dict(to=None)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     return copy.deepcopy({**state, "algorithm": model.algorithm_state_dict()})
 

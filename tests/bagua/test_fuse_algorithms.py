@@ -91,8 +91,9 @@ def test_a_wrapper_that_holds_the_weights_is_no_error_without_check_flatten(name
 @pytest.mark.parametrize("name", OWN_OPTIMIZERS)
 def test_an_optimizer_whose_state_an_algorithm_averages_is_refused(name, elementwise) -> None:
     kind = OWN_OPTIMIZERS[name]
+    optimizer = ALGORITHMS[name].make_optimizer([nn.Parameter(torch.ones(2))], lr=0.1, warmup_steps=1)
     with pytest.raises(gs.ConfigError, match=rf"averages the state of this {kind.__name__}.*call step\(\)"):
-        fuse_optimizer(kind([nn.Parameter(torch.ones(2))]), elementwise=elementwise)
+        fuse_optimizer(optimizer, elementwise=elementwise)
 
 
 @pytest.mark.parametrize("order", ["wrap first", "fuse first"])

@@ -56,6 +56,10 @@ def optimizer_of(algorithm, params, kind="torch.optim"):
         return gs.QAdamOptimizer(params, lr=0.01, warmup_steps=3)
     if algorithm == "zero_one_adam":
         return gs.ZeroOneAdamOptimizer(params, lr=0.01, freeze_steps=4, variance_scaler=2)
+    if algorithm == "sharded":
+        own = gs.optim.SGD if kind == "gs.optim" else torch.optim.SGD
+        settings = {"fused": True} if kind == "fused" else {}
+        return gs.ShardedOptimizer(own, params, lr=0.1, momentum=0.9, **settings)
     if kind == "gs.optim":
         return gs.optim.SGD(params, lr=0.1, momentum=0.9)
     return torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=kind == "fused")

@@ -60,7 +60,7 @@ def by_fabric(name: str, *, compiled: bool = False) -> torch.Tensor:
 
 
 def test_trainer_fabric_and_ddp_leave_the_bits_of_the_loop_by_hand() -> None:
-    for name in ALGORITHMS:
+    for name in sorted(set(ALGORITHMS) - {"sharded"}):
         hand = by_hand(name)
         assert torch.equal(by_hand(name, gs.DistributedDataParallel), hand), (
             f"{name}: DistributedDataParallel"

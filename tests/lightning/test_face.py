@@ -53,6 +53,11 @@ def test_every_algorithm_has_names_with_every_start_method(registry) -> None:
     assert type(registered.get("horovod")).__name__ == "HorovodStrategy"
 
 
+def test_what_needs_all_gradients_on_each_rank_is_refused() -> None:
+    with pytest.raises(gs.ConfigError, match="Sharded is refused, because Lightning clips gradients"):
+        lightning.GossamerStrategy("sharded")
+
+
 def test_fabric_has_the_same_names() -> None:
     registered = pytest.importorskip("lightning.fabric.strategies").STRATEGY_REGISTRY
     strategy = registered.get("gossamer_bytegrad_spawn")

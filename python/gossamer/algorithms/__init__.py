@@ -10,6 +10,7 @@ from gossamer.algorithms.local_sgd import LocalSGD
 from gossamer.algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from gossamer.algorithms.powersgd import PowerSGD
 from gossamer.algorithms.qadam import OneBitAdam, QAdam, QAdamOptimizer
+from gossamer.algorithms.sharded import Sharded, ShardedOptimizer
 from gossamer.algorithms.zero_one_adam import ZeroOneAdam, ZeroOneAdamOptimizer
 from gossamer.errors import ConfigError
 
@@ -26,6 +27,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         LowPrecisionDecentralized,
         LocalSGD,
         AsyncModelAverage,
+        Sharded,
     )
 }
 """The algorithms, by the names that `algorithm=` takes."""
@@ -47,5 +49,5 @@ def resolve(algorithm: "str | Algorithm") -> Algorithm:
 
 __all__ = ["ALGORITHMS", "Algorithm", "resolve"]
 __all__ += ["AsyncModelAverage", "ByteGrad", "CommHook", "Decentralized", "GradientAllReduce", "LocalSGD"]
-__all__ += ["LowPrecisionDecentralized", "OneBitAdam", "PowerSGD", "QAdam", "ZeroOneAdam"]
-__all__ += ["QAdamOptimizer", "ZeroOneAdamOptimizer"]
+__all__ += ["LowPrecisionDecentralized", "OneBitAdam", "PowerSGD", "QAdam", "Sharded", "ZeroOneAdam"]
+__all__ += ["QAdamOptimizer", "ShardedOptimizer", "ZeroOneAdamOptimizer"]

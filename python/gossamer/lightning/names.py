@@ -5,7 +5,7 @@ pytorch.py, pytorch_lightning.py, fabric.py and lightning_fabric.py call it when
 
 from typing import Any
 
-from gossamer.algorithms import ALGORITHMS
+from gossamer.algorithms import ALGORITHMS, Sharded
 from gossamer.lightning import bagua, fabric_strategy, horovod, horovod_environment, native, reports, stock
 from gossamer.lightning.namespaces import Namespace, subclass
 from gossamer.lightning.refusals import Refusals
@@ -57,7 +57,8 @@ def for_fabric(namespace: Namespace, module: str) -> Any:
 
 def _register(registry: Any, strategy: Any) -> None:
     """Register gossamer, gossamer_bytegrad, ... with each way to start processes and each ending."""
-    algorithms = {"gossamer": "gradient_allreduce", **{f"gossamer_{name}": name for name in ALGORITHMS}}
+    names = [name for name, kind in ALGORITHMS.items() if kind is not Sharded]  # which the strategy refuses
+    algorithms = {"gossamer": "gradient_allreduce", **{f"gossamer_{name}": name for name in names}}
     for prefix, algorithm in algorithms.items():
         for way, start_method in _START_METHODS.items():
             for ending in _ENDINGS:

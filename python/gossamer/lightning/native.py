@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch.distributed.constants import default_pg_timeout
 
-from gossamer.algorithms import ALGORITHMS, Algorithm, resolve
+from gossamer.algorithms import ALGORITHMS, Algorithm, Sharded, resolve
 from gossamer.comm import Flat, Hierarchical
 from gossamer.data_parallel import DataParallel
 from gossamer.engine import Autotune
@@ -88,7 +88,11 @@ class Chosen(Base):
                 f"got {algorithm!r} and {arguments}"
             )
         self._algorithm, self._arguments = algorithm, arguments
-        self._made()  # raises for wrong arguments here, and not in the workers
+        if isinstance(self._made(), Sharded):  # and raises for wrong arguments here, not in the workers
+            raise ConfigError(
+                "GossamerStrategy: Sharded is refused, because Lightning clips gradients and saves optimizers as if "
+                "each rank had all of them; wrap the model in gs.DataParallel, in a loop of your own"
+            )
 
     def _made(self) -> Algorithm:
         if isinstance(self._algorithm, str) and self._arguments:

@@ -106,7 +106,7 @@ def buckets_of(problem: Problem, algorithm: Algorithm | None = None, chunks: int
         params = [problem.parameters[i] for i in indices]
         numel = sum(param.numel() for param in params)
         if algorithm is not None:
-            comm: Any = SimpleNamespace(chunks=chunks)
+            comm: Any = SimpleNamespace(chunks=chunks, size=chunks)
             numel = _C.Placement.in_turn(params, algorithm.block(), algorithm.alignment(comm)).numel
         shapes = tuple(param.shape for param in params)
         return PlannedBucket(numel, params[0].dtype, tuple(indices), shapes, max(until[i] for i in indices))

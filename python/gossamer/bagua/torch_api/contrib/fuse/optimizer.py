@@ -20,20 +20,7 @@ from gossamer.bagua.torch_api.contrib.fuse.runs import Run, find_runs, flatten
 from gossamer.bagua.torch_api.tensor import bagua_getter_closure, is_bagua_tensor
 from gossamer.engine import weights_in_buckets
 from gossamer.errors import ConfigError
-
-ELEMENTWISE = (
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.RMSprop,
-    optim.Adagrad,
-    optim.Adadelta,
-    optim.Adamax,
-    optim.NAdam,
-    optim.RAdam,
-    optim.ASGD,
-    optim.Rprop,
-)
+from gossamer.optim import ELEMENTWISE
 
 
 def fuse_optimizer(
