@@ -124,56 +124,64 @@ def journals(folder: Path) -> dict[int, list[dict]]:
     }
 
 
-def contributions(lines: dict[int, list[dict]], step: int) -> list[list[int]]:
-    """The batches whose gradients were in the mean of a step, in any order."""
-    draws = {
-        worker: line["indices"] for worker, own in lines.items() for line in own if line.get("draw") == step
-    }
-    ended = {worker: line for worker, own in lines.items() for line in own if line.get("step") == step}
-    went_on = {
-        worker
-        for worker in ended
-        if any(line.get("draw", -1) > step or "end" in line or "saved" in line for line in lines[worker])
-    }
-    went_on = went_on or set(ended)
-    size = max(ended[worker]["size"] for worker in went_on)
-    members = set(draws) if len(draws) == size else went_on
-    if len(members) < size:  # a worker that left at this boundary, as it was told
-        members = set(ended)
-    assert len(members) == size, (step, size, sorted(draws), sorted(ended), sorted(went_on))
-    return [draws[worker] for worker in sorted(members)]
+class Run:
+    """What all workers have written, by step.
+
+    Args:
+        lines: the lines of each worker, by its number.
+    """
+
+    def __init__(self, lines: dict[int, list[dict]]) -> None:
+        self.draws: dict[int, dict[int, list[int]]] = defaultdict(dict)  # by step and worker
+        self.ended: dict[int, dict[int, dict]] = defaultdict(dict)
+        self._last_draw: dict[int, float] = defaultdict(lambda: -1)
+        for worker, own in lines.items():
+            for line in own:
+                if "draw" in line:
+                    self.draws[line["draw"]][worker] = line["indices"]
+                    self._last_draw[worker] = max(self._last_draw[worker], line["draw"])
+                if "step" in line:
+                    self.ended[line["step"]][worker] = line
+                if "end" in line or "saved" in line:
+                    self._last_draw[worker] = float("inf")
+
+    def contributions(self, step: int) -> list[list[int]]:
+        """The batches whose gradients were in the mean of a step, in any order."""
+        draws, ended = self.draws[step], self.ended[step]
+        went_on = {worker for worker in ended if self._last_draw[worker] > step} or set(ended)
+        size = max(ended[worker]["size"] for worker in went_on)
+        members = set(draws) if len(draws) == size else went_on
+        if len(members) < size:  # a worker that left at this boundary, as it was told
+            members = set(ended)
+        assert len(members) == size, (step, size, sorted(draws), sorted(ended), sorted(went_on))
+        return [draws[worker] for worker in sorted(members)]
 
 
 def check(folder: Path, *, exact: bool = True) -> dict[str, float]:
     """Replay the run in one process, if it is exact. Return the steps and the worst relative deviation of a loss."""
     lines = journals(folder)
-    every = defaultdict(list)
     for own in lines.values():
-        for line in own:
-            if "step" in line:
-                every[line["step"]].append(line)
-                assert line["ended"] == line["step"] + 1, f"lost or doubled: {line}"
         steps = [line["step"] for line in own if "step" in line]
         assert steps == list(range(steps[0], steps[0] + len(steps))) if steps else True, steps
-    assert sorted(every) == list(range(len(every))), "a step is missing"
-    for step, of_step in every.items():
-        assert len({line["bits"] for line in of_step}) == 1, f"step {step}: the ranks differ"
+    run = Run(lines)
+    assert sorted(run.ended) == list(range(len(run.ended))), "a step is missing"
+    for step, of_step in run.ended.items():
+        assert all(line["ended"] == step + 1 for line in of_step.values()), f"lost or doubled: {of_step}"
+        assert len({line["bits"] for line in of_step.values()}) == 1, f"step {step}: the ranks differ"
     inner, optimizer = build(0)
     inner.load_state_dict(torch.load(folder / "start.pt"))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.9)
     data, worst = Numbers(), 0.0
-    for step in range(len(every) if exact else 0):
-        parts = contributions(lines, step)
-        losses = [loss_of(inner, data, part) for part in parts]
-        for own in lines.values():
-            drawn = next((line["indices"] for line in own if line.get("draw") == step), [])
-            for loss in (line["loss"] for line in own if line.get("step") == step):
-                worst = max(worst, abs(loss / loss_of(inner, data, drawn).item() - 1))
+    for step in range(len(run.ended) if exact else 0):
+        losses = [loss_of(inner, data, part) for part in run.contributions(step)]
+        for worker, line in run.ended[step].items():
+            replayed = loss_of(inner, data, run.draws[step][worker]).item()
+            worst = max(worst, abs(line["loss"] / replayed - 1))
         optimizer.zero_grad()
         (sum(losses) / len(losses)).backward()
         optimizer.step()
         scheduler.step()
-    return {"steps": len(every), "worst": worst}
+    return {"steps": len(run.ended), "worst": worst}
 
 
 def loss_of(model: nn.Module, data: Numbers, indices: Iterable[int]) -> torch.Tensor:

@@ -273,8 +273,17 @@ def test_what_cannot_be_sharded_is_refused():
         train(model, optimizer, comm, batches(1))
         with pytest.raises(gs.ConfigError, match="first let all ranks call consolidate_state_dict"):
             optimizer.state_dict()
+        optimizer.consolidate_state_dict(to=None)
         model.close()
+        saved = optimizer.state_dict()
         with pytest.raises(gs.ConfigError, match="wrap the model first"):
             optimizer.step()
+        again = {"algorithm": "sharded", "process_group": comm}
+        with pytest.raises(gs.ConfigError, match="its state has ended with the model that was closed"):
+            gs.DataParallel(model.module, optimizer, **again)
+        optimizer.load_state_dict(saved)
+        train(gs.DataParallel(model.module, optimizer, **again), optimizer, comm, batches(1))
+        optimizer.consolidate_state_dict(to=None)
+        assert {float(state["step"]) for state in optimizer.state_dict()["state"].values()} == {3.0}
 
     run_ranks(2, unconsolidated)

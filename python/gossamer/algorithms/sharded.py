@@ -107,6 +107,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._comm: Communicator | None = None
         self._loaded: dict[str, Any] | None = None  # before the model is wrapped
         self._consolidated: dict[str, Any] | None = None
+        self._stepped = False  # whether this rank's share of the state is not that of a new optimizer
         self._follow()
 
     def _follow(self) -> None:
@@ -123,7 +124,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 "ShardedOptimizer: wrap the model first, by gs.DataParallel(model, optimizer, algorithm='sharded')"
             )
-        self._consolidated = None
+        self._consolidated, self._stepped = None, True
         return self._inner.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -190,14 +191,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: consolidate_state_dict() was not called since the last step, or for another rank.
         """
-        if self._shares is None:
+        if self._consolidated is not None:
+            return self._consolidated
+        if self._shares is None and not self._stepped:
             return self._loaded or self._as_state_dict({}, {})
-        if self._consolidated is None:
-            raise ConfigError(
-                "ShardedOptimizer.state_dict: this rank has a share of the state; first let all ranks call "
-                "consolidate_state_dict(to=RANK), or to=None for every rank, after the last step"
-            )
-        return self._consolidated
+        raise ConfigError(
+            "ShardedOptimizer.state_dict: this rank has a share of the state; first let all ranks call "
+            "consolidate_state_dict(to=RANK), or to=None for every rank, after the last step and before the model is "
+            "closed"
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a whole state, as state_dict() of this class or of the class without shards returns it.
@@ -212,7 +214,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             )
         self._consolidated = None
         if self._shares is None:
-            self._loaded = state_dict
+            self._loaded, self._stepped = state_dict, False
             for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
                 group.update({key: value for key, value in saved.items() if key != "params"})
         else:
@@ -274,6 +276,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _divide(self, shares: list[_Share], comm: Communicator) -> None:
         """Take these shares, and what belongs to them of the shares before. Collective."""
         state, gradients = self._loaded or self._begun(), dict[int, Tensor]()
+        if self._shares is None and self._stepped:
+            raise ConfigError(
+                "ShardedOptimizer: its state has ended with the model that was closed; give load_state_dict() what "
+                "state_dict() returned before, or make a new optimizer"
+            )
         if self._shares is not None:  # the plan of the buckets has changed
             whole, unsent, gradients = self._gathered(keep=True)
             state = self._as_state_dict(whole, unsent)
