@@ -216,9 +216,8 @@ def _leave(*, collect: bool) -> None:
     if _membership is not None and not _membership.adopted and dist.is_initialized():
         if (member := membership.member()) is not None and member.broken:
             membership.abort()  # others wait for connections to close, which the user's references keep open
-        if (
-            collect
-        ):  # a wrapper in a reference cycle holds its group, whose threads would outlive the interpreter
+        # A wrapper in a reference cycle holds its group, whose threads would outlive the interpreter.
+        if collect:
             gc.collect()
         dist.destroy_process_group()
     _membership = None

@@ -9,7 +9,7 @@ import torch
 import gossamer as gs
 from gossamer.algorithms import ALGORITHMS
 from gossamer.engine import Merge
-from tests.algorithms.test_contract import NAMES, TIMED, build, optimizer_of, step
+from tests.algorithms.test_contract import NAMES, TIMED, build, optimizer_of, step, whole_state
 from tests.support.models import batches, flat_weights, mlp, seeded
 from tests.support.ranks import run_ranks
 
@@ -30,9 +30,7 @@ def wrap(comm, name, seed=0, algorithm=None, **options):
 
 
 def state_of(model, optimizer):
-    if isinstance(optimizer, gs.ShardedOptimizer):
-        optimizer.consolidate_state_dict(to=None)
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state = {"model": model.state_dict(), "optimizer": whole_state(optimizer)}
     return copy.deepcopy({**state, "algorithm": model.algorithm_state_dict()})
 
 

@@ -1,8 +1,11 @@
 """What the algorithms share: their base class, which is the engine's, and checks of settings."""
 
+from collections.abc import Container, Iterable
+
 import torch
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.codec import Codec
 from gossamer.comm import Communicator, Work
 from gossamer.engine.algorithm import Algorithm
@@ -10,8 +13,8 @@ from gossamer.errors import ConfigError
 from gossamer.facts import Job, Messages
 from gossamer.topology import Mixing, Topology
 
-__all__ = ["Algorithm", "average_with_peers", "job_with_peers", "require_codec", "require_steps"]
-__all__ += ["swap_with_peers", "whole_chunks"]
+__all__ = ["Algorithm", "average_with_peers", "job_with_peers", "require_codec", "require_in_optimizer"]
+__all__ += ["require_steps", "swap_with_peers", "whole_chunks"]
 
 
 def whole_chunks(comm: Communicator, block: int, codec: object = None) -> int:
@@ -36,6 +39,14 @@ def require_steps(
     for name, value in settings.items():
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{where}: {name} must be a {what}, got {value!r}")
+
+
+def require_in_optimizer(where: str, buckets: Iterable[_C.Bucket], known: Container[Tensor]) -> None:
+    """Raises ConfigError unless all parameters of the buckets are among the optimizer's, which are `known`."""
+    for bucket in buckets:
+        for name, param in zip(bucket.names, bucket.params, strict=True):
+            if param not in known:
+                raise ConfigError(f"{where}: parameter '{name}' is not in the optimizer")
 
 
 def swap_with_peers(comm: Communicator, mixing: Mixing, x: Tensor) -> tuple[list[Tensor], Work]:

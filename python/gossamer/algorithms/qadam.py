@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm, require_codec, require_steps, whole_chunks
+from gossamer.algorithms.base import (
+    Algorithm,
+    require_codec,
+    require_in_optimizer,
+    require_steps,
+    whole_chunks,
+)
 from gossamer.codec import Codec, ErrorFeedback, Int8, OneBit
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
@@ -157,11 +163,7 @@ class AdamAlgorithm(Algorithm):
         """Whether the step that follows `step` others uses the exact mean gradient."""
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        if len(optimizers) != 1 or not isinstance(optimizers[0], self.optimizer_class):
-            raise ConfigError(
-                f"{type(self).__name__}: the optimizer must be one {self.optimizer_class.__name__}, got "
-                f"{[type(optimizer).__name__ for optimizer in optimizers]}"
-            )
+        super().use_optimizers(optimizers)
         self._optimizer = optimizers[0]
 
     @classmethod
@@ -186,10 +188,8 @@ class AdamAlgorithm(Algorithm):
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm, self._buckets = comm, buckets
         self._groups = {param: group for group in self._optimizer.param_groups for param in group["params"]}
+        require_in_optimizer(type(self).__name__, buckets, self._groups)
         for bucket in buckets:
-            for name, param in zip(bucket.names, bucket.params, strict=True):
-                if param not in self._groups:
-                    raise ConfigError(f"{type(self).__name__}: parameter '{name}' is not in the optimizer")
             bucket.add_field(self.field, comm)
             Unsent.by(self.codec, bucket).prepare()
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from gossamer import _C, optim
-from gossamer.algorithms.base import Algorithm, require_codec
+from gossamer.algorithms.base import Algorithm, require_codec, require_in_optimizer
 from gossamer.codec import Codec, Identity, Int8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.comm import Communicator
+from gossamer.engine import broadcast_bytes
 from gossamer.errors import ConfigError
 from gossamer.facts import EXACT, ROUNDED, Job, Messages, Method, Traffic, Trial
 
@@ -129,7 +130,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's, for the whole parameters and this rank's pieces."""
-        for param in (param for params in self._whole for param in params):
+        for param in self._params:
             if param.grad is not None:
                 if set_to_none:
                     param.grad = None
@@ -176,7 +177,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Args:
             to: the rank; None: every rank.
         """
-        assert self._comm is not None or self._shares is None
         if self._shares is None:
             raise ConfigError("ShardedOptimizer.consolidate_state_dict: wrap the model first")
         state, unsent, _ = self._gathered(keep=to is None or self._rank == to)
@@ -221,6 +221,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._cut(state_dict)
 
     @property
+    def _params(self) -> list[nn.Parameter]:
+        """The whole parameters, by their place in the optimizer."""
+        return [param for params in self._whole for param in params]
+
+    @property
     def _rank(self) -> int:
         assert self._comm is not None
         return self._comm.rank
@@ -252,7 +257,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     state["gradient"] = share.gradient[piece.inside]
                 state = {key: each.cpu() if isinstance(each, Tensor) else each for key, each in state.items()}
                 own.append((piece.index, piece.begin, piece.end, state))
-        params = [param for params in self._whole for param in params]
+        params = self._params
         whole: _State = {}
         device = self._shares[0].gradient.device
         for source in range(self._comm.size):
@@ -285,18 +290,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             whole, unsent, gradients = self._gathered(keep=True)
             state = self._as_state_dict(whole, unsent)
         self._loaded = None
-        place = {
-            param: index for index, param in enumerate(param for params in self._whole for param in params)
-        }
+        place = {param: index for index, param in enumerate(self._params)}
         for share in shares:
             _cut_share(share, place)
         by_index = {piece.index: piece for share in shares for piece in share.pieces}
-        groups = iter(self.param_groups)
-        begin = 0
-        for params in self._whole:
-            indices = range(begin, begin + len(params))
-            next(groups)["params"] = [by_index[index].leaf for index in indices if index in by_index]
-            begin += len(params)
+        for group, params in zip(self.param_groups, self._whole, strict=True):
+            indices = (place[param] for param in params)
+            group["params"] = [by_index[index].leaf for index in indices if index in by_index]
         self._inner.state.clear()
         self._shares, self._comm, self._consolidated = shares, comm, None
         if state is not None:
@@ -308,21 +308,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _begun(self) -> dict[str, Any] | None:
         """The state of a class that makes it before the first step."""
-        params = [param for params in self._whole for param in params]
         state = {
-            index: self._inner.state[each] for index, each in enumerate(params) if each in self._inner.state
+            index: self._inner.state[each]
+            for index, each in enumerate(self._params)
+            if each in self._inner.state
         }
         return self._as_state_dict(state, {}) if state else None
 
     def _cut(self, whole: dict[str, Any]) -> None:
         """Keep this rank's share of a whole state."""
         assert self._shares is not None
-        places = {id(leaf): place for place, leaf in enumerate(self._leaves())}
+        leaves = [leaf for group in self._inner.param_groups for leaf in group["params"]]
+        places = {leaf: place for place, leaf in enumerate(leaves)}
         state: _State = {}
         for share in self._shares:
             for piece in share.pieces:
                 if piece.index in whole["state"]:
-                    state[places[id(piece.leaf)]] = {
+                    state[places[piece.leaf]] = {
                         key: _part_of(each, piece) for key, each in whole["state"][piece.index].items()
                     }
                 if share.unsent is not None and piece.index in whole.get("unsent", {}):
@@ -334,9 +336,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
             begin += count
         self._inner.load_state_dict({"state": state, "param_groups": groups})
         self._follow()
-
-    def _leaves(self) -> list[nn.Parameter]:
-        return [leaf for group in self._inner.param_groups for leaf in group["params"]]
 
     def _let_go(self) -> None:
         """The model is no longer wrapped: hold whole parameters again, without a state."""
@@ -379,13 +378,8 @@ def _broadcast(comm: Communicator, device: torch.device, value: Any, source: int
     file = io.BytesIO()
     if comm.rank == source:
         torch.save(value, file)
-    size = torch.tensor([file.tell()], device=device)
-    comm.broadcast(size, source).wait()
-    data = torch.empty(int(size), dtype=torch.uint8, device=device)
-    if comm.rank == source:
-        data.copy_(torch.frombuffer(file.getbuffer(), dtype=torch.uint8))
-    comm.broadcast(data, source).wait()
-    return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), weights_only=True)
+    data = broadcast_bytes(comm, file.getvalue(), source, device=device)
+    return torch.load(io.BytesIO(data), weights_only=True)
 
 
 class Sharded(Algorithm):
@@ -445,11 +439,8 @@ class Sharded(Algorithm):
         return ShardedOptimizer(torch.optim.AdamW, params, lr=lr)
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        if len(optimizers) != 1 or not isinstance(optimizers[0], ShardedOptimizer):
-            raise ConfigError(
-                f"Sharded: the optimizer must be one ShardedOptimizer, got "
-                f"{[type(optimizer).__name__ for optimizer in optimizers]}"
-            )
+        super().use_optimizers(optimizers)
+        assert isinstance(optimizers[0], ShardedOptimizer)
         self._optimizer = optimizers[0]
 
     def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
@@ -471,18 +462,10 @@ class Sharded(Algorithm):
         return comm.size * max(self.block(), 8)
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
-        optimizer = self._optimizer
-        known = {param for params in optimizer._whole for param in params}
-        for bucket in buckets:
-            for name, param in zip(bucket.names, bucket.params, strict=True):
-                if param not in known:
-                    raise ConfigError(f"Sharded: parameter '{name}' is not in the optimizer")
-        shares = [self._share_of(bucket, comm) for bucket in buckets]
-        self._comm, self._shares = (
-            comm,
-            {bucket.index: share for bucket, share in zip(buckets, shares, strict=True)},
-        )
-        optimizer._divide(shares, comm)
+        require_in_optimizer("Sharded", buckets, set(self._optimizer._params))
+        self._comm = comm
+        self._shares = {bucket.index: self._share_of(bucket, comm) for bucket in buckets}
+        self._optimizer._divide(list(self._shares.values()), comm)
 
     def _share_of(self, bucket: _C.Bucket, comm: Communicator) -> _Share:
         numel = bucket.numel // comm.size

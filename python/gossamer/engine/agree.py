@@ -111,15 +111,21 @@ def gather_texts(control: Communicator, text: str) -> list[str]:
     return [row[:size].numpy().tobytes().decode() for row, size in zip(every, sizes, strict=True)]
 
 
-def broadcast_bytes(control: Communicator, data: bytes, source: int) -> bytes:
-    """Return the `data` of rank `source` on every rank. The data of other ranks is ignored. Collective."""
-    size = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
-    control.broadcast(size, source).wait()
-    buffer = torch.empty(int(size), dtype=torch.uint8, device="cpu")
-    if control.rank == source:
-        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    control.broadcast(buffer, source).wait()
-    return data if control.rank == source else buffer.numpy().tobytes()
+def broadcast_bytes(
+    comm: Communicator, data: bytes, source: int, *, device: torch.device | str = "cpu"
+) -> bytes:
+    """Return the `data` of rank `source` on every rank. The data of other ranks is ignored. Collective.
+
+    Args:
+        device: of the tensors that the group sends.
+    """
+    size = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    comm.broadcast(size, source).wait()
+    buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
+    if comm.rank == source and data:
+        buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    comm.broadcast(buffer, source).wait()
+    return data if comm.rank == source else buffer.cpu().numpy().tobytes()
 
 
 def mean_tensors(comm: Communicator, tensors: Iterable[Tensor]) -> None:

@@ -143,7 +143,17 @@ class Algorithm(ABC):
         raise ConfigError(f"hooks: {self!r} cannot be a hook, because it does not define for_any_buckets()")
 
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Called before connect(), with the optimizers that DataParallel was given."""
+        """Called before connect(), with the optimizers that DataParallel was given.
+
+        Raises:
+            ConfigError: they are not one object of the algorithm's optimizer_class, if it has one.
+        """
+        kind = self.optimizer_class
+        if kind is not None and (len(optimizers) != 1 or not isinstance(optimizers[0], kind)):
+            raise ConfigError(
+                f"{type(self).__name__}: the optimizer must be one {kind.__name__}, got "
+                f"{[type(optimizer).__name__ for optimizer in optimizers]}"
+            )
 
     @property
     def optimizer_steps(self) -> int:
