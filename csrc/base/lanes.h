@@ -85,7 +85,8 @@ struct Scalar {
   static constexpr int width = 1;
   using F = float;
   using I = int32_t;
-  using Tail = Scalar;  // takes the elements that do not fill a lane
+  using Bytes = int32_t;  // a byte an element, in vectors
+  using Tail = Scalar;    // takes the elements that do not fill a lane
 
   static HD F load(const float* p) { return *p; }
   static HD F load(const double* p) { return static_cast<float>(*p); }
@@ -132,7 +133,7 @@ struct Scalar {
   static HD F min(F x, float y) { return x < y ? x : y; }  // y where either is NaN, as minps does
   static HD F max(F x, float y) { return x > y ? x : y; }
   static HD F quiet(F x) { return x == x ? x : bit_cast<float>(kNanBits); }
-  static HD F less(F x, F y) { return x < y ? 1.0f : 0.0f; }
+  static HD F less(F x, float y) { return x < y ? 1.0f : 0.0f; }
   static HD I is_negative(F x) { return x < 0.0f ? 1 : 0; }
   static HD F magnitude_of(F x) { return bit_cast<float>(magnitude(x)); }
   static HD F with_sign(F x, F sign) {
@@ -165,11 +166,35 @@ struct Scalar {
   static HD I to_int(F x) { return bit_cast<int32_t>(x + 12582912.0f) - bit_cast<int32_t>(12582912.0f); }
   static HD F to_float(I x) { return static_cast<float>(x); }
 
+  // The sum in float64 of 128 numbers: i takes i + 64, for i < 64, then i + 32, for i < 32, and so on. The result is number 0.
+  template <class T>
+  static HD double sum_in_order(const T* p) {
+    double sums[64];
+    for (int i = 0; i < 64; ++i) sums[i] = static_cast<double>(p[i]) + static_cast<double>(p[i + 64]);
+    for (int width = 32; width > 0; width /= 2)
+      for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
+    return sums[0];
+  }
+
   static HD I set(int32_t x) { return x; }
   static HD I min_int(I x, I y) { return x < y ? x : y; }
   static HD I max_int(I x, I y) { return x > y ? x : y; }
   static HD int32_t reduce_min(I x) { return x; }
   static HD int32_t reduce_max(I x) { return x; }
+
+  // The bits of x, rotated left by one and combined with `turn` by exclusive or.
+  static HD I rotated(F x, int32_t turn) {
+    const auto bits = bit_cast<uint32_t>(x);
+    return static_cast<I>(bits << 1 | bits >> 31) ^ turn;
+  }
+  // first + the number of `steps` that |x| reaches, or first - it for negative x, but `last` at most.
+  template <int first, int last, int... steps>
+  static HD Bytes by_steps(I x) {
+    const int32_t distance = x < 0 ? -x : x;
+    const int32_t count = ((distance >= steps ? 1 : 0) + ...);
+    const int32_t code = first + (x < 0 ? -count : count);
+    return code < last ? code : last;
+  }
 
   // The bits of |x|. They are ordered as |x| is, with Inf and then NaN on top.
   static HD I magnitude(F x) { return bit_cast<int32_t>(x) & 0x7fffffff; }

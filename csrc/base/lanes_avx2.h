@@ -4,6 +4,8 @@
 
 #include <immintrin.h>
 
+#include "base/lanes_avx_bytes.h"
+
 #define GOSSAMER_MM(op) _mm256_##op
 #define GOSSAMER_MM_SI(op) _mm256_##op##256
 
@@ -15,13 +17,14 @@ struct Avx2 {
   using Ints = __m256i;
   using Doubles = __m256d;
   using Bits16 = __m128i;
+  using Bytes = __m256i;
 
 #include "base/lanes_four.inl"
 #include "base/lanes_vector.inl"
 
   template <int bits>
   static HD I load_packed(const uint8_t* codes, int64_t i) {
-    static_assert(bits == 4 || bits == 1, "codes are packed 4 bits or 1 bit");
+    static_assert(bits == 4 || bits == 2 || bits == 1, "codes are packed in 4 bits, 2 bits or 1 bit");
     if constexpr (bits == 4) {
       const __m128i bytes = load_bits16(codes + i / 2), mask = _mm_set1_epi8(15);
       const __m128i low = _mm_and_si128(bytes, mask), high = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
@@ -29,32 +32,48 @@ struct Avx2 {
       return {_mm256_cvtepu8_epi32(first), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(first, first)),
               _mm256_cvtepu8_epi32(last), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(last, last))};
     } else {
-      const uint8_t* p = codes + i / 8;
-      return {bits_of(p[0]), bits_of(p[1]), bits_of(p[2]), bits_of(p[3])};
+      const uint8_t* p = codes + i * bits / 8;
+      return {codes_of<bits>(p), codes_of<bits>(p + bits), codes_of<bits>(p + 2 * bits),
+              codes_of<bits>(p + 3 * bits)};
     }
   }
 
-  static HD void store(int8_t* p, I x) {
-    const __m256i low = _mm256_packs_epi32(x.a, x.b), high = _mm256_packs_epi32(x.c, x.d);
-    store_bytes(p, _mm256_packs_epi16(low, high));
-  }
+  static HD void store(int8_t* p, I x) { store_bytes(p, bytes_of(x)); }
   static HD void store(uint8_t* p, I x) {
     const __m256i low = _mm256_packs_epi32(x.a, x.b), high = _mm256_packs_epi32(x.c, x.d);
-    store_bytes(p, _mm256_packus_epi16(low, high));
+    store_bytes(p, in_order(_mm256_packus_epi16(low, high)));
   }
   template <int bits>
   static HD void store_packed(uint8_t* codes, int64_t i, I x) {
-    static_assert(bits == 4 || bits == 1, "codes are packed 4 bits or 1 bit");
-    if constexpr (bits == 4) {
-      const __m256i low = _mm256_packs_epi32(x.a, x.b), high = _mm256_packs_epi32(x.c, x.d);
-      const __m256i bytes = in_order(_mm256_packus_epi16(low, high));
-      const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));  // low + 16 * high
-      store_bits16(codes + i / 2,
-                   _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
-    } else {
-      uint8_t* p = codes + i / 8;
-      p[0] = mask_of(x.a), p[1] = mask_of(x.b), p[2] = mask_of(x.c), p[3] = mask_of(x.d);
+    store_packed<bits>(codes, i, bytes_of(x));
+  }
+  template <int bits>
+  static HD void store_packed(uint8_t* codes, int64_t i, Bytes bytes) {
+    static_assert(bits == 4 || bits == 2 || bits == 1, "codes are packed in 4 bits, 2 bits or 1 bit");
+    if constexpr (bits == 1) {
+      const int32_t mask = _mm256_movemask_epi8(_mm256_slli_epi16(bytes, 7));
+      memcpy(codes + i / 8, &mask, sizeof(mask));
+      return;
     }
+    const __m256i pairs =
+        _mm256_maddubs_epi16(bytes, _mm256_set1_epi16((1 << bits << 8) + 1));  // first + second << bits
+    const __m128i low = _mm256_castsi256_si128(pairs), high = _mm256_extracti128_si256(pairs, 1);
+    if constexpr (bits == 4) {
+      store_bits16(codes + i / 2, _mm_packus_epi16(low, high));
+    } else {
+      const __m128i ones = _mm_set1_epi32(0x00100001);  // pair + 16 * next pair
+      const __m128i words = _mm_packus_epi32(_mm_madd_epi16(low, ones), _mm_madd_epi16(high, ones));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(codes + i / 4), _mm_packus_epi16(words, words));
+    }
+  }
+
+  template <int first, int last, int... steps>
+  static HD Bytes by_steps(I x) {
+    return avx_by_steps<first, last, steps...>(bytes_of(x));
+  }
+  static HD Bytes bytes_of(I x) {  // -128 or 127 beyond
+    const __m256i low = _mm256_packs_epi32(x.a, x.b), high = _mm256_packs_epi32(x.c, x.d);
+    return in_order(_mm256_packs_epi16(low, high));
   }
 
   static HD I set(int32_t value) {
@@ -97,18 +116,17 @@ struct Avx2 {
   static HD __m256i in_order(__m256i x) {  // packs works within halves: put the quads in order
     return _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
-  static HD void store_bytes(void* p, __m256i x) {
-    _mm256_storeu_si256(static_cast<__m256i*>(p), in_order(x));
-  }
-  static HD __m256i bits_of(uint8_t byte) {
-    const __m256i shifted =
-        _mm256_srlv_epi32(_mm256_set1_epi32(byte), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-    return _mm256_and_si256(shifted, _mm256_set1_epi32(1));
-  }
-  static HD uint8_t mask_of(__m256i x) {
-    return static_cast<uint8_t>(_mm256_movemask_ps(as_floats(_mm256_slli_epi32(x, 31))));
+  static HD void store_bytes(void* p, Bytes x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
+  template <int bits>
+  static HD __m256i codes_of(const uint8_t* p) {  // eight codes
+    const int32_t word = bits == 1 ? p[0] : p[0] | p[1] << 8;
+    const __m256i places =
+        _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(bits));
+    const __m256i shifted = _mm256_srlv_epi32(_mm256_set1_epi32(word), places);
+    return _mm256_and_si256(shifted, _mm256_set1_epi32((1 << bits) - 1));
   }
 
+  static HD Doubles load_wide(const float* p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
   static HD Floats load_register(const double* p) {
     return _mm256_set_m128(_mm256_cvtpd_ps(_mm256_loadu_pd(p + 4)), _mm256_cvtpd_ps(_mm256_loadu_pd(p)));
   }

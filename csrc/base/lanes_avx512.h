@@ -4,6 +4,8 @@
 
 #include <immintrin.h>
 
+#include "base/lanes_avx_bytes.h"
+
 #define GOSSAMER_MM(op) _mm512_##op
 #define GOSSAMER_MM_SI(op) _mm512_##op##512
 
@@ -21,6 +23,7 @@ struct Avx512 {
   using Ints = __m512i;
   using Doubles = __m512d;
   using Bits16 = __m256i;
+  using Bytes = __m256i;
   struct F {
     Floats a, b;
   };
@@ -32,12 +35,14 @@ struct Avx512 {
 
   template <int bits>
   static HD I load_packed(const uint8_t* codes, int64_t i) {
-    static_assert(bits == 4 || bits == 1, "codes are packed 4 bits or 1 bit");
+    static_assert(bits == 4 || bits == 2 || bits == 1, "codes are packed in 4 bits, 2 bits or 1 bit");
     if constexpr (bits == 4) {
       const __m128i bytes = load_bits8(codes + i / 2), mask = _mm_set1_epi8(15);
       const __m128i low = _mm_and_si128(bytes, mask), high = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
       return {_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high)),
               _mm512_cvtepu8_epi32(_mm_unpackhi_epi8(low, high))};
+    } else if constexpr (bits == 2) {
+      return {codes_of(codes + i / 4), codes_of(codes + i / 4 + 4)};
     } else {
       uint16_t masks[2];
       memcpy(masks, codes + i / 8, sizeof(masks));
@@ -49,15 +54,33 @@ struct Avx512 {
   static HD void store(uint8_t* p, I x) { GOSSAMER_EACH_STORE(store_low_bytes, p); }
   template <int bits>
   static HD void store_packed(uint8_t* codes, int64_t i, I x) {
-    static_assert(bits == 4 || bits == 1, "codes are packed 4 bits or 1 bit");
-    if constexpr (bits == 4) {
-      const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(x.b), _mm512_cvtepi32_epi8(x.a));
-      const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));  // low + 16 * high
-      store_bits8(codes + i / 2, _mm256_cvtepi16_epi8(pairs));
-    } else {
+    static_assert(bits == 4 || bits == 2 || bits == 1, "codes are packed in 4 bits, 2 bits or 1 bit");
+    if constexpr (bits == 1) {
       const uint16_t masks[2] = {_mm512_test_epi32_mask(x.a, x.a), _mm512_test_epi32_mask(x.b, x.b)};
       memcpy(codes + i / 8, masks, sizeof(masks));
+    } else {
+      store_packed<bits>(codes, i, bytes_of(x));
     }
+  }
+  template <int bits>
+  static HD void store_packed(uint8_t* codes, int64_t i, Bytes bytes) {
+    static_assert(bits == 4 || bits == 2, "codes are packed in 4 bits, 2 bits or 1 bit");
+    const __m256i pairs =
+        _mm256_maddubs_epi16(bytes, _mm256_set1_epi16((1 << bits << 8) + 1));  // first + second << bits
+    if constexpr (bits == 4) {
+      store_bits8(codes + i / 2, _mm256_cvtepi16_epi8(pairs));
+    } else {
+      const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00100001));  // pair + 16 * next pair
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(codes + i / 4), _mm256_cvtepi32_epi8(fours));
+    }
+  }
+
+  template <int first, int last, int... steps>
+  static HD Bytes by_steps(I x) {
+    return avx_by_steps<first, last, steps...>(bytes_of(x));
+  }
+  static HD Bytes bytes_of(I x) {  // -128 or 127 beyond
+    return _mm256_set_m128i(_mm512_cvtsepi32_epi8(x.b), _mm512_cvtsepi32_epi8(x.a));
   }
 
   static HD I set(int32_t value) {
@@ -85,6 +108,14 @@ struct Avx512 {
   static HD Bits16 narrowed(Ints x) { return _mm512_cvtepi32_epi16(x); }
   static HD void store_low_bytes(void* p, Ints x) { store_bits8(p, _mm512_cvtepi32_epi8(x)); }
 
+  static HD __m512i codes_of(const uint8_t* p) {  // sixteen codes of 2 bits
+    int32_t word;
+    memcpy(&word, p, sizeof(word));
+    const __m512i places = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(word), places), _mm512_set1_epi32(3));
+  }
+
+  static HD Doubles load_wide(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
   static HD Floats load_register(const double* p) {
     const __m256 low = _mm512_cvtpd_ps(_mm512_loadu_pd(p)), high = _mm512_cvtpd_ps(_mm512_loadu_pd(p + 8));
     return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);

@@ -5,6 +5,8 @@
 
 #include <arm_neon.h>
 
+#include "base/lanes_steps.h"
+
 #define GOSSAMER_MM(op) neon_##op
 #define GOSSAMER_MM_SI(op) neon_##op
 
@@ -72,39 +74,64 @@ struct Neon {
   using Ints = int32x4_t;
   using Doubles = float64x2_t;
   using Bits16 = uint16x4_t;
+  using Bytes = int8x16_t;
 
 #include "base/lanes_four.inl"
 #include "base/lanes_vector.inl"
 
   template <int bits>
   static HD I load_packed(const uint8_t* codes, int64_t i) {
-    static_assert(bits == 4 || bits == 1, "codes are packed 4 bits or 1 bit");
+    static_assert(bits == 4 || bits == 2 || bits == 1, "codes are packed in 4 bits, 2 bits or 1 bit");
     if constexpr (bits == 4) {
       const auto bytes = neon_load<uint8x8_t>(codes + i / 2);
       const uint8x8_t low = bytes & 15, high = bytes >> 4;
       const uint16x8_t first = vmovl_u8(vzip1_u8(low, high)), last = vmovl_u8(vzip2_u8(low, high));
       return {neon_cvtepu16_epi32(vget_low_u16(first)), neon_cvtepu16_epi32(vget_high_u16(first)),
               neon_cvtepu16_epi32(vget_low_u16(last)), neon_cvtepu16_epi32(vget_high_u16(last))};
+    } else if constexpr (bits == 2) {
+      const uint8_t* p = codes + i / 4;
+      return {codes_of<2>(p[0]), codes_of<2>(p[1]), codes_of<2>(p[2]), codes_of<2>(p[3])};
     } else {
       const uint8_t* p = codes + i / 8;
-      return {bits_of(p[0]), bits_of(p[0] >> 4), bits_of(p[1]), bits_of(p[1] >> 4)};
+      return {codes_of<1>(p[0]), codes_of<1>(p[0] >> 4), codes_of<1>(p[1]), codes_of<1>(p[1] >> 4)};
     }
   }
 
   static HD void store(int8_t* p, I x) { store_bytes(p, x); }
   static HD void store(uint8_t* p, I x) { store_bytes(p, x); }
   template <int bits>
+  static HD void store_packed(uint8_t* codes, int64_t i, Bytes x) {
+    static_assert(bits == 4, "bytes are packed in 4 bits");
+    const auto bytes = vreinterpretq_u8_s8(x);
+    const uint8x8_t low = vget_low_u8(vuzp1q_u8(bytes, bytes)), high = vget_low_u8(vuzp2q_u8(bytes, bytes));
+    const uint8x8_t pairs = low | high << 4;
+    memcpy(codes + i / 2, &pairs, sizeof(pairs));
+  }
+  template <int bits>
   static HD void store_packed(uint8_t* codes, int64_t i, I x) {
-    static_assert(bits == 4 || bits == 1, "codes are packed 4 bits or 1 bit");
+    static_assert(bits == 4 || bits == 2 || bits == 1, "codes are packed in 4 bits, 2 bits or 1 bit");
     if constexpr (bits == 4) {
-      const uint8x16_t bytes = low_bytes(x);
-      const uint8x8_t low = vget_low_u8(vuzp1q_u8(bytes, bytes)), high = vget_low_u8(vuzp2q_u8(bytes, bytes));
-      const uint8x8_t pairs = low | high << 4;
-      memcpy(codes + i / 2, &pairs, sizeof(pairs));
+      store_packed<4>(codes, i, vreinterpretq_s8_u8(low_bytes(x)));
+    } else if constexpr (bits == 2) {
+      uint8_t* p = codes + i / 4;
+      p[0] = packed<2>(x.a), p[1] = packed<2>(x.b), p[2] = packed<2>(x.c), p[3] = packed<2>(x.d);
     } else {
       uint8_t* p = codes + i / 8;
-      p[0] = mask_of(x.a, x.b), p[1] = mask_of(x.c, x.d);
+      p[0] = packed<1>(x.a | x.b << 4), p[1] = packed<1>(x.c | x.d << 4);
     }
+  }
+
+  template <int first, int last, int... steps>
+  static HD Bytes by_steps(I x) {
+    const int16x8_t low = vqmovn_high_s32(vqmovn_s32(x.a), x.b), high = vqmovn_high_s32(vqmovn_s32(x.c), x.d);
+    const int8x16_t bytes = vqmovn_high_s16(vqmovn_s16(low), high), distance = vqabsq_s8(bytes);
+    static constexpr StepTables<steps...> tables;
+    const uint8x16_t part = vreinterpretq_u8_s8(distance) >> 3;
+    const auto table = [](const int8_t* p) { return neon_load<int8x16_t>(p); };
+    const uint8x16_t reached = vcgtq_s8(distance, vqtbl1q_s8(table(tables.below), part));
+    int8x16_t count = vqtbl1q_s8(table(tables.before), part) - vreinterpretq_s8_u8(reached);
+    count = vbslq_s8(vcltzq_s8(bytes), vnegq_s8(count), count);
+    return vminq_s8(count + vdupq_n_s8(first), vdupq_n_s8(last));
   }
 
   static HD I set(int32_t value) {
@@ -146,15 +173,18 @@ struct Neon {
     const uint8x16_t bytes = low_bytes(x);
     memcpy(p, &bytes, sizeof(bytes));
   }
-  static HD Ints bits_of(int32_t code) {  // the lowest four
-    const int32x4_t places = {0, 1, 2, 3};
-    return (vdupq_n_s32(code) >> places) & vdupq_n_s32(1);
+  template <int bits>
+  static HD Ints codes_of(int32_t word) {  // the lowest four
+    const int32x4_t places = {0, bits, 2 * bits, 3 * bits};
+    return (vdupq_n_s32(word) >> places) & vdupq_n_s32((1 << bits) - 1);
   }
-  static HD uint8_t mask_of(Ints low, Ints high) {
-    const int32x4_t places = {0, 1, 2, 3};
-    return static_cast<uint8_t>(vaddvq_s32((low | high << 4) << places));
+  template <int bits>
+  static HD uint8_t packed(Ints codes) {
+    const int32x4_t places = {0, bits, 2 * bits, 3 * bits};
+    return static_cast<uint8_t>(vaddvq_s32(codes << places));
   }
 
+  static HD Doubles load_wide(const float* p) { return vcvt_f64_f32(vld1_f32(p)); }
   static HD Floats load_register(const double* p) {
     return vcombine_f32(vcvt_f32_f64(neon_loadu_pd(p)), vcvt_f32_f64(neon_loadu_pd(p + 2)));
   }

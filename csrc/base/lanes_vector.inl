@@ -33,6 +33,7 @@ static HD F max(F x, float y) { return GOSSAMER_EACH_WITH(GOSSAMER_MM(max_ps), G
 static HD F add(F x, F y) { return GOSSAMER_EACH_PAIR(GOSSAMER_MM(add_ps)); }
 static HD F sub(F x, F y) { return GOSSAMER_EACH_PAIR(GOSSAMER_MM(sub_ps)); }
 static HD F mul(F x, F y) { return GOSSAMER_EACH_PAIR(GOSSAMER_MM(mul_ps)); }
+static HD F less(F x, float y) { return GOSSAMER_EACH_WITH(less, GOSSAMER_MM(set1_ps)(y)); }
 static HD F less(F x, F y) { return GOSSAMER_EACH_PAIR(less); }
 static HD F with_sign(F x, F y) { return GOSSAMER_EACH_PAIR(with_sign); }
 static HD I is_negative(F x) { return GOSSAMER_EACH(is_negative); }
@@ -46,8 +47,30 @@ static HD F to_float(I x) { return GOSSAMER_EACH(GOSSAMER_MM(cvtepi32_ps)); }
 
 static HD I min_int(I x, I y) { return GOSSAMER_EACH_PAIR(GOSSAMER_MM(min_epi32)); }
 static HD I max_int(I x, I y) { return GOSSAMER_EACH_PAIR(GOSSAMER_MM(max_epi32)); }
+static HD I rotated(F x, int32_t turn) { return GOSSAMER_EACH_WITH(rotated, turn); }
 static HD I magnitude(F x) { return GOSSAMER_EACH(magnitude); }
 static HD I ordered(F x) { return GOSSAMER_EACH(ordered); }
+
+// Unrolled, so that the sums stay in registers.
+template <class T>
+static HD double sum_in_order(const T* p) {
+  constexpr int each = sizeof(Doubles) / sizeof(double);
+  Doubles sums[64 / each];
+#pragma GCC unroll 64
+  for (int i = 0; i < 64 / each; ++i)
+    sums[i] = GOSSAMER_MM(add_pd)(load_wide(p + i * each), load_wide(p + i * each + 64));
+#pragma GCC unroll 8
+  for (int width = 32 / each; width > 0; width /= 2)
+#pragma GCC unroll 64
+    for (int i = 0; i < width; ++i) sums[i] = GOSSAMER_MM(add_pd)(sums[i], sums[i + width]);
+  double last[each];
+  GOSSAMER_MM(storeu_pd)(last, sums[0]);
+#pragma GCC unroll 8
+  for (int width = each / 2; width > 0; width /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < width; ++i) last[i] += last[i + width];
+  return last[0];
+}
 
 // ---- one register; the lanes of optim/ use the loads and stores too
 
@@ -57,6 +80,8 @@ static HD Floats load_register(const Bfloat* p) {
 }
 static HD Ints load_register(const int8_t* p) { return GOSSAMER_MM(cvtepi8_epi32)(load_bits8(p)); }
 static HD Ints load_register(const uint8_t* p) { return GOSSAMER_MM(cvtepu8_epi32)(load_bits8(p)); }
+
+static HD Doubles load_wide(const double* p) { return GOSSAMER_MM(loadu_pd)(p); }
 
 static HD void store(double* p, Floats x) {
   GOSSAMER_MM(storeu_pd)(p, low(x));
@@ -96,6 +121,10 @@ static HD Ints scramble(Ints x) {
 static HD Floats fraction(Ints x) {
   const Floats whole = GOSSAMER_MM(mul_ps)(GOSSAMER_MM(cvtepi32_ps)(x), GOSSAMER_MM(set1_ps)(1.0f / 65536));
   return GOSSAMER_MM(add_ps)(whole, GOSSAMER_MM(set1_ps)(0.5f / 65536));
+}
+static HD Ints rotated(Floats x, int32_t turn) {
+  const Ints high = GOSSAMER_MM(slli_epi32)(as_ints(x), 1), low = GOSSAMER_MM(srli_epi32)(as_ints(x), 31);
+  return GOSSAMER_MM_SI(xor_si)(GOSSAMER_MM_SI(xor_si)(high, low), GOSSAMER_MM(set1_epi32)(turn));
 }
 static HD Ints magnitude(Floats x) {
   return GOSSAMER_MM_SI(and_si)(as_ints(x), GOSSAMER_MM(set1_epi32)(0x7fffffff));

@@ -6,6 +6,7 @@
 #include "codec/cast.h"
 #include "codec/codec.h"
 #include "codec/identity.h"
+#include "codec/int2.h"
 #include "codec/int4.h"
 #include "codec/int8.h"
 #include "codec/minmax_u8.h"
@@ -18,6 +19,7 @@
   CODEC(3, int8, Int8)          \
   CODEC(4, minmax_u8, MinMaxU8) \
   CODEC(5, int4, Int4)          \
+  CODEC(7, int2, Int2)          \
   CODEC(6, onebit, OneBit)
 
 namespace gossamer::codec {

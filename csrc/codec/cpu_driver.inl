@@ -16,7 +16,8 @@ using codec::Rows;
 using codec::Spec;
 using codec::WireRows;
 
-constexpr int64_t kTile = 2048;  // elements that are summed at a time: 8 KiB of float32 stay in L1
+constexpr int64_t kTile = 2048;  // elements that are handled at a time: 8 KiB of float32 stay in L1
+constexpr int64_t kGroupsAtOnce = kTile / 32;
 
 template <class Codec>
 using LaneOf = std::conditional_t<std::is_same_v<typename Codec::Value, double>, Double, VectorLane>;
@@ -72,7 +73,7 @@ HD typename Lane::F load_value(const Source* x) {
 }
 
 template <class Codec, class Source>
-auto observe(const Source* x, int64_t count) {
+HD auto observe(const Source* x, int64_t count) {
   using Lane = LaneOf<Codec>;
   auto wide = Codec::template nothing<Lane>();
   int64_t i = 0;
@@ -85,34 +86,44 @@ auto observe(const Source* x, int64_t count) {
 
 // Sums in the order that layout.h defines.
 template <class Codec, class Source>
-Sum summed(const Source* x, int64_t count) {
+HD Sum summed(const Source* x, int64_t count) {
   using Lane = LaneOf<Codec>;
   using Tail = typename Lane::Tail;
+  if (count == kPartialSums) {  // the usual block: each partial sum is one element
+    typename Codec::Value summands[kPartialSums];
+    for (int64_t i = 0; i < count; i += Lane::width)
+      Lane::store(summands + i, Codec::template summand<Lane>(load_value<Codec, Lane>(x + i)));
+    return {Lane::sum_in_order(summands), count};
+  }
   double partial[kPartialSums] = {};
   int64_t i = 0;
   for (; i + Lane::width <= count; i += Lane::width)
     Lane::add_to(partial + i % kPartialSums, Codec::template summand<Lane>(load_value<Codec, Lane>(x + i)));
   for (; i < count; ++i)
     Tail::add_to(partial + i % kPartialSums, Codec::template summand<Tail>(load_value<Codec, Tail>(x + i)));
-  for (int width = kPartialSums / 2; width > 0; width /= 2)
-    for (int p = 0; p < width; ++p) partial[p] += partial[p + width];
-  return {partial[0], count};
+  return {Lane::sum_in_order(partial), count};
 }
 
 template <class Codec, class Source>
-typename Codec::Params params_of(const Source* x, int64_t count, const Noise& noise) {
+HD auto statistics_of(const Source* x, int64_t count) {
   if constexpr (Codec::kSummed)
-    return Codec::finish(summed<Codec>(x, count));
-  else if constexpr (Codec::kStochastic)
-    return Codec::finish(observe<Codec>(x, count), noise.on);
+    return summed<Codec>(x, count);
   else
-    return Codec::finish(observe<Codec>(x, count));
+    return observe<Codec>(x, count);
+}
+
+template <class Codec, class Stats>
+HD typename Codec::Params params_of(const Stats& stats, const Noise& noise) {
+  if constexpr (Codec::kStochastic)
+    return Codec::finish(stats, noise.on);
+  else
+    return Codec::finish(stats);
 }
 
 // Codes of the elements from `begin` of a row: rounded by random numbers, or to nearest without noise.
 template <class Codec, bool kNoise, class Source>
-void quantise(typename Codec::Params params, const Source* x, int64_t begin, int64_t count,
-              const Noise& noise, typename Codec::Code* codes) {
+HD void quantise(typename Codec::Params params, const Source* x, int64_t begin, int64_t count,
+                 const Noise& noise, typename Codec::Code* codes) {
   using Lane = LaneOf<Codec>;
   using Tail = typename Lane::Tail;
   const auto put = [&](auto lane, int64_t i) {
@@ -140,18 +151,32 @@ void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, i
   } else if constexpr (Codec::kStatistics == Statistics::none) {
     quantise<Codec, false>({}, x, begin, count, noise, codes);
   } else {
+    // One step for the groups of a tile, then the next step for them: the processor works on several groups at a time, and
+    // the constants of one step stay in registers.
+    decltype(statistics_of<Codec>(x, count)) stats[kGroupsAtOnce];
+    typename Codec::Params params[kGroupsAtOnce];
     int64_t group = begin / layout.group;  // counted on: a division for each group takes time
-    for (int64_t done = 0; done < count; done += layout.group, ++group) {
-      const int64_t n = count - done < layout.group ? count - done : layout.group;
-      const auto params = params_of<Codec>(x + done, n, noise);
-      auto* group_codes = layout.codes(row, begin + done);
-      Codec::write(params, row, group);
-      if (Codec::is_blank(params))
-        memset(group_codes, 0, code_bytes<Codec>(n));
-      else if (Codec::kStochastic && noise.on)
-        quantise<Codec, Codec::kStochastic>(params, x + done, begin + done, n, noise, group_codes);
-      else
-        quantise<Codec, false>(params, x + done, begin + done, n, noise, group_codes);
+    const int64_t fit = layout.group < kTile ? kTile / layout.group : 1;
+    const int64_t at_once = fit < kGroupsAtOnce ? fit : kGroupsAtOnce;
+    for (int64_t first = 0; first < count; first += at_once * layout.group) {
+      int64_t groups = 0, last = first;  // the last may be short
+      for (; groups < at_once && last < count; last += layout.group, ++groups)
+        stats[groups] =
+            statistics_of<Codec>(x + last, count - last < layout.group ? count - last : layout.group);
+      for (int64_t g = 0; g < groups; ++g) {
+        params[g] = params_of<Codec>(stats[g], noise);
+        Codec::write(params[g], row, group++);
+      }
+      for (int64_t g = 0, done = first; g < groups; ++g, done += layout.group) {
+        const int64_t n = count - done < layout.group ? count - done : layout.group;
+        auto* group_codes = layout.codes(row, begin + done);
+        if (Codec::is_blank(params[g]))
+          memset(group_codes, 0, code_bytes<Codec>(n));
+        else if (Codec::kStochastic && noise.on)
+          quantise<Codec, Codec::kStochastic>(params[g], x + done, begin + done, n, noise, group_codes);
+        else
+          quantise<Codec, false>(params[g], x + done, begin + done, n, noise, group_codes);
+      }
     }
   }
 }
@@ -225,6 +250,7 @@ void each_rest(const Layout<Codec>& layout, const uint8_t* row, int64_t begin, i
   for (int64_t done = 0; done < count; done += kTile) {
     const int64_t n = count - done < kTile ? count - done : kTile;
     decode_range<Codec, false>(layout, row, begin + done, n, decoded);
+#pragma GCC ivdep  // `keep` may write values[done + i]
     for (int64_t i = 0; i < n; ++i) keep(done + i, values[done + i] - decoded[i]);
   }
 }

@@ -70,7 +70,7 @@ __device__ auto load_bits(const uint8_t* codes, int64_t i, int64_t left) {
   else if constexpr (Codec::kCodeBits == 4)
     return unsigned{*reinterpret_cast<const uint16_t*>(codes + i / 2)};
   else
-    return unsigned{codes[i / 8]} >> (i % 8);
+    return unsigned{codes[i * Codec::kCodeBits / 8]} >> (i * Codec::kCodeBits % 8);
 }
 
 template <class Codec, int N, class Bits>
@@ -107,6 +107,8 @@ __device__ void store_codes(uint8_t* codes, int64_t i, const Pack<typename Codec
       store_pack(reinterpret_cast<unsigned*>(codes + i / N * 16), all, kPack, true);
     } else if constexpr (Codec::kCodeBits == 4) {
       *reinterpret_cast<uint16_t*>(codes + i / 2) = static_cast<uint16_t>(words.v[0]);
+    } else if constexpr (Codec::kCodeBits == 2) {
+      codes[i / 4] = static_cast<uint8_t>(words.v[0]);
     } else {
       const unsigned next = __shfl_down_sync(0xffffffffu, words.v[0], 1);
       if (i % 8 == 0) codes[i / 8] = static_cast<uint8_t>(words.v[0] | next << 4);

@@ -11,7 +11,7 @@
 namespace gossamer::GOSSAMER_ISA {
 
 template <class T>
-struct Int4 : BfloatScales, Extremes {
+struct Int4 : BfloatScales {
   using Tensor = T;
   using Value = float;
   using Code = uint8_t;
@@ -20,45 +20,64 @@ struct Int4 : BfloatScales, Extremes {
   static constexpr bool kSummed = false;
   static constexpr bool kStochastic = true;
 
+  // Bits of x, rotated so that the sign is the lowest, and turned so that they are ordered as |x| is, with Inf and then NaN
+  // on top. Of two elements of equal magnitude the positive one is the larger.
+  template <class Lane>
+  struct Stats {
+    typename Lane::I extreme;
+  };
+  template <class Lane>
+  static HD Stats<Lane> nothing() {
+    return {Lane::set(kTurn)};
+  }
+  template <class Lane>
+  static HD Stats<Lane> observe(Stats<Lane> stats, typename Lane::F x) {
+    return {Lane::max_int(stats.extreme, Lane::rotated(x, kTurn))};
+  }
+  template <class Lane>
+  static HD Stats<Scalar> collapse(Stats<Lane> stats) {
+    return {Lane::reduce_max(stats.extreme)};
+  }
+  static HD Stats<Scalar> merge(Stats<Scalar> x, Stats<Scalar> y) {
+    return {Scalar::max_int(x.extreme, y.extreme)};
+  }
+
   // v = (x * lift) * inverse counts in scales. lift is a power of two that keeps 1 / scale finite.
   struct Params {
     float scale, lift, inverse;
   };
-  // Of two extremes of equal magnitude the positive one counts. Stochastic rounding must not clamp, because clamping would
-  // shift its mean. So the largest magnitude then takes level -91, on either side, and the scale is rounded away from zero.
+  // Stochastic rounding must not clamp, because clamping would shift its mean. So the largest magnitude then takes level -91,
+  // on either side, and the scale is rounded away from zero.
   static HD Params finish(Stats<Scalar> stats, bool stochastic) {
     constexpr float two_to_100 = 1267650600228229401496703205376.0f;
-    if (!is_finite(stats)) return {bit_cast<float>(kNanBits), 1.0f, 0.0f};
-    const float high = of_key(stats.high), low = of_key(stats.low);
-    const float extreme = high >= -low ? high : low;
-    const uint32_t bits = bit_cast<uint32_t>(extreme / (stochastic ? -91.0f : -112.0f));
-    const uint32_t rounded = stochastic ? (bits + 0xffff) >> 16 : bfloat_from_bits(bits);
-    const float scale = bit_cast<float>(rounded << 16);
-    if (scale == 0.0f) return {0.0f, 1.0f, 0.0f};
-    const float lift = scale < 1.0f / two_to_100 && scale > -1.0f / two_to_100 ? two_to_100 : 1.0f;
+    const auto rotated = static_cast<uint32_t>(stats.extreme ^ kTurn);
+    const uint32_t magnitude = rotated >> 1, sign = ~rotated << 31;  // the scale's
+    if (magnitude >= kInfinityBits) return {bit_cast<float>(kNanBits), 1.0f, 0.0f};
+    const auto bits = bit_cast<uint32_t>(bit_cast<float>(magnitude) / (stochastic ? 91.0f : 112.0f));
+    const uint32_t rounded = (stochastic ? (bits + 0xffff) >> 16 : bfloat_from_bits(bits)) << 16;
+    if (rounded == 0) return {0.0f, 1.0f, 0.0f};
+    const float lift = rounded < bit_cast<uint32_t>(1.0f / two_to_100) ? two_to_100 : 1.0f;
+    const float scale = bit_cast<float>(rounded | sign);
     return {scale, lift, 1.0f / (scale * lift)};
   }
   static HD void write(Params params, uint8_t* row, int64_t group) { write_scale(params.scale, row, group); }
   static HD Params read(const uint8_t* row, int64_t group) { return {read_scale(row, group), 0.0f, 0.0f}; }
   static HD bool is_blank(Params params) { return params.inverse == 0.0f; }
 
-  // The nearest level. Midway between levels j and j + 1, sqrt(|v| + 9 - 1/4) - 3 is j + 1/2.
   template <class Lane>
-  static HD typename Lane::I quantise(Params params, typename Lane::F x) {
-    const typename Lane::F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);
-    const typename Lane::F root = Lane::sqrt(Lane::add(Lane::magnitude_of(v), 8.75f));
-    return code_of<Lane>(Lane::rint(Lane::sub(root, 3.0f)), v);
+  static HD typename Lane::Bytes quantise(Params params, typename Lane::F x) {
+    return nearest<Lane>(Lane::mul(Lane::mul(x, params.lift), params.inverse));
   }
 
   // One of the two levels around |v|: the upper with the probability that makes the mean |v|. `u` lies in (0, 1).
   template <class Lane>
-  static HD typename Lane::I quantise(Params params, typename Lane::F x, typename Lane::F u) {
+  static HD typename Lane::Bytes quantise(Params params, typename Lane::F x, typename Lane::F u) {
     const typename Lane::F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);
     const typename Lane::F magnitude = Lane::magnitude_of(v);
     const typename Lane::F j = Lane::floor(Lane::sub(Lane::sqrt(Lane::add(magnitude, 9.0f)), 3.0f));
-    const typename Lane::F rest = Lane::sub(magnitude, Lane::mul(j, Lane::add(j, 6.0f)));
-    const typename Lane::F gap = Lane::add(Lane::add(j, j), 7.0f);
-    return code_of<Lane>(Lane::add(j, Lane::less(Lane::mul(u, gap), rest)), v);
+    const typename Lane::F level = Lane::mul(j, Lane::add(j, 6.0f)), gap = Lane::add(Lane::add(j, j), 7.0f);
+    const typename Lane::F up = Lane::less(Lane::mul(u, gap), Lane::sub(magnitude, level));
+    return nearest<Lane>(Lane::with_sign(Lane::add(level, Lane::mul(up, gap)), v));
   }
 
   // The + 0: level 0 of a negative scale would otherwise be a negative zero.
@@ -70,10 +89,13 @@ struct Int4 : BfloatScales, Extremes {
   }
 
  private:
+  static constexpr int32_t kTurn = INT32_MIN + 1;
+
+  // The code of the nearest level. Midway between two levels lies 3.5, 11.5, 21.5 and so on, so that the nearest whole number,
+  // where a half goes to the even one, decides as v itself does.
   template <class Lane>
-  static HD typename Lane::I code_of(typename Lane::F magnitude, typename Lane::F sign) {
-    const typename Lane::F code = Lane::add(Lane::with_sign(magnitude, sign), 8.0f);
-    return Lane::to_int(Lane::min(Lane::max(code, 0.0f), 15.0f));
+  static HD typename Lane::Bytes nearest(typename Lane::F v) {
+    return Lane::template by_steps<8, 15, 4, 12, 22, 34, 48, 64, 82, 102>(Lane::to_int(v));
   }
 };
 

@@ -3,7 +3,7 @@
 //
 // A codec is a struct template over the tensor's element type T with
 //   Tensor, Value      T, and the type its values pass through (float; double keeps float64)
-//   Code, kCodeBits    one element's code, and its bits on the wire: those of Code, or 4 or 1, lowest first
+//   Code, kCodeBits    one element's code, and its bits on the wire: those of Code, or 4, 2 or 1, lowest first
 //   kAlign             the row's codes are padded to this many bytes
 //   kEntryBytes        what `write` fills for each group, from the start of the header
 //   kStatistics        what one set of Params covers: nothing, a block, a row

@@ -11,6 +11,7 @@ CODECS = [
     gs.Int8(stochastic=True),
     gs.Int4(),
     gs.Int4(64, stochastic=True, seed=7),
+    gs.Int2(),
     gs.OneBit(),
     gs.MinMaxUInt8(),
     gs.BF16(),

@@ -9,6 +9,7 @@ from gossamer.codec.base import Codec, CodecFacts, CodecSpeed, NativeCodec, sett
 from gossamer.codec.cast import BF16, FP16, Identity
 from gossamer.codec.chunk_topk import ChunkTopK
 from gossamer.codec.feedback import ErrorFeedback
+from gossamer.codec.int2 import Int2
 from gossamer.codec.int4 import Int4
 from gossamer.codec.int8 import Int8
 from gossamer.codec.minmax_u8 import MinMaxUInt8
@@ -24,6 +25,7 @@ CODECS: dict[str, type[Codec]] = {
         Int8,
         MinMaxUInt8,
         Int4,
+        Int2,
         OneBit,
         TopK,
         ChunkTopK,
@@ -32,5 +34,5 @@ CODECS: dict[str, type[Codec]] = {
 """The codecs, by the names that the benchmarks take."""
 
 __all__ = ["CODECS", "Adaptive", "Codec", "CodecFacts", "CodecSpeed", "ErrorFeedback", "NativeCodec"]
-__all__ += ["BF16", "FP16", "ChunkTopK", "Identity", "Int4", "Int8", "MinMaxUInt8", "OneBit", "TopK"]
+__all__ += ["BF16", "FP16", "ChunkTopK", "Identity", "Int2", "Int4", "Int8", "MinMaxUInt8", "OneBit", "TopK"]
 __all__ += ["accumulate_dtype", "settings_text"]

@@ -24,7 +24,7 @@ class Int4(NativeCodec):
     name = "int4"
     kind = 5
     facts: ClassVar[CodecFacts] = CodecFacts(
-        CodecSpeed(5e9, 25e9, 35e9),
+        CodecSpeed(11e9, 25e9, 35e9),
         error=0.0838,
         loses="at most 3/16 of the largest magnitude in a block, most often far less",
         needs_feedback=True,

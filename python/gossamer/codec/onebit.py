@@ -26,7 +26,7 @@ class OneBit(NativeCodec):
     name = "onebit"
     kind = 6
     facts: ClassVar[CodecFacts] = CodecFacts(
-        CodecSpeed(12e9, 50e9, 50e9),
+        CodecSpeed(18e9, 50e9, 50e9),
         error=0.601,
         loses="everything but the signs and the mean magnitude of each block",
         needs_feedback=True,

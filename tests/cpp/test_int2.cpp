@@ -1,0 +1,107 @@
+// The 2-bit codec against its definition: the nearest of four levels, the mean of OneBit, isolation of Inf and NaN, the
+// wire layout.
+#include "base/check.h"
+#include "codec_support.h"
+
+namespace gossamer::test {
+namespace {
+
+Spec int2(int64_t block, Dtype dtype = Dtype::f32) { return {Kind::int2, dtype, block}; }
+
+constexpr double kLevels[] = {-2.0, -0.5625, 0.5625, 2.0};
+
+int level_number(const Bytes& wire, int64_t header, int64_t i) {
+  return wire[header + i / 4] >> i % 4 * 2 & 3;
+}
+
+int64_t scales_end(int64_t numel, int64_t block) {
+  const int64_t group = std::min(block, numel);
+  return (2 * ((numel + group - 1) / group) + 15) / 16 * 16;
+}
+
+TEST(Int2, CodesAreTheNearestLevelsAndScalesThoseOfOneBit) {
+  for (const Kernels* kernels : all_kernels())
+    for (Temper temper :
+         sampled({Temper::ordinary, Temper::offset, Temper::tiny, Temper::huge, Temper::denormal}))
+      for (int64_t block : {128, 384, 4096})
+        for (int64_t numel : {1, 31, 127, 128, 129, 255, 383, 384, 385, 509, 4099}) {
+          const Rows rows{1, numel, numel};
+          const auto x = make_values(numel, temper, 19);
+          const Bytes memory = as_bytes(Dtype::f32, x);
+          const Bytes wire = encode(*kernels, int2(block), Dtype::f32, memory, rows);
+          const Bytes signs = encode(*kernels, {Kind::onebit, Dtype::f32, block}, Dtype::f32, memory, rows);
+          const auto y = round_trip(*kernels, int2(block), x);
+          const int64_t header = scales_end(numel, block);
+          const std::string where = describe(*kernels, int2(block), rows, temper);
+          for (int64_t i = 0; i < numel; ++i) {
+            const double scale = get(Dtype::bf16, wire.data(), i / std::min(block, numel));
+            ASSERT_EQ(scale, get(Dtype::bf16, signs.data(), i / std::min(block, numel))) << where;
+            if (scale == 0) continue;
+            double nearest = INFINITY;
+            for (double level : kLevels) nearest = std::min(nearest, std::fabs(x[i] - level * scale));
+            const double level = kLevels[level_number(wire, header, i)] * scale;
+            ASSERT_LE(std::fabs(x[i] - level), nearest * (1 + 1e-6) + 0x1p-149) << where << " element " << i;
+            ASSERT_EQ(y[i], static_cast<float>(level)) << where << " element " << i;
+          }
+        }
+}
+
+TEST(Int2, ZerosHaveTheSignPlusAndABlockOfZerosDecodesToZeros) {
+  for (const Kernels* kernels : all_kernels()) {
+    const auto zeros = make_values(300, Temper::zeros, 2);
+    const Bytes wire = encode(*kernels, int2(128), Dtype::f32, as_bytes(Dtype::f32, zeros), {1, 300, 300});
+    EXPECT_EQ(wire, Bytes(wire.size(), 0)) << kernels->name;
+    for (float value : round_trip(*kernels, int2(128), zeros)) ASSERT_EQ(to_bits(value), 0u);
+    auto x = zeros;
+    x[3] = -128.0f, x[4] = -0.0f;
+    const auto y = round_trip(*kernels, int2(128), x);
+    for (int i = 0; i < 128; ++i) ASSERT_EQ(y[i], i == 3 ? -2.0f : 0.5625f) << kernels->name;
+  }
+}
+
+TEST(Int2, MagnitudesNextToTheLargestFloat32StayFinite) {
+  for (const Kernels* kernels : all_kernels()) {
+    const std::vector<float> x(4096, std::numeric_limits<float>::max());
+    for (float value : round_trip(*kernels, int2(4096), x)) ASSERT_EQ(value, 0x1.fep127f) << kernels->name;
+  }
+}
+
+TEST(Int2, ANonFiniteValueTurnsItsBlockIntoNaNAndTouchesNoOther) {
+  for (const Kernels* kernels : all_kernels())
+    for (float poison : {kNan, -kNan, kInf, -kInf, from_bits(0x7f800001)})
+      for (int64_t place : {128, 200, 255}) {
+        auto x = make_values(1000, Temper::ordinary, 11);
+        const auto clean = round_trip(*kernels, int2(128), x);
+        x[place] = poison;
+        const auto y = round_trip(*kernels, int2(128), x);
+        for (int64_t i = 0; i < 1000; ++i) {
+          const bool good = i / 128 == 1 ? std::isnan(y[i]) : to_bits(y[i]) == to_bits(clean[i]);
+          ASSERT_TRUE(good) << kernels->name << " element " << i;
+        }
+      }
+}
+
+TEST(Int2, RowsAreScalesThenCodesEachPaddedToSixteenBytes) {
+  EXPECT_EQ(codec::row_bytes(int2(128), 0), 0);
+  EXPECT_EQ(codec::row_bytes(int2(128), 1), 16 + 16);
+  EXPECT_EQ(codec::row_bytes(int2(128), 1024), 16 + 256);
+  EXPECT_EQ(codec::row_bytes(int2(128), 1025), 32 + 272);
+  EXPECT_EQ(codec::row_bytes(int2(128), 1 << 20), (1 << 14) + (1 << 18));
+}
+
+// The worked example of docs/codecs.md.
+TEST(Int2, TheExampleOfTheDocumentationHasItsBytes) {
+  const std::vector<float> x = {-2.0f, -1.0f, 0.0f, 1.0f, 2.0f};
+  Bytes expected(32, 0);
+  expected[0] = 0x9a, expected[1] = 0x3f, expected[16] = 0xa4, expected[17] = 0x03;
+  for (const Kernels* kernels : all_kernels())
+    EXPECT_EQ(encode(*kernels, int2(128), Dtype::f32, as_bytes(Dtype::f32, x), {1, 5, 5}), expected)
+        << kernels->name;
+}
+
+TEST(Int2, ABlockThatIsNoMultipleOf128IsRefused) {
+  for (int64_t block : {-128, 0, 1, 32, 64, 200}) EXPECT_THROW(codec::row_bytes(int2(block), 10), Error);
+}
+
+}  // namespace
+}  // namespace gossamer::test
