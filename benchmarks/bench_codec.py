@@ -163,7 +163,7 @@ def main() -> None:
     if options.gpu:
         for mib in (64, 1024):
             bench_gpu(gs.Int8(), mib, quick=options.quick)
-        for codec in (gs.Int4(), gs.OneBit(), gs.MinMaxUInt8(), gs.BF16(), gs.FP16()):
+        for codec in (gs.Int4(), gs.Int2(), gs.OneBit(), gs.MinMaxUInt8(), gs.BF16(), gs.FP16()):
             bench_gpu(codec, 1024, quick=options.quick)
         return
     default = gs._C.instruction_set()
@@ -177,6 +177,7 @@ def main() -> None:
         gs.Int8(stochastic=True),
         gs.Int4(),
         gs.Int4(stochastic=True),
+        gs.Int2(),
         gs.OneBit(),
         gs.MinMaxUInt8(),
     ):

@@ -82,6 +82,7 @@ int main(int argc, char** argv) {
     bench(*kernels, "int4", Kind::int4, 32, numel);
     bench(*kernels, "int4_64", Kind::int4, 64, numel);
     bench(*kernels, "int4_stochastic", Kind::int4, 32, numel, 1);
+    bench(*kernels, "int2", Kind::int2, 64, numel);
     bench(*kernels, "onebit", Kind::onebit, 128, numel);
     bench(*kernels, "minmax_u8", Kind::minmax_u8, 1, numel);
     bench(*kernels, "bf16", Kind::bf16, 1, numel);

@@ -23,6 +23,7 @@ CODECS = (
     gs.Int8(256),
     gs.Int4(),
     gs.Int4(64),
+    gs.Int2(),
     gs.OneBit(),
     gs.MinMaxUInt8(),
     gs.BF16(),
@@ -32,9 +33,9 @@ CODECS = (
 HEAVY_SIGMA, HEAVY_FREEDOM, HEAVY_PERCENT = 1.5, 4.0, 1.15
 ERROR_PERCENT = {(gs.Int8(), 5.0): 1.3, (gs.Int4(), 3.0): 13.5}  # by codec and degrees of freedom
 FEEDBACK_STEPS = 50
-FEEDBACK_CODECS = (gs.Int8(), gs.Int8(256), gs.Int4(), gs.OneBit())
+FEEDBACK_CODECS = (gs.Int8(), gs.Int8(256), gs.Int4(), gs.Int2(), gs.OneBit())
 FEEDBACK_PERCENT = {gs.Int4(): 1.5}  # the error of the mean over so many steps
-BYTES = {gs.Int8(): 0.26, gs.Int4(): 0.145, gs.OneBit(): 0.04}  # as a share of float32's
+BYTES = {gs.Int8(): 0.26, gs.Int4(): 0.145, gs.Int2(): 0.0705, gs.OneBit(): 0.04}  # as a share of float32's
 
 
 def gradients(seed: int, freedom: float, rows: int, *, sigma: float = LOG_SCALE_SIGMA) -> list[torch.Tensor]:

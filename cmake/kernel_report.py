@@ -28,7 +28,7 @@ WIDE = {
     r"sum_pieces<.+, ?true>": ("LDG", "STG"),
     r"update_segments<float, ?": ("LDG", "STG"),
     r"encode_groups<.*\bTensorRows<\w+<float\b.*>, ?float ?>": ("LDG",),
-    r"encode_groups<.*\bSumOfRows<(?!OneBit)\w+<float\b": ("LDG", "STG"),
+    r"encode_groups<.*\bSumOfRows<(?!OneBit|Int2)\w+<float\b": ("LDG", "STG"),
     r"decode_chunks<\S+<float\b": ("STG",),
     r"decode_add_chunks<\S+<float\b": ("LDG", "STG"),
 }

@@ -43,10 +43,11 @@ dim3 grid_of(int64_t rows, int64_t pieces, int64_t teams) {
   return {static_cast<unsigned>(x), static_cast<unsigned>(y)};
 }
 
-// The fewest lanes that hold a group in one pack of `width` elements each, but 32 elements at least: a short row of Int4 is
-// padded to them.
+// The fewest lanes that hold a group in one pack of `width` elements each, but as many elements at least as a short row is
+// padded to: those of 16 bytes, which are 32 of Int4 and 64 of Int2.
+template <class Codec>
 int lanes_of(int64_t group, int width) {
-  int lanes = 32 / width;
+  int lanes = (Codec::kCodeBits < 4 ? 128 / Codec::kCodeBits : 32) / width;
   while (lanes < kWarp && lanes * width < group) lanes *= 2;
   return lanes;
 }
@@ -107,7 +108,7 @@ void encode_rows(const Source& source, const Layout& layout, int64_t rows, uint6
   else if (layout.group > kMaxWarpGroup<typename Source::Element>)
     return encode(Block{});
   else
-    return encode(Lanes{lanes_of(layout.group, Source::kWidth)});
+    return encode(Lanes{lanes_of<typename Source::Codec>(layout.group, Source::kWidth)});
 }
 
 // Encodes source(the SumOfRows) as row `row_number` of the random numbers.

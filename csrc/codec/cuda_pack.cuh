@@ -67,6 +67,8 @@ __device__ auto load_bits(const uint8_t* codes, int64_t i, int64_t left) {
     return *reinterpret_cast<const uint4*>(codes + i / N * 16);
   else if constexpr (Codec::kCodeBits >= 8)
     return load_pack<N>(reinterpret_cast<const typename Codec::Code*>(codes) + i, left, true);
+  else if constexpr (N * Codec::kCodeBits == 64)
+    return *reinterpret_cast<const Pack<unsigned, 2>*>(codes + i / N * 8);
   else if constexpr (Codec::kCodeBits == 4)
     return unsigned{*reinterpret_cast<const uint16_t*>(codes + i / 2)};
   else
@@ -98,13 +100,16 @@ __device__ void store_codes(uint8_t* codes, int64_t i, const Pack<typename Codec
     store_pack(reinterpret_cast<Code*>(codes) + i, pack, left, true);
   } else {
     constexpr int kInWord = 32 / Codec::kCodeBits;
-    Pack<unsigned, N / kInWord + 1> words{};
+    Pack<unsigned, (N + kInWord - 1) / kInWord> words{};
 #pragma unroll
     for (int k = 0; k < N; ++k)
       words.v[k / kInWord] |= unsigned{pack.v[k]} << (k % kInWord * Codec::kCodeBits);
-    if constexpr (N * Codec::kCodeBits == 128) {
-      const Pack<unsigned> all{words.v[0], words.v[1], words.v[2], words.v[3]};
-      store_pack(reinterpret_cast<unsigned*>(codes + i / N * 16), all, kPack, true);
+    if constexpr (N * Codec::kCodeBits % 32 == 0) {
+      constexpr int kWords = N * Codec::kCodeBits / 32;
+      Pack<unsigned, kWords> all;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) all.v[w] = words.v[w];
+      store_pack(reinterpret_cast<unsigned*>(codes) + i / N * kWords, all, kWords, true);
     } else if constexpr (Codec::kCodeBits == 4) {
       *reinterpret_cast<uint16_t*>(codes + i / 2) = static_cast<uint16_t>(words.v[0]);
     } else if constexpr (Codec::kCodeBits == 2) {

@@ -1,41 +1,46 @@
-// Two bits an element and one bfloat16 scale a block, the mean of |x|: x ~ -2, -9/16, 9/16 or 2 times the scale, whichever
-// is nearest. These levels are close to the best four for normal values, and give heavy tails more. A zero has the sign +.
-// Row: [scales, padded to 16 bytes][codes 0 to 3 in the order of the levels, lowest bits first, padded to 16 bytes]. The mean
-// is OneBit's, in its order of summation. A block that holds Inf or NaN decodes to NaN and touches no other. Listed in
-// codec_list.h; the contract is in layout.h.
+// Two bits an element and Int8's peak for each block: x ~ -13/16, -1/4, 1/4 or 13/16 times the peak, whichever is nearest.
+// Levels that come from the largest magnitude reach the outliers at once. With levels of the mean magnitude, whose error in
+// one call is smaller, fed-back errors of outliers would grow for many steps. A zero has the sign +. Row: [peaks, padded to 16 bytes][codes 0 to 3 in the order of the levels, lowest bits first, padded to 16 bytes].
+// A block that holds Inf or NaN decodes to NaN and touches no other. Listed in codec_list.h; the contract is in layout.h.
 #pragma once
 
-#include "codec/onebit.h"
+#include "codec/int8.h"
 
 namespace gossamer::GOSSAMER_ISA {
 
 template <class T>
-struct Int2 : OneBit<T> {
-  using Params = typename OneBit<T>::Params;
+struct Int2 : Int8<T> {
+  using Code = uint8_t;
   static constexpr int kCodeBits = 2;
-  static constexpr float kSmall = 0.5625f, kLarge = 2.0f;
+  static constexpr bool kStochastic = false;
+  static constexpr float kSmall = 0.25f, kLarge = 0.8125f;
 
-  // The half of the largest bfloat16 keeps the large level finite.
-  static HD Params finish(Sum sum) {
-    constexpr float largest = 169476569462576773795235400185743933440.0f;
-    const Params mean = OneBit<T>::finish(sum);
-    return {mean.scale > largest ? largest : mean.scale};
+  struct Params {
+    float peak;
+  };
+  static HD Params finish(typename Int8<T>::template Stats<Scalar> stats) {
+    return {Int8<T>::finish(stats, false).peak};
   }
+  static HD void write(Params params, uint8_t* row, int64_t group) {
+    Int8<T>::write_scale(params.peak, row, group);
+  }
+  static HD Params read(const uint8_t* row, int64_t group) { return {Int8<T>::read_scale(row, group)}; }
+  static HD bool is_blank(Params params) { return !(params.peak > 0.0f); }
 
   // The + 0 turns a negative zero into a zero.
   template <class Lane>
   static HD typename Lane::I quantise(Params params, typename Lane::F x) {
-    const typename Lane::F small = Lane::less(Lane::magnitude_of(x), (kSmall + kLarge) / 2 * params.scale);
-    const typename Lane::F level = Lane::add(Lane::mul(small, -1.0f), 1.5f);
-    return Lane::to_int(Lane::add(Lane::with_sign(level, Lane::add(x, 0.0f)), 1.5f));
+    const typename Lane::F small = Lane::less(Lane::magnitude_of(x), (kSmall + kLarge) / 2 * params.peak);
+    const typename Lane::F place = Lane::add(Lane::mul(small, -1.0f), 1.5f);
+    return Lane::to_int(Lane::add(Lane::with_sign(place, Lane::add(x, 0.0f)), 1.5f));
   }
-  // The + 0: the lowest level of a scale of zero would otherwise be a negative zero.
+  // The last + 0: the lowest level of a peak of zero would otherwise be a negative zero.
   template <class Lane>
   static HD typename Lane::F dequantise(Params params, typename Lane::I code) {
     const typename Lane::F place = Lane::sub(Lane::to_float(code), 1.5f);
     const typename Lane::F level =
         Lane::add(Lane::mul(Lane::magnitude_of(place), kLarge - kSmall), (3 * kSmall - kLarge) / 2);
-    return Lane::add(Lane::mul(Lane::with_sign(level, place), params.scale), 0.0f);
+    return Lane::add(Lane::mul(Lane::with_sign(level, place), params.peak), 0.0f);
   }
 };
 

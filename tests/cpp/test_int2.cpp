@@ -1,5 +1,5 @@
-// The 2-bit codec against its definition: the nearest of four levels, the mean of OneBit, isolation of Inf and NaN, the
-// wire layout.
+// The 2-bit codec against its definition: the nearest of four levels, the peaks of Int8, error bounds, isolation of Inf and
+// NaN, the wire layout.
 #include "base/check.h"
 #include "codec_support.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 Spec int2(int64_t block, Dtype dtype = Dtype::f32) { return {Kind::int2, dtype, block}; }
 
-constexpr double kLevels[] = {-2.0, -0.5625, 0.5625, 2.0};
+constexpr double kLevels[] = {-0.8125, -0.25, 0.25, 0.8125};
 
 int level_number(const Bytes& wire, int64_t header, int64_t i) {
   return wire[header + i / 4] >> i % 4 * 2 & 3;
@@ -19,88 +19,101 @@ int64_t scales_end(int64_t numel, int64_t block) {
   return (2 * ((numel + group - 1) / group) + 15) / 16 * 16;
 }
 
-TEST(Int2, CodesAreTheNearestLevelsAndScalesThoseOfOneBit) {
+TEST(Int2, CodesAreTheNearestLevelsAndPeaksThoseOfInt8) {
   for (const Kernels* kernels : all_kernels())
     for (Temper temper :
          sampled({Temper::ordinary, Temper::offset, Temper::tiny, Temper::huge, Temper::denormal}))
-      for (int64_t block : {128, 384, 4096})
-        for (int64_t numel : {1, 31, 127, 128, 129, 255, 383, 384, 385, 509, 4099}) {
+      for (int64_t block : {32, 64, 4096})
+        for (int64_t numel : {1, 31, 32, 33, 63, 64, 65, 257, 4099}) {
           const Rows rows{1, numel, numel};
           const auto x = make_values(numel, temper, 19);
           const Bytes memory = as_bytes(Dtype::f32, x);
           const Bytes wire = encode(*kernels, int2(block), Dtype::f32, memory, rows);
-          const Bytes signs = encode(*kernels, {Kind::onebit, Dtype::f32, block}, Dtype::f32, memory, rows);
+          const Bytes int8 = encode(*kernels, {Kind::int8, Dtype::f32, block}, Dtype::f32, memory, rows);
           const auto y = round_trip(*kernels, int2(block), x);
           const int64_t header = scales_end(numel, block);
           const std::string where = describe(*kernels, int2(block), rows, temper);
           for (int64_t i = 0; i < numel; ++i) {
-            const double scale = get(Dtype::bf16, wire.data(), i / std::min(block, numel));
-            ASSERT_EQ(scale, get(Dtype::bf16, signs.data(), i / std::min(block, numel))) << where;
-            if (scale == 0) continue;
+            const double peak = get(Dtype::bf16, wire.data(), i / std::min(block, numel));
+            ASSERT_EQ(peak, get(Dtype::bf16, int8.data(), i / std::min(block, numel))) << where;
+            if (peak == 0) continue;
             double nearest = INFINITY;
-            for (double level : kLevels) nearest = std::min(nearest, std::fabs(x[i] - level * scale));
-            const double level = kLevels[level_number(wire, header, i)] * scale;
+            for (double level : kLevels) nearest = std::min(nearest, std::fabs(x[i] - level * peak));
+            const double level = kLevels[level_number(wire, header, i)] * peak;
             ASSERT_LE(std::fabs(x[i] - level), nearest * (1 + 1e-6) + 0x1p-149) << where << " element " << i;
             ASSERT_EQ(y[i], static_cast<float>(level)) << where << " element " << i;
           }
         }
 }
 
+TEST(Int2, ErrorIsAtMostNineThirtySecondsOfTheLargestMagnitudeOfTheBlock) {
+  for (const Kernels* kernels : all_kernels())
+    for (unsigned seed = 0; seed < 50; ++seed) {
+      const auto x = make_values(4096, Temper::ordinary, seed);
+      const auto y = round_trip(*kernels, int2(64), x);
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double absmax = absmax_of(x, i / 64 * 64, i / 64 * 64 + 64);
+        ASSERT_LE(std::fabs(double{x[i]} - y[i]), absmax * (9.0 / 32 + 0x1p-8)) << kernels->name;
+      }
+    }
+}
+
 TEST(Int2, ZerosHaveTheSignPlusAndABlockOfZerosDecodesToZeros) {
   for (const Kernels* kernels : all_kernels()) {
     const auto zeros = make_values(300, Temper::zeros, 2);
-    const Bytes wire = encode(*kernels, int2(128), Dtype::f32, as_bytes(Dtype::f32, zeros), {1, 300, 300});
+    const Bytes wire = encode(*kernels, int2(64), Dtype::f32, as_bytes(Dtype::f32, zeros), {1, 300, 300});
     EXPECT_EQ(wire, Bytes(wire.size(), 0)) << kernels->name;
-    for (float value : round_trip(*kernels, int2(128), zeros)) ASSERT_EQ(to_bits(value), 0u);
+    for (float value : round_trip(*kernels, int2(64), zeros)) ASSERT_EQ(to_bits(value), 0u);
     auto x = zeros;
     x[3] = -128.0f, x[4] = -0.0f;
-    const auto y = round_trip(*kernels, int2(128), x);
-    for (int i = 0; i < 128; ++i) ASSERT_EQ(y[i], i == 3 ? -2.0f : 0.5625f) << kernels->name;
+    const auto y = round_trip(*kernels, int2(64), x);
+    for (int i = 0; i < 64; ++i) ASSERT_EQ(y[i], i == 3 ? -104.0f : 32.0f) << kernels->name;
   }
 }
 
 TEST(Int2, MagnitudesNextToTheLargestFloat32StayFinite) {
   for (const Kernels* kernels : all_kernels()) {
     const std::vector<float> x(4096, std::numeric_limits<float>::max());
-    for (float value : round_trip(*kernels, int2(4096), x)) ASSERT_EQ(value, 0x1.fep127f) << kernels->name;
+    for (float value : round_trip(*kernels, int2(4096), x))
+      ASSERT_EQ(value, 0.8125f * 0x1.fep127f) << kernels->name;
   }
 }
 
 TEST(Int2, ANonFiniteValueTurnsItsBlockIntoNaNAndTouchesNoOther) {
   for (const Kernels* kernels : all_kernels())
     for (float poison : {kNan, -kNan, kInf, -kInf, from_bits(0x7f800001)})
-      for (int64_t place : {128, 200, 255}) {
+      for (int64_t place : {64, 100, 127}) {
         auto x = make_values(1000, Temper::ordinary, 11);
-        const auto clean = round_trip(*kernels, int2(128), x);
+        const auto clean = round_trip(*kernels, int2(64), x);
         x[place] = poison;
-        const auto y = round_trip(*kernels, int2(128), x);
+        const auto y = round_trip(*kernels, int2(64), x);
         for (int64_t i = 0; i < 1000; ++i) {
-          const bool good = i / 128 == 1 ? std::isnan(y[i]) : to_bits(y[i]) == to_bits(clean[i]);
+          const bool good = i / 64 == 1 ? std::isnan(y[i]) : to_bits(y[i]) == to_bits(clean[i]);
           ASSERT_TRUE(good) << kernels->name << " element " << i;
         }
       }
 }
 
 TEST(Int2, RowsAreScalesThenCodesEachPaddedToSixteenBytes) {
-  EXPECT_EQ(codec::row_bytes(int2(128), 0), 0);
-  EXPECT_EQ(codec::row_bytes(int2(128), 1), 16 + 16);
-  EXPECT_EQ(codec::row_bytes(int2(128), 1024), 16 + 256);
-  EXPECT_EQ(codec::row_bytes(int2(128), 1025), 32 + 272);
-  EXPECT_EQ(codec::row_bytes(int2(128), 1 << 20), (1 << 14) + (1 << 18));
+  EXPECT_EQ(codec::row_bytes(int2(64), 0), 0);
+  EXPECT_EQ(codec::row_bytes(int2(64), 1), 16 + 16);
+  EXPECT_EQ(codec::row_bytes(int2(64), 512), 16 + 128);
+  EXPECT_EQ(codec::row_bytes(int2(64), 513), 32 + 144);
+  EXPECT_EQ(codec::row_bytes(int2(64), 1 << 20), (1 << 15) + (1 << 18));
 }
 
 // The worked example of docs/codecs.md.
 TEST(Int2, TheExampleOfTheDocumentationHasItsBytes) {
   const std::vector<float> x = {-2.0f, -1.0f, 0.0f, 1.0f, 2.0f};
   Bytes expected(32, 0);
-  expected[0] = 0x9a, expected[1] = 0x3f, expected[16] = 0xa4, expected[17] = 0x03;
+  expected[0] = 0x00, expected[1] = 0x40, expected[16] = 0xa4, expected[17] = 0x03;
   for (const Kernels* kernels : all_kernels())
-    EXPECT_EQ(encode(*kernels, int2(128), Dtype::f32, as_bytes(Dtype::f32, x), {1, 5, 5}), expected)
+    EXPECT_EQ(encode(*kernels, int2(64), Dtype::f32, as_bytes(Dtype::f32, x), {1, 5, 5}), expected)
         << kernels->name;
 }
 
-TEST(Int2, ABlockThatIsNoMultipleOf128IsRefused) {
-  for (int64_t block : {-128, 0, 1, 32, 64, 200}) EXPECT_THROW(codec::row_bytes(int2(block), 10), Error);
+TEST(Int2, ABlockThatIsNoMultipleOf32IsRefused) {
+  for (int64_t block : {-32, 0, 1, 31, 48, 100}) EXPECT_THROW(codec::row_bytes(int2(block), 10), Error);
 }
 
 }  // namespace

@@ -231,8 +231,9 @@ FAULTS = (
     Fault(
         "groups are encoded twice",
         LAUNCHES,
-        "return encode(Lanes{lanes_of(layout.group, Source::kWidth)});",
-        "for (int again = FAULT; again >= 0; --again) encode(Lanes{lanes_of(layout.group, Source::kWidth)});",
+        "return encode(Lanes{lanes_of<typename Source::Codec>(layout.group, Source::kWidth)});",
+        "for (int again = FAULT; again >= 0; --again)"
+        "  encode(Lanes{lanes_of<typename Source::Codec>(layout.group, Source::kWidth)});",
         "int8_takes_three_launches",
         "encoded.launches == 1",
         program="traffic",

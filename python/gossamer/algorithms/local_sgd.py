@@ -23,7 +23,7 @@ from gossamer.algorithms.base import (
     require_steps,
     whole_chunks,
 )
-from gossamer.codec import ChunkTopK, Codec, ErrorFeedback, Identity, Int4, settings_text
+from gossamer.codec import ChunkTopK, Codec, ErrorFeedback, Identity, Int2, Int4, settings_text
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
 from gossamer.engine import Background, BySteps, ByTime, Merge, Unsent, Worker
@@ -108,6 +108,14 @@ class LocalSGD(Algorithm):
             f"{_ALONE}, which an outer optimizer makes",
             "local-sgd.md",
             trial=Trial(lambda settings: _diloco(settings, 0.5, codec=ErrorFeedback(Int4())), periodic=True),
+        ),
+        Method(
+            "diloco_int2",
+            lambda settings: _diloco(settings, 0.9, codec=ErrorFeedback(Int2())),
+            APART,
+            f"{_ALONE}, which an outer optimizer makes of changes in 2 bits",
+            "local-sgd.md",
+            trial=Trial(lambda settings: _diloco(settings, 0.5, codec=ErrorFeedback(Int2())), periodic=True),
         ),
         Method(
             "sparse_loco",
