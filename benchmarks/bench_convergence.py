@@ -5,44 +5,42 @@ model.consensus(). A ratio compares runs of one seed, which begin alike and see 
 with gradient_allreduce under torch.optim.Adam. Ranks are threads over Gloo.
 """
 
-import copy
 import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tasks
 import torch
-from harness import arguments, paired, report, run_threads
+from harness import arguments, paired, report
+from torch import nn
+from trainings import RANKS, Case, final_loss, with_peak
 
 import gossamer as gs
 
-RANKS = 4
 WARMUP_SHARE = 0.25  # of the steps, for QAdam
 OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 CALM_OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.5, nesterov=True)
-INT4, ONEBIT = gs.ErrorFeedback(gs.Int4()), gs.ErrorFeedback(gs.OneBit())
+INT4, INT2, ONEBIT = (gs.ErrorFeedback(codec) for codec in (gs.Int4(), gs.Int2(), gs.OneBit()))
 
 
-@dataclass(frozen=True)
-class Case:
-    """An algorithm. `adam`: it trains both tasks with Adam; QAdam trains them with its own optimizer."""
+def with_adam(task: tasks.Task, model: nn.Module, _steps: int) -> list[Any]:
+    return [with_peak(tasks.adam(list(model.parameters())), task.adam_lr)]
 
-    name: str
-    algorithm: Callable[[], gs.Algorithm]
-    at_most: float | None = None
-    adam: bool = False
+
+def with_qadam(task: tasks.Task, model: nn.Module, steps: int) -> list[Any]:
+    warmup = max(1, int(WARMUP_SHARE * steps))
+    return [with_peak(gs.QAdamOptimizer(model.parameters(), warmup_steps=warmup), task.adam_lr)]
 
 
 BASELINE = Case("gradient_allreduce", gs.GradientAllReduce)
-ADAM_BASELINE = Case("gradient_allreduce, Adam", gs.GradientAllReduce, adam=True)
+ADAM_BASELINE = Case("gradient_allreduce, Adam", gs.GradientAllReduce, optimizers=with_adam)
 CASES = (
     Case("bytegrad", gs.ByteGrad, 1.01),
     Case("Int4 + EF", lambda: gs.GradientAllReduce(codec=INT4), 1.01),
     Case("Adaptive(Int4 + EF)", lambda: gs.GradientAllReduce(codec=gs.Adaptive(INT4))),
     Case("Int4", lambda: gs.GradientAllReduce(codec=gs.Int4())),
+    Case("Int2 + EF", lambda: gs.GradientAllReduce(codec=INT2)),
     Case("OneBit + EF", lambda: gs.GradientAllReduce(codec=ONEBIT)),
     Case("Adaptive(OneBit + EF)", lambda: gs.GradientAllReduce(codec=gs.Adaptive(ONEBIT))),
     Case("TopK(0.01) + EF", lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.TopK(0.01)))),
@@ -65,48 +63,20 @@ CASES = (
         "streaming DiLoCo(8), Int4 + EF",
         lambda: gs.LocalSGD(8, OUTER, fragments=2, delay=1, merge=0.5, codec=INT4),
     ),
-    Case("qadam", gs.QAdam, 1.01, adam=True),
+    Case("qadam", gs.QAdam, 1.01, with_qadam),
 )
-
-
-def final_loss(task: tasks.Task, case: Case, seed: int, steps: int) -> float:
-    """The validation loss after `steps` steps of all ranks and consensus()."""
-    torch.manual_seed(seed)
-    start = task.model()
-
-    def body(comm: Any, _backend: Any) -> float:
-        model = copy.deepcopy(start)
-        algorithm, params = case.algorithm(), list(model.parameters())
-        if isinstance(algorithm, gs.QAdam):
-            optimizer = gs.QAdamOptimizer(params, warmup_steps=max(1, int(WARMUP_SHARE * steps)))
-        else:
-            optimizer = tasks.adam(params) if case.adam else task.optimizer(params)
-        buckets = {"bucket_bytes": task.bucket_bytes, "first_bucket_bytes": task.bucket_bytes}
-        wrapped = gs.DataParallel(model, optimizer, algorithm=algorithm, process_group=comm, **buckets)
-        peak = task.adam_lr if case.adam else task.peak_lr
-        for step in range(steps):
-            optimizer.param_groups[0]["lr"] = tasks.learning_rate(peak, step, steps)
-            batch = [part.chunk(RANKS)[comm.rank] for part in task.batch((seed << 32) + step)]
-            optimizer.zero_grad()
-            wrapped(*batch).backward()
-            optimizer.step()
-        wrapped.consensus()
-        wrapped.close()
-        with torch.no_grad():
-            return model(*task.validation).item() if comm.rank == 0 else 0.0
-
-    return run_threads(RANKS, body)[0]
 
 
 def compare(task: tasks.Task, seeds: int, steps: int, only: str) -> None:
     cases = [case for case in CASES if any(part in case.name for part in only.split(","))]
-    baselines = {False: BASELINE, True: BASELINE if task.optimizer is tasks.adam else ADAM_BASELINE}
+    adam = BASELINE if task.optimizer is tasks.adam else ADAM_BASELINE
+    baselines = list(dict.fromkeys((BASELINE, adam)))
     losses: dict[str, list[float]] = {}
-    for case in (*dict.fromkeys(baselines.values()), *cases):
+    for case in (*baselines, *cases):
         losses[case.name] = [final_loss(task, case, seed, steps) for seed in range(seeds)]
-        if case in baselines.values():
+        if case in baselines:
             continue
-        baseline = baselines[case.adam]
+        baseline = adam if case.optimizers is with_qadam else BASELINE
         ratios = paired(losses[case.name], losses[baseline.name])
         report(
             f"validation loss of {case.name}, {task.name}, {RANKS} ranks, {steps} steps",

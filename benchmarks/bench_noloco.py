@@ -14,9 +14,10 @@ from typing import Any
 
 import tasks
 import torch
-from bench_convergence import CALM_OUTER, RANKS, Case, final_loss
+from bench_convergence import CALM_OUTER
 from harness import arguments, paired, report, report_against, run_hosts, serve
 from torch import nn
+from trainings import RANKS, Case, final_loss
 
 import gossamer as gs
 from gossamer.bench.measuring import note

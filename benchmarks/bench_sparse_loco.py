@@ -10,8 +10,9 @@ from functools import partial
 
 import tasks
 import torch
-from bench_convergence import BASELINE, CALM_OUTER, OUTER, RANKS, Case, final_loss
+from bench_convergence import BASELINE, CALM_OUTER, OUTER
 from harness import arguments, paired, report
+from trainings import RANKS, Case, final_loss
 
 import gossamer as gs
 

@@ -34,6 +34,7 @@ NAMES = (
     "uneven",
     "sparse_loco",
     "noloco",
+    "muloco",
     "sharded",
 )
 GPU_NAMES = ("codec", "flat", "optim", "step", "symmetric")

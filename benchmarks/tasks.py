@@ -1,6 +1,6 @@
 """Two small trainings to compare algorithms by: a byte-level GPT on source text, a CNN on scikit-learn's digits.
 
-Pure functions of a seed and a step, the same on every rank; nothing here knows of ranks. For bench_convergence.py.
+Pure functions of a seed and a step, the same on every rank; nothing here knows of ranks. For trainings.py.
 """
 
 import math
