@@ -151,13 +151,15 @@ $(CUDA_VENV)/cuobjdump: $(CUDA_STAMP)
 
 # All of them: make cuda-build CUDA_ARCHS="8.0;8.6;8.9;9.0;10.0;12.0". A warning removes the tree, so that the next run
 # compiles, and warns, again. Files that are equal keep their time in the tree, so that another checkout compiles only
-# what differs.
+# what differs. A new tree begins with the Torch-free objects of this checkout, which fit every torch.
 CUDA_ARCHS ?= 8.0;9.0
 CUDA_SOURCES := csrc python/gossamer setup.py pyproject.toml
 
 cuda-build: $(CUDA_VENV)/cuobjdump
 	@command -v nvcc >/dev/null || \
 	  { echo "make: cuda-build needs nvcc on PATH (CUDA toolkit of the major version of $(CUDA_TORCH))" >&2; exit 1; }
+	@if [ -d build/core ] && [ ! -d $(CUDA_TREE)/build ]; then mkdir -p $(CUDA_TREE)/build/ptxas; \
+	  cp -a csrc $(CUDA_TREE)/; cp -a build/core build/.ninja_log build/.ninja_deps $(CUDA_TREE)/build/; fi
 	@mkdir -p $(CUDA_TREE)/csrc $(CUDA_TREE)/python && touch $(CUDA_TREE)/README.md
 	@(cd $(CUDA_TREE) && find csrc python -type f) | while read -r file; do \
 	  [ -e "$$file" ] || rm "$(CUDA_TREE)/$$file"; done
