@@ -126,6 +126,23 @@ def test_codecs_leave_equal_bits_and_send_fewer_bytes(codec, gather):
         assert rounded[3] < share * exact[3]
 
 
+def test_codecs_of_different_blocks_leave_bits_that_no_bucket_plan_changes():
+    def body(*groups):
+        found = []
+        for group, size in zip(groups, (200, 1 << 20), strict=True):
+            module, codecs = seeded(mlp), (gs.Int8(96), gs.Int8(64))
+            optimizer = gs.ShardedOptimizer(ADAMW, module.parameters(), lr=0.01)
+            sizes = {"bucket_bytes": size, "first_bucket_bytes": size}
+            algorithm = gs.Sharded(*codecs)
+            model = gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=group, **sizes)
+            train(model, optimizer, group, batches(5))
+            found.append(flat_weights(module))
+        return found
+
+    for small, large in run_ranks(2, body, groups=2):
+        assert torch.equal(small, large)
+
+
 def test_changes_below_the_last_bit_of_a_codec_add_up():
     """The small elements of a block change by less than half a level in each step. Without feedback none would move."""
     rates = torch.tensor([1.0, *[0.002] * 63])

@@ -6,6 +6,7 @@ codec with error feedback. So all ranks hold equal weights, and send what a comp
 """
 
 import io
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -456,10 +457,10 @@ class Sharded(Algorithm):
         )
 
     def block(self) -> int:
-        return max(codec.block if codec else 1 for codec in (self.codec, self.gather_codec))
+        return math.lcm(*(codec.block for codec in (self.codec, self.gather_codec) if codec is not None))
 
     def alignment(self, comm: Communicator) -> int:
-        return comm.size * max(self.block(), 8)
+        return comm.size * math.lcm(self.block(), 8)
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         require_in_optimizer("Sharded", buckets, set(self._optimizer._params))
