@@ -79,7 +79,7 @@ def main() -> int:
         peer = found[f"MuLoCo({period}), float32"]
         spread = max(each.loss for each in peer) / min(each.loss for each in peer)
         for name, each in found.items():
-            bound = round(spread, 4) if name.startswith("MuLoCo") and not options.quick else None
+            bound = round(spread, 4) if name.startswith("MuLoCo") else None
             show(name, task, steps, each, peer, bound)
     return 0
 
