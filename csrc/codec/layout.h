@@ -16,7 +16,7 @@
 //   kSummed            instead: `finish` takes the Sum of the `summand`s, added in the order below
 //   write, read        Params <-> header
 //   is_blank           every code of the group is zero; quantise is not called
-//   quantise, dequantise
+//   quantise, dequantise      values <-> codes; quantise returns the lane's I, or its Bytes where codes have 4 bits
 // With kStochastic, finish gets whether the call rounds stochastically, and a second quantise takes a random number in
 // (0, 1) as well.
 #pragma once
