@@ -47,14 +47,6 @@ def mapped(what="memfd:gossamer"):
         return sum(what in line for line in file)
 
 
-def soon(is_true):
-    """Whether it becomes true within 30 s."""
-    end = time.monotonic() + 30
-    while not is_true() and time.monotonic() < end:
-        time.sleep(0.05)
-    return is_true()
-
-
 def sums(which):
     """Every codec and dtype, with rows that grow, shrink and grow: the bits of the two-shot between CPU tensors."""
     own, control = groups()
@@ -191,7 +183,9 @@ def drop_meetings(control, own, plain_group):
 
 def memory():
     """Memory that a rank cannot map is an error on every rank; otherwise all of it is given back."""
-    soon(lambda: mapped() == 0)  # on a busy machine a thread may still hold the memory of the job before
+    begin = time.monotonic()  # on a busy machine a thread may still hold the memory of the job before
+    while mapped() > 0 and time.monotonic() - begin < 30:
+        time.sleep(0.05)
     in_shm, before = mapped("/dev/shm"), mapped()  # in docker /dev/shm has 64 MB
     if RANK == 1:
         native.fail_map_host(SIZE - 1)
@@ -209,11 +203,11 @@ def memory():
         gs.all_reduce(x, codec=gs.Int8(), group=own)
         assert torch.allclose(x.cpu(), torch.full((numel,), SIZE * (SIZE + 1) / 2), rtol=0.01)
         assert native.mapped_host() <= 2 * SIZE  # that of the call before is freed when new memory is made
-    assert soon(lambda: mapped() > before), (mapped(), before)
+    assert mapped() > before, (mapped(), before)
     assert mapped("/dev/shm") == in_shm
     del own, control
     assert native.mapped_host() == 0
-    assert soon(lambda: mapped() <= before + 1), (mapped(), before)  # what the failed group has left
+    assert mapped() <= before + 1  # what the failed group has left
 
 
 def death():
