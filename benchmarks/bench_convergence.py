@@ -5,16 +5,15 @@ model.consensus(). A ratio compares runs of one seed, which begin alike and see 
 with gradient_allreduce under torch.optim.Adam. Ranks are threads over Gloo.
 """
 
-import statistics
 import sys
 from functools import partial
 from typing import Any
 
 import tasks
 import torch
-from harness import arguments, paired, report
+from harness import arguments
 from torch import nn
-from trainings import RANKS, Case, final_loss, with_peak
+from trainings import Case, final_loss, report_losses, with_peak
 
 import gossamer as gs
 
@@ -77,18 +76,8 @@ def compare(task: tasks.Task, seeds: int, steps: int, only: str) -> None:
         if case in baselines:
             continue
         baseline = adam if case.optimizers is with_qadam else BASELINE
-        ratios = paired(losses[case.name], losses[baseline.name])
-        report(
-            f"validation loss of {case.name}, {task.name}, {RANKS} ranks, {steps} steps",
-            statistics.median(losses[case.name]),
-            "nats",
-            baseline=(baseline.name, statistics.median(losses[baseline.name])),
-            ratio=statistics.median(ratios),
-            at_most=case.at_most,
-            target_of="ratio",
-            samples=losses[case.name],
-            ratios=[round(ratio, 4) for ratio in ratios],
-        )
+        peer = baseline.name, losses[baseline.name]
+        report_losses(case.name, task, steps, losses[case.name], peer, case.at_most)
 
 
 def main() -> int:

@@ -8,16 +8,15 @@ loss with float32 changes, H 15 and seed 0, among 1, 2, 4 and 8 times the task's
 
 import statistics
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import tasks
 import torch
 from bench_convergence import CALM_OUTER
-from harness import arguments, paired, report
+from harness import arguments
 from torch import nn
-from trainings import Case, Trained, train, with_peak
+from trainings import Case, Trained, report_losses, train, with_peak
 
 import gossamer as gs
 
@@ -27,9 +26,9 @@ CODECS = {"float32": None, "Int4": gs.ErrorFeedback(gs.Int4()), "Int2": gs.Error
 
 
 def with_muon(task: tasks.Task, model: nn.Module, _steps: int) -> list[Any]:
-    named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    matrices = [param for name, param in named if param.dim() == 2 and name.startswith("blocks.")]
-    others = [param for _, param in named if not any(param is matrix for matrix in matrices)]
+    matrices, others = [], []
+    for name, param in model.named_parameters():
+        (matrices if param.dim() == 2 and name.startswith("blocks.") else others).append(param)
     muon = torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     adamw = torch.optim.AdamW(others, weight_decay=0.0)
     return [with_peak(muon, 8 * task.adam_lr), with_peak(adamw, task.adam_lr)]
@@ -37,30 +36,6 @@ def with_muon(task: tasks.Task, model: nn.Module, _steps: int) -> list[Any]:
 
 def with_adamw(task: tasks.Task, model: nn.Module, _steps: int) -> list[Any]:
     return [with_peak(torch.optim.AdamW(model.parameters(), weight_decay=0.0), 2 * task.adam_lr)]
-
-
-def show(
-    name: str,
-    task: tasks.Task,
-    steps: int,
-    found: Sequence[Trained],
-    peer: Sequence[Trained],
-    at_most: float | None,
-) -> None:
-    losses, others = [each.loss for each in found], [each.loss for each in peer]
-    ratios = paired(losses, others)
-    report(
-        f"validation loss of {name}, {task.name}, {RANKS} ranks, {steps} steps",
-        statistics.median(losses),
-        "nats",
-        baseline=("MuLoCo, float32", statistics.median(others)),
-        ratio=statistics.median(ratios),
-        at_most=at_most,
-        target_of="ratio",
-        samples=losses,
-        ratios=[round(ratio, 4) for ratio in ratios],
-        bytes=round(statistics.median(each.sent_bytes for each in found)),
-    )
 
 
 def main() -> int:
@@ -76,11 +51,13 @@ def main() -> int:
                 algorithm = partial(gs.LocalSGD, period, CALM_OUTER, codec=codec)
                 case = Case(f"{method}({period}), {changes}", algorithm, optimizers=optimizers)
                 found[case.name] = [train(task, case, seed, steps, RANKS) for seed in range(seeds)]
-        peer = found[f"MuLoCo({period}), float32"]
-        spread = max(each.loss for each in peer) / min(each.loss for each in peer)
-        for name, each in found.items():
-            bound = round(spread, 4) if name.startswith("MuLoCo") else None
-            show(name, task, steps, each, peer, bound)
+        losses = {name: [each.loss for each in trained] for name, trained in found.items()}
+        peer = losses[f"MuLoCo({period}), float32"]
+        for name, trained in found.items():
+            at_most = round(max(peer) / min(peer), 4) if name.startswith("MuLoCo") else None
+            sent = round(statistics.median(each.sent_bytes for each in trained))
+            against = "MuLoCo, float32", peer
+            report_losses(name, task, steps, losses[name], against, at_most, RANKS, bytes=sent)
     return 0
 
 

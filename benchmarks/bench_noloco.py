@@ -6,7 +6,6 @@ turns in the same processes. The loss is that of the GPT of bench_convergence.py
 root.
 """
 
-import statistics
 import sys
 import time
 from functools import partial
@@ -15,9 +14,9 @@ from typing import Any
 import tasks
 import torch
 from bench_convergence import CALM_OUTER
-from harness import arguments, paired, report, report_against, run_hosts, serve
+from harness import arguments, paired, report_against, run_hosts, serve
 from torch import nn
-from trainings import RANKS, Case, final_loss
+from trainings import Case, final_loss, report_losses
 
 import gossamer as gs
 from gossamer.bench.measuring import note
@@ -87,18 +86,8 @@ def measure_losses(*, quick: bool) -> None:
         )
         losses = {case.name: [final_loss(task, case, seed, steps) for seed in range(seeds)] for case in cases}
         peer, ours = losses
-        ratios = paired(losses[ours], losses[peer])
-        report(
-            f"validation loss of {ours}, period {period}, {task.name}, {RANKS} ranks, {steps} steps",
-            statistics.median(losses[ours]),
-            "nats",
-            baseline=(peer, statistics.median(losses[peer])),
-            ratio=statistics.median(ratios),
-            at_most=1.01,
-            target_of="ratio",
-            samples=losses[ours],
-            ratios=[round(ratio, 4) for ratio in ratios],
-        )
+        name = f"{ours}, period {period}"
+        report_losses(name, task, steps, losses[ours], (peer, losses[peer]), 1.01)
 
 
 def main() -> int:

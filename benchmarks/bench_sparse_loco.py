@@ -11,8 +11,8 @@ from functools import partial
 import tasks
 import torch
 from bench_convergence import BASELINE, CALM_OUTER, OUTER
-from harness import arguments, paired, report
-from trainings import RANKS, Case, final_loss
+from harness import arguments, report
+from trainings import RANKS, Case, final_loss, report_losses
 
 import gossamer as gs
 
@@ -36,18 +36,8 @@ def compare(task: tasks.Task, seeds: int, steps: int, period: int) -> None:
     }
     best = [min(pair) for pair in zip(losses[diloco.name], losses[calm.name], strict=True)]
     for case in (diloco, calm, sparse):
-        ratios = paired(losses[case.name], best)
-        report(
-            f"validation loss of {case.name}, {task.name}, {RANKS} ranks, {steps} steps",
-            statistics.median(losses[case.name]),
-            "nats",
-            baseline=("the better DiLoCo", statistics.median(best)),
-            ratio=statistics.median(ratios),
-            at_most=1.0 if case is sparse else None,
-            target_of="ratio",
-            samples=losses[case.name],
-            ratios=[round(ratio, 4) for ratio in ratios],
-        )
+        at_most = 1.0 if case is sparse else None
+        report_losses(case.name, task, steps, losses[case.name], ("the better DiLoCo", best), at_most)
 
 
 def main() -> int:

@@ -4,13 +4,14 @@ Runs of one seed begin alike and see the same batches, so a ratio compares runs 
 """
 
 import copy
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tasks
 import torch
-from harness import run_threads
+from harness import paired, report, run_threads
 from torch import nn
 
 import gossamer as gs
@@ -82,6 +83,32 @@ def train(task: tasks.Task, case: Case, seed: int, steps: int, ranks: int = RANK
     results = run_threads(ranks, body)
     state_bytes = max(each.state_bytes for each in results)
     return Trained(results[0].loss, state_bytes, sum(each.sent_bytes for each in results) / ranks)
+
+
+def report_losses(
+    name: str,
+    task: tasks.Task,
+    steps: int,
+    losses: Sequence[float],
+    peer: tuple[str, Sequence[float]],
+    at_most: float | None,
+    ranks: int = RANKS,
+    **fields: Any,
+) -> None:
+    """Prints the losses of some seeds beside those of a peer, a name and losses. Their median ratio is judged."""
+    ratios = paired(losses, peer[1])
+    report(
+        f"validation loss of {name}, {task.name}, {ranks} ranks, {steps} steps",
+        statistics.median(losses),
+        "nats",
+        baseline=(peer[0], statistics.median(peer[1])),
+        ratio=statistics.median(ratios),
+        at_most=at_most,
+        target_of="ratio",
+        samples=losses,
+        ratios=[round(ratio, 4) for ratio in ratios],
+        **fields,
+    )
 
 
 def final_loss(task: tasks.Task, case: Case, seed: int, steps: int, ranks: int = RANKS) -> float:

@@ -64,46 +64,53 @@ def test_local_sgd_is_training_alone_between_steps_of_the_outer_optimizer(size, 
         return weights
 
     expected = local_reference(size, 4, outer, 14, inner)
-    atol = (
-        1e-6 if inner is sgd else 1e-3
-    )  # Muon computes in bfloat16, which enlarges differences of the last bit
+    # Muon computes in bfloat16, which enlarges differences of the last bit.
+    atol = 1e-6 if inner is sgd else 1e-3
     for found, reference in zip(run_ranks(size, body), expected, strict=True):
         torch.testing.assert_close(found, reference, rtol=1e-5, atol=atol)
 
 
+def whole_and_resumed(make, groups, steps):
+    """The weights of `steps` steps, and of as many with a checkpoint after 7. `make` wraps a model for a group."""
+
+    def train(group, model, optimizers, part):
+        for batch in batches(steps)[part]:
+            step(model, optimizers, shard(batch, group))
+
+    def parts(model, optimizers):
+        return [model, *(optimizers if isinstance(optimizers, list) else [optimizers])]
+
+    comm, other, third = groups
+    model, optimizers = make(comm)
+    train(comm, model, optimizers, slice(0, steps))
+    whole = flat_weights(model.module)
+    model.close()
+    model, optimizers = make(other)
+    train(other, model, optimizers, slice(0, 7))
+    saved = copy.deepcopy([each.state_dict() for each in parts(model, optimizers)])
+    algorithm = copy.deepcopy(model.algorithm_state_dict())
+    model.close()
+    model, optimizers = make(third, seed=7, broadcast=False)
+    for each, state in zip(parts(model, optimizers), saved, strict=True):
+        each.load_state_dict(state)
+    model.load_algorithm_state_dict(algorithm)
+    train(third, model, optimizers, slice(7, steps))
+    resumed = flat_weights(model.module)
+    model.close()
+    return whole, resumed
+
+
 @pytest.mark.parametrize("codec", [gs.Int4(), gs.Int2()], ids=str)
 def test_muloco_in_few_bits_has_equal_anchors_and_resumes_bit_for_bit(codec):
-    def body(comm, other, third):
-        def wrapped(group, **options):
-            algorithm = gs.LocalSGD(3, DILOCO, codec=gs.ErrorFeedback(codec))
-            return wrap(group, algorithm, inner=muon_and_adamw, lr=0.01, **options)
+    def make(group, **options):
+        algorithm = gs.LocalSGD(3, DILOCO, codec=gs.ErrorFeedback(codec))
+        return wrap(group, algorithm, inner=muon_and_adamw, lr=0.01, **options)
 
-        def train(group, model, optimizers, steps):
-            for batch in batches(15)[steps]:
-                step(model, optimizers, shard(batch, group))
-
-        model, optimizers = wrapped(comm)
-        train(comm, model, optimizers, slice(0, 15))  # ends with an averaging
-        expected = flat_weights(model.module)
-        model.close()
-        model, optimizers = wrapped(other)
-        train(other, model, optimizers, slice(0, 7))
-        states = [model.state_dict(), *(each.state_dict() for each in optimizers)]
-        saved = copy.deepcopy([*states, model.algorithm_state_dict()])
-        model.close()
-        model, optimizers = wrapped(third, seed=7, broadcast=False)
-        for each, state in zip([model, *optimizers], saved[:-1], strict=True):
-            each.load_state_dict(state)
-        model.load_algorithm_state_dict(saved[-1])
-        train(third, model, optimizers, slice(7, 15))
-        resumed = flat_weights(model.module)
-        model.close()
-        return expected, resumed
-
-    (first, first_resumed), (second, second_resumed) = run_ranks(2, body, groups=3)
-    assert torch.equal(first, second)
-    assert torch.equal(first, first_resumed)
-    assert torch.equal(second, second_resumed)
+    # The 15 steps end with an averaging.
+    results = run_ranks(2, lambda *groups: whole_and_resumed(make, groups, 15), groups=3)
+    for whole, resumed in results:
+        assert torch.equal(whole, results[0][0])
+        assert torch.equal(whole, resumed)
 
 
 @pytest.mark.parametrize("alpha", [None, 0.5])
@@ -143,33 +150,11 @@ def test_sparse_loco_sends_the_decayed_error_with_each_change(alpha):
 
 
 def test_sparse_loco_resumes_bit_for_bit_with_what_it_has_not_sent():
-    def body(comm, other, third):
-        def wrapped(group, **options):
-            return wrap(group, gs.LocalSGD(3, codec=gs.ChunkTopK(32, 4), error_decay=0.9), **options)
+    def make(group, **options):
+        return wrap(group, gs.LocalSGD(3, codec=gs.ChunkTopK(32, 4), error_decay=0.9), **options)
 
-        def train(group, model, optimizer, steps):
-            for batch in batches(14)[steps]:
-                step(model, optimizer, shard(batch, group))
-
-        model, optimizer = wrapped(comm)
-        train(comm, model, optimizer, slice(0, 14))
-        expected = flat_weights(model.module)
-        model.close()
-        model, optimizer = wrapped(other)
-        train(other, model, optimizer, slice(0, 7))
-        saved = copy.deepcopy([model.state_dict(), optimizer.state_dict(), model.algorithm_state_dict()])
-        model.close()
-        model, optimizer = wrapped(third, seed=7, broadcast=False)
-        model.load_state_dict(saved[0])
-        optimizer.load_state_dict(saved[1])
-        model.load_algorithm_state_dict(saved[2])
-        train(third, model, optimizer, slice(7, 14))
-        resumed = flat_weights(model.module)
-        model.close()
-        return expected, resumed
-
-    for expected, resumed in run_ranks(2, body, groups=3):
-        assert torch.equal(expected, resumed)
+    for whole, resumed in run_ranks(2, lambda *groups: whole_and_resumed(make, groups, 14), groups=3):
+        assert torch.equal(whole, resumed)
 
 
 @pytest.mark.parametrize(

@@ -214,4 +214,20 @@ inline std::vector<Rows> row_shapes() {
   return shapes;
 }
 
+// A NaN or Inf at the ends of the second block, or at `place` inside it, turns all of that block into NaN, and no other.
+inline void expect_non_finite_values_stay_in_their_block(const Spec& spec, int64_t place) {
+  for (const Kernels* kernels : all_kernels())
+    for (float poison : {kNan, -kNan, kInf, -kInf, from_bits(0x7f800001)})
+      for (int64_t at : {spec.block, place, 2 * spec.block - 1}) {
+        auto x = make_values(1000, Temper::ordinary, 11);
+        const auto clean = round_trip(*kernels, spec, x);
+        x[at] = poison;
+        const auto y = round_trip(*kernels, spec, x);
+        for (int64_t i = 0; i < 1000; ++i) {
+          const bool good = i / spec.block == 1 ? std::isnan(y[i]) : to_bits(y[i]) == to_bits(clean[i]);
+          ASSERT_TRUE(good) << kernels->name << " element " << i;
+        }
+      }
+}
+
 }  // namespace gossamer::test
