@@ -91,7 +91,7 @@ def main() -> int:
         except ImportError:
             print("convergence: the digits need scikit-learn; pip install scikit-learn", file=sys.stderr)
             return 0 if options.quick else 1
-        seeds, steps = (1, 8) if options.quick else (3, task.steps)
+        seeds, steps = (1, 4) if options.quick else (3, task.steps)
         # For a check it is enough to run all of them once, on the smaller model.
         only = "bytegrad" if options.quick and make is tasks.text else options.only
         compare(task, seeds, steps, only)

@@ -42,7 +42,7 @@ def main() -> int:
     options = arguments(__doc__, steps=(0, "steps of a training; 0: those of the task"))
     torch.set_num_threads(1)
     task = tasks.text()
-    seeds, steps = (1, 30) if options.quick else (3, int(options.steps) or task.steps)
+    seeds, steps = (1, 15) if options.quick else (3, int(options.steps) or task.steps)
     inner = {"MuLoCo": with_muon, "DiLoCo": with_adamw}
     for period in PERIODS[:1] if options.quick else PERIODS:
         found: dict[str, list[Trained]] = {}

@@ -72,7 +72,7 @@ def main() -> int:
     options = arguments(__doc__)
     torch.set_num_threads(1)
     task = tasks.text()
-    seeds, length_s = (1, 4.0) if options.quick else (3, 32.0)
+    seeds, length_s = (1, 2.5) if options.quick else (3, 32.0)
     kinds = ("alone", "waiting", "seconds", "counted")
     found = {kind: [] for kind in kinds}
     for seed in range(seeds):

@@ -164,7 +164,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """The folder of a tiny demo, over slow links too where there can be hosts; what it printed; and its process id."""
     code = "import os, sys; print(os.getpid(), flush=True); from gossamer.launch import cli; sys.exit(cli.main())"
     folder = tmp_path_factory.mktemp("demo")
-    flags = [*TINY[:-1], "0" if unavailable else "6", "--rate", "50mbit", "--json", "figures.json"]
+    flags = [*TINY[:-1], "0" if unavailable else "4", "--rate", "50mbit", "--json", "figures.json"]
     with starting(quick_python.program(), folder) as start:
         ended, out, errors = start(["-c", code, *flags, "--out", "plots.png"]).finish()
     assert ended == 0, errors
