@@ -110,6 +110,36 @@ def test_something_is_unsent_in_that_test(name):
     assert sum(error.norm() for error in owed.values()) > 0
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 7), (7, 2)])
+def test_the_outer_optimizer_goes_on_although_buckets_are_padded_otherwise(before, after):
+    """Two averagings of float64 weights that all ranks change alike: the same as without the change of size."""
+
+    def train(comm, saved=None):
+        module = seeded(mlp).double()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        outer = functools.partial(torch.optim.Adam, lr=0.05)
+        algorithm = gs.LocalSGD(1, outer)
+        model = gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=comm, broadcast=False)
+        if saved:
+            load(model, optimizer, saved)
+        given = [batch.double() for batch in batches(4)]
+        for batch in given[2:] if saved else given[: 2 if comm.size == before else 4]:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        state = state_of(model, optimizer)
+        model.close()
+        return state, flat_weights(module), [bucket.numel for bucket in model.engine.buckets]
+
+    first = run_ranks(before, train)
+    saved = [state for state, _, _ in first]
+    resumed = run_ranks(after, lambda comm: train(comm, saved))
+    [(_, whole, _)] = run_ranks(1, train)
+    assert first[0][2] != resumed[0][2], "buckets of other sizes"
+    for _, weights, _ in resumed:
+        torch.testing.assert_close(weights, whole, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("hosts", [None, [[0, 1], [2, 3]]], ids=["flat", "by hosts"])
 def test_the_next_message_brings_what_other_ranks_have_not_sent(hosts):
     """With gradients of zero, the sum of what arrives is what was owed, up to what is still unsent."""

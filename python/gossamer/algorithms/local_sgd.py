@@ -5,9 +5,10 @@ al. 2025, arXiv:2501.18512. SparseLoCo: Sarfi et al. 2025, arXiv:2508.15706. NoL
 arXiv:2506.10911. Between averagings ranks hold different weights: model.consensus() averages them exactly.
 """
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from gossamer.engine import Background, BySteps, ByTime, Merge, Unsent, Worker
 from gossamer.errors import ConfigError
 from gossamer.facts import APART, Messages, Method, Settings, Traffic, Trial
 from gossamer.topology import Topology, resolve
+from gossamer.torch_private import tree_map
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 _BUCKETS_EACH = 2  # about how many buckets a fragment has; each is sent by itself
@@ -206,6 +208,7 @@ class LocalSGD(Algorithm):
         self.merge: float = merge
         self.topology: Topology | None = resolve(topology) if topology is not None else None
         self._lockstep = lockstep
+        self._adopts = False
 
     def __repr__(self) -> str:
         outer: Any = self.outer_optimizer
@@ -236,6 +239,8 @@ class LocalSGD(Algorithm):
         self._outer: dict[int, torch.optim.Optimizer] = {}  # by bucket: the plan of weights does not change
         self._background = None
         self._arrivals: dict[int, int] = {}  # fragment -> the step at which its mean is taken
+        self._again: list[int] = []  # fragments that a group that has ended has not averaged
+        self._due: tuple[int, list[int]] = (0, [])  # a step, and the fragments still to be sent after it
         self._periods = (
             BySteps(self.period, self.fragments)
             if self.period is not None
@@ -245,6 +250,10 @@ class LocalSGD(Algorithm):
         self._samples: list[float | None] = [None] * self.fragments  # counted since each was sent
         self._counts = False
         self._weight = 1.0  # of this rank's change; of the background thread
+        self._ask: Callable[[Communicator], bool] | None = None  # see survive()
+        self._answers: dict[int, bool] = {}  # by fragment
+        self._before: dict[int, Tensor] = {}  # by bucket: what was unsent when it was last sent
+        self._wished = False
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         if len(buckets) < self.fragments:
@@ -259,8 +268,9 @@ class LocalSGD(Algorithm):
             if "anchor" not in bucket.fields:
                 anchor = bucket.add_field("anchor")
                 anchor.copy_(bucket.flat("weight"))
-                # The anchors are then equal, even if the ranks began with different weights.
-                all_reduce(anchor, op="mean", deterministic=True, group=comm)
+                if not self._adopts:
+                    # The anchors are then equal, even if the ranks began with different weights.
+                    all_reduce(anchor, op="mean", deterministic=True, group=comm)
             bucket.add_field("change", comm)
             Unsent.by(self.codec, bucket).prepare()
             if self.outer_optimizer is not None and bucket.index not in self._outer:
@@ -278,13 +288,30 @@ class LocalSGD(Algorithm):
         self._samples = [(own or 0.0) + samples for own in self._samples]
 
     def after_step(self, step: int) -> None:
-        for fragment, arrival in list(self._arrivals.items()):
-            if arrival <= step:
-                self._take(fragment)
-        for fragment in self._periods.due(step):
-            for late in list(self._arrivals) if self.period is None else ():
-                self._take(late)
-            self._send(fragment, step)
+        while self.advance(step):
+            pass
+
+    def advance(self, step: int) -> bool:
+        """Takes or sends one fragment after this step. Returns False if nothing is left to do."""
+        if self._again:
+            if self._again[0] not in self._arrivals:
+                self._send(self._again[0], step)
+            self._take(self._again[0])
+            del self._again[0]
+            return True
+        if arrived := [fragment for fragment, arrival in self._arrivals.items() if arrival <= step]:
+            self._take(arrived[0])
+            return True
+        if self._due[0] != step:
+            self._due = step, self._periods.due(step)
+        due = self._due[1]
+        if due and self.period is None and self._arrivals:
+            self._take(next(iter(self._arrivals)))
+        elif due:
+            self._send(due.pop(0), step)
+        else:
+            return False
+        return True
 
     def _buckets_of(self, fragment: int) -> list[_C.Bucket]:
         return [self._buckets[index] for index in self._dealt[fragment]]
@@ -296,6 +323,7 @@ class LocalSGD(Algorithm):
             self._background.submit(partial(self._weigh, samples), f"step {step}: {self!r} counts samples")
         averaging = self._rounds + len(self._arrivals)  # the topology's round: equal on all ranks
         for bucket in self._buckets_of(fragment):
+            self._keep_unsent(bucket)
             change, what = bucket.flat("change"), f"step {step} {bucket!r}: {self!r}"
             if self.topology is None:
                 torch.sub(bucket.flat("anchor"), bucket.flat("weight"), out=change)
@@ -304,9 +332,9 @@ class LocalSGD(Algorithm):
                 change.copy_(bucket.flat("weight"))
                 task = partial(self._change_to_peers, bucket, averaging)
             self._background.submit(task, what)
+        if self._ask is not None:
+            self._background.submit(partial(self._answer, fragment), f"step {step}: {self!r} asks all ranks")
         self._arrivals[fragment] = step + self.delay
-        if self.delay == 0:
-            self._take(fragment)
 
     def _weigh(self, samples: float | None) -> None:
         """Computes this rank's weight in the next means, from the samples of all ranks."""
@@ -350,6 +378,7 @@ class LocalSGD(Algorithm):
         self._background.wait()
         self._periods.arrived(began)
         self._rounds += 1
+        self._wished = self._answers.pop(fragment, False)
         del self._arrivals[fragment]
         for bucket in self._buckets_of(fragment):
             anchor, change = bucket.flat("anchor"), bucket.flat("change")
@@ -360,8 +389,10 @@ class LocalSGD(Algorithm):
                 self._outer[bucket.index].step()
                 anchor.grad = None
             bucket.clear_padding("anchor")
-            weight = bucket.flat("weight")
-            weight.lerp_(anchor, self.merge if self.delay else 1.0)
+            self._move_to_anchor(bucket)
+
+    def _move_to_anchor(self, bucket: _C.Bucket) -> None:
+        bucket.flat("weight").lerp_(bucket.flat("anchor"), self.merge if self.delay else 1.0)
 
     def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
         if self.period is None:
@@ -388,6 +419,7 @@ class LocalSGD(Algorithm):
         if self._background is not None:
             self._background.wait()
         self._arrivals.clear()
+        self._again.clear()
 
     def after_consensus(self) -> None:
         """Makes the new weights the anchor."""
@@ -402,21 +434,118 @@ class LocalSGD(Algorithm):
         if self._background is not None:
             self._background.close(crashed=crashed)
 
+    # --- in a run whose group changes ---
+
+    def why_not_elastic(self) -> str:
+        if self.period is None or self.topology is not None or self.lockstep:
+            return f"{self!r} must have a period in steps, no topology and lockstep=False"
+        return ""
+
+    def survive(self, ask: Callable[[Communicator], bool]) -> None:
+        """Keeps from now on what it takes to send a fragment again in another group.
+
+        Args:
+            ask: collective over the ranks of an averaging, and called on another thread at its end.
+        """
+        self._ask = ask
+
+    @property
+    def wished(self) -> bool:
+        """What `ask` of survive() has returned in the averaging that was taken last."""
+        return self._wished
+
+    @contextlib.contextmanager
+    def adopting(self) -> Iterator[None]:
+        """While an engine is made whose anchors come from another one: setup() does not make them equal."""
+        self._adopts = True
+        try:
+            yield
+        finally:
+            self._adopts = False
+
+    def own(self) -> dict[str, Any]:
+        """Returns what this rank brings into another group beside `state_fields`. Nothing may run in the background."""
+        under_way = [*self._again, *(each for each in self._arrivals if each not in self._again)]
+        for bucket in (each for fragment in under_way for each in self._buckets_of(fragment)):
+            if bucket.index in self._before:
+                bucket.flat(Unsent.FIELD).copy_(self._before[bucket.index])
+        return {"under_way": under_way, "due": (self._due[0], list(self._due[1])), **self._shared_state()}
+
+    def adopt(self, own: dict[str, Any]) -> None:
+        """Takes what own() returned on this rank, or on one whose anchors this rank has."""
+        self._again, self._due = list(own["under_way"]), (own["due"][0], list(own["due"][1]))
+        self._take_shared(own)
+
+    def catch_up(self, own: dict[str, Any]) -> None:
+        """Takes the averaging that has failed on this rank alone, whose anchors it has now. `own` is another rank's."""
+        fragment = self._again.pop(0)
+        self._take_shared(own)
+        for bucket in self._buckets_of(fragment):
+            if Unsent.FIELD in bucket.fields:
+                bucket.flat(Unsent.FIELD).zero_()  # the others have got this rank's message
+            self._move_to_anchor(bucket)
+
+    def begin_at_anchors(self) -> None:
+        """Makes the anchors the weights."""
+        for bucket in self._buckets:
+            bucket.flat("weight").copy_(bucket.flat("anchor"))
+
+    def average_now(self, step: int) -> None:
+        """Takes the next fragment before it is due."""
+        if not self._again and not self._arrivals:
+            self._send(self._periods.upcoming(step), step)
+        if self._again:
+            self.advance(step)
+        else:
+            self._take(next(iter(self._arrivals)))
+
+    @property
+    def anchors(self) -> list[Tensor]:
+        """The anchor of each bucket, equal on all ranks."""
+        return [bucket.flat("anchor") for bucket in self._buckets]
+
+    def _keep_unsent(self, bucket: _C.Bucket) -> None:
+        if self._ask is not None and Unsent.FIELD in bucket.fields:
+            kept = self._before.setdefault(bucket.index, torch.empty_like(bucket.flat(Unsent.FIELD)))
+            kept.copy_(bucket.flat(Unsent.FIELD))
+
+    def _answer(self, fragment: int) -> None:
+        assert self._ask is not None
+        assert self._background is not None
+        self._answers[fragment] = self._ask(self._background.comm)
+
+    def _shared_state(self) -> dict[str, Any]:
+        outer = {index: copy.deepcopy(optimizer.state_dict()) for index, optimizer in self._outer.items()}
+        return {"outer": outer, "rounds": self._rounds, "next": self._periods.next}
+
+    def _take_shared(self, state: dict[str, Any]) -> None:
+        self._rounds = state.get("rounds", 0)
+        self._periods.next = state.get("next", 0)
+        for bucket in self._buckets:
+            if bucket.index in state["outer"]:
+                outer = tree_map(partial(_fitted, numel=bucket.numel), state["outer"][bucket.index])
+                self._outer[bucket.index].load_state_dict(outer)
+
     def state_dict(self) -> dict[str, Any]:
         if self._background is not None:
             self._background.wait()
-        outer = {index: copy.deepcopy(optimizer.state_dict()) for index, optimizer in self._outer.items()}
-        more = {"rounds": self._rounds, "next": self._periods.next, "samples": list(self._samples)}
-        return {"arrivals": dict(self._arrivals), "outer": outer, **more}
+        return {"arrivals": dict(self._arrivals), "samples": list(self._samples), **self._shared_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._arrivals = dict(state["arrivals"])
-        self._rounds = state.get("rounds", 0)
-        self._periods.next = state.get("next", 0)
         self._samples = list(state.get("samples", self._samples))
         self._counts = any(samples is not None for samples in self._samples)
-        for index, outer in state["outer"].items():
-            self._outer[index].load_state_dict(outer)
+        self._take_shared(state)
+
+
+def _fitted(value: Any, *, numel: int) -> Any:
+    """Gives what an outer optimizer keeps of each element the size of a bucket, whose padding depends on the ranks."""
+    if not isinstance(value, Tensor) or value.dim() != 1 or len(value) == numel:
+        return value
+    fitted = value.new_zeros(numel)
+    common = min(numel, len(value))
+    fitted[:common] = value[:common]
+    return fitted
 
 
 def _require_seconds(period_s: float, period: int | None, lockstep: bool) -> None:
