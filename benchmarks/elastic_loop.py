@@ -2,8 +2,10 @@
 
 Arguments: a folder for the journals, the number of epochs, and a plan in JSON. Its entries: "kill": {number of worker:
 [step, moment]}, the moment one of "forward", "backward" (with half of the gradients there), "after" (the backward);
-"term": {number of a worker: step}: the worker sends itself SIGTERM; "codec": true for 8-bit gradients with error
-feedback; "backend"; "sleep_s" for each step. Each worker writes lines of JSON to a journal of its own.
+"term": {number of a worker: step}: the worker sends itself SIGTERM; "codec": true for 8 bits with error feedback;
+"local": the arguments of gs.LocalSGD, by which the ranks train then, with "outer": true for DiLoCo's outer optimizer;
+"backend"; "sleep_s" for each step. Each worker writes lines of JSON to a journal of its own. elastic_averages.py
+replays runs by LocalSGD.
 """
 
 import json
@@ -56,11 +58,22 @@ def main() -> None:
     import gossamer as gs
     from gossamer.membership import member
 
+    def rounds() -> int:
+        return getattr(algorithm, "rounds", 0)
+
+    def place() -> dict[str, int]:
+        seat = member().seat
+        return {"group": seat.epoch, "rank": seat.placement.rank}
+
     kill_at, moment = plan.get("kill", {}).get(str(worker), (None, ""))
     gs.init(plan.get("backend"))
     inner, optimizer = build(worker + 1)
     codec = gs.ErrorFeedback(gs.Int8()) if plan.get("codec") else None
-    algorithm = gs.GradientAllReduce(codec=codec)
+    algorithm: gs.Algorithm = gs.GradientAllReduce(codec=codec)
+    if local := plan.get("local"):
+        from elastic_averages import NotedLocalSGD
+
+        algorithm = NotedLocalSGD(note, codec=codec, **local)
     model = gs.DataParallel(inner, optimizer, algorithm=algorithm, bucket_bytes=600, first_bucket_bytes=200)
     if worker == 0 and not any(folder.glob("start.pt")):
         torch.save(inner.state_dict(), folder / "start.pt")
@@ -72,10 +85,10 @@ def main() -> None:
         model,
         optimizer,
         scheduler=scheduler,
-        on_stop=lambda: note(saved=run.step),
+        on_stop=lambda: note(saved=run.step, rounds=rounds()),
         total=0,
     )
-    note(begin=run.step, total=run.total, pid=os.getpid())
+    note(begin=run.step, total=run.total, pid=os.getpid(), rounds=rounds(), **place())
     now = -1
 
     def die_in_backward(_: torch.Tensor) -> None:
@@ -86,7 +99,7 @@ def main() -> None:
     for _epoch in run.epochs(epochs):
         for indices, inputs, targets in run:
             now = run.step
-            note(draw=now, indices=indices.tolist())
+            note(draw=now, indices=indices.tolist(), rounds=rounds(), **place())
             if now == kill_at and moment == "forward":
                 os.kill(os.getpid(), signal.SIGKILL)
             if plan.get("term", {}).get(str(worker)) == now:
@@ -102,17 +115,16 @@ def main() -> None:
             bits = 0
             for param in inner.parameters():
                 bits = zlib.crc32(param.detach().numpy().data, bits)
-            group = member().seat.epoch
             note(
                 step=now,
-                group=group,
+                group=place()["group"],
                 ended=run.step,
                 size=model.links.control.size,
                 loss=loss.item(),
                 bits=bits,
             )
             time.sleep(plan.get("sleep_s", 0))
-    note(end=run.step, total=run.total)
+    note(end=run.step, total=run.total, rounds=rounds())
     gs.shutdown()
 
 

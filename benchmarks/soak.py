@@ -1,12 +1,17 @@
 """Kills workers of a plain loop under gs.elastic at random, and replays what the others did.
 
     python benchmarks/soak.py --kills 50 [--workers 4] [--backend gloo] [--codec] [--seed 1]
+    python benchmarks/soak.py --kills 90 --workers 8 --every 20 --sleep 0.2 --local '{"period": 30, "outer": true}'
 
 Any worker may be hit at any moment, also rank 0 and workers that just start or join, sometimes two at once. One that
 trains is spared. One line of JSON a round, and a summary: seconds from the kill to the first step that all survivors
 made in the next group, steps lost or doubled, and the largest relative deviation of a loss from a replay in one process
 of what the living members computed. In the end the launcher gets SIGTERM, and all must end with 0. Exit code 1 if
 something is wrong; the folder with all journals is kept then.
+
+With --local the workers train by gs.LocalSGD, and a step lost or doubled is an averaging. With --every a worker that
+trains is killed so often, and another comes. The summary then has the share of its undisturbed steps that a living
+worker makes: from its first step to its last, as many as a step takes in the time before the first kill.
 """
 
 import argparse
@@ -22,6 +27,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+import elastic_averages
 import elastic_loop
 
 EPOCHS = 1_000_000  # a signal ends it
@@ -33,7 +39,7 @@ class Soak:
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         self.folder, self.patience_s, self.size = folder, args.patience, args.workers
         self.random = random.Random(args.seed)
-        plan = {"sleep_s": args.sleep, "codec": args.codec, "backend": args.backend}
+        plan = {"sleep_s": args.sleep, "codec": args.codec, "backend": args.backend, "local": args.local}
         flags = ["--min-np", "1", "--max-np", str(args.workers), "--blacklist-cooldown-range", "0", "0"]
         job = [elastic_loop.__file__, str(folder), str(EPOCHS), json.dumps(plan)]
         self.log = open(folder / "log", "w")  # noqa: SIM115
@@ -95,6 +101,12 @@ class Soak:
             )
         return {"killed": len(victims), "of_them_training": len(set(victims) & set(members)), "s": seconds}
 
+    def kill_one(self) -> dict[str, float]:
+        """Kill one worker that trains, once all do."""
+        members = self.wait_until_training(self.size)
+        os.kill(self.random.choice(sorted(members)), signal.SIGKILL)
+        return {"killed": 1, "of_them_training": 0, "s": 0.0}
+
     def first_step_after(self, pid: int, group: int) -> float:
         """Return the time of a worker's first step in a later group."""
         until = time.time() + self.patience_s
@@ -107,6 +119,16 @@ class Soak:
                 f"process {pid} makes no step after {self.patience_s} s: {self.folder}"
             )
             time.sleep(0.02)
+
+
+def kept(lines: dict[int, list[dict]], first_kill: float) -> float:
+    """Return the share of its undisturbed steps that a living worker made after the first kill."""
+    times = [[line["time"] for line in own if "step" in line] for own in lines.values()]
+    quiet = [[t for t in own if t < first_kill] for own in times]
+    rate = median((len(own) - 1) / (own[-1] - own[0]) for own in quiet if len(own) > 1)
+    after = [[t for t in own if t >= first_kill] for own in times]
+    after = [own for own in after if len(own) > 1]
+    return sum(len(own) - 1 for own in after) / rate / sum(own[-1] - own[0] for own in after)
 
 
 def main() -> int:
@@ -122,23 +144,40 @@ def main() -> int:
     parser.add_argument(
         "--codec", action="store_true", help="8-bit gradients; only equal weights are checked"
     )
+    parser.add_argument("--local", type=json.loads, help="arguments of gs.LocalSGD as JSON, and outer: true")
+    parser.add_argument("--every", type=float, help="seconds from a kill to the next")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="gossamer-soak-"))
     before = set(os.listdir("/dev/shm"))
-    soak, rounds = Soak(folder, args), []
+    soak, rounds, first_kill = Soak(folder, args), [], 0.0
     try:
+        if args.every:
+            soak.wait_until_training(args.workers)
+            time.sleep(args.every)
         while sum(each["killed"] for each in rounds) < args.kills:
-            rounds.append(soak.round())
+            begun = time.time()
+            first_kill = first_kill or begun
+            rounds.append(soak.kill_one() if args.every else soak.round())
+            time.sleep(max(0.0, begun + (args.every or 0.0) - time.time()))
             print(json.dumps(rounds[-1]), flush=True)
         soak.wait_until_training(2)
     finally:
         soak.process.send_signal(signal.SIGTERM)
         code = soak.process.wait(args.patience)
-    checked = elastic_loop.check(folder, exact=not args.codec)
+    if args.local:
+        exact = not args.codec and args.local.get("fragments", 1) == 1
+        outer = args.local.get("outer", False)
+        checked = elastic_averages.check(folder, period=args.local["period"], outer=outer, exact=exact)
+    else:
+        checked = elastic_loop.check(folder, exact=not args.codec)
     left = sorted(set(os.listdir("/dev/shm")) - before)
     seconds = [each["s"] for each in rounds if each["of_them_training"]]
     summary = {"kills": sum(each["killed"] for each in rounds), "exit_code": code, "left_in_dev_shm": left}
-    summary |= checked | {"median_s": median(seconds), "worst_s": max(seconds)}
+    summary |= checked
+    if seconds:
+        summary |= {"median_s": median(seconds), "worst_s": max(seconds)}
+    if args.every:
+        summary["kept"] = kept(elastic_loop.journals(folder), first_kill)
     print(json.dumps(summary))
     well = not code and not left and checked["worst"] < 1e-9
     if well:

@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import signal
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +17,18 @@ import gossamer.bagua.torch_api.data_parallel as bagua
 from tests import ROOT
 
 LOOP = ROOT / "benchmarks" / "elastic_loop.py"
-SPEC = importlib.util.spec_from_file_location("elastic_loop", LOOP)
-assert SPEC is not None
-assert SPEC.loader is not None
-loop = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(loop)
+
+
+def benchmark(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, LOOP.parent / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+loop, averages = benchmark("elastic_loop"), benchmark("elastic_averages")
 ALL_COME_AGAIN = ["--blacklist-cooldown-range", "0", "0"]
 EXACT = 1e-9  # after some hundred steps of Adam, whose sums may be in another order
 
@@ -99,6 +108,92 @@ def test_a_worker_that_is_told_to_end_leaves_between_two_steps(fork, tmp_path) -
     assert loop.check(tmp_path)["worst"] < EXACT
     assert sum("step" in line for line in loop.journals(tmp_path)[0]) < 8
     assert sorted(ends(tmp_path)) == [1, 2]
+
+
+DILOCO = {"period": 4, "outer": True}
+STREAMING = {"period": 6, "fragments": 2, "delay": 2, "merge": 0.5, "outer": True}
+
+
+@pytest.mark.parametrize(
+    ("local", "more"),
+    [
+        ({"period": 4}, {}),
+        (DILOCO, {}),
+        (DILOCO, {"backend": "gloo"}),
+        (DILOCO, {"codec": True}),
+        ({"period": 4, "fragments": 2}, {"codec": True, "backend": "gloo"}),
+        (STREAMING, {}),
+        (STREAMING, {"codec": True}),
+    ],
+    ids=["mean", "diloco", "diloco gloo", "diloco codec", "fragments", "streaming", "streaming codec"],
+)
+def test_a_death_costs_an_averaging_the_share_of_the_dead_and_nothing_else(
+    fork, tmp_path, local, more
+) -> None:
+    kill = {"1": [6, "backward"], "0": [12, "after"], "3": [17, "forward"]}
+    run = begin(fork, tmp_path, ["--min-np", "1", "-np", "4"], epochs=2, kill=kill, local=local, **more)
+    code, _, err = run.finish()
+    assert code == 0, err
+    assert err.count("was killed by signal 9 (SIGKILL)") == 3
+    exact = not more.get("codec") and local.get("fragments", 1) == 1
+    result = averages.check(tmp_path, period=local["period"], outer=local.get("outer", False), exact=exact)
+    assert result["worst"] < EXACT
+    [(number, end)] = ends(tmp_path).items()
+    assert number == 2
+    assert result["averagings"] == end["rounds"] > 10
+
+
+@pytest.mark.parametrize("local", [DILOCO, STREAMING], ids=["diloco", "streaming"])
+def test_a_newcomer_begins_at_the_anchor_of_the_others(fork, tmp_path, local) -> None:
+    flags = ["--min-np", "1", "--max-np", "3", *ALL_COME_AGAIN]
+    kill = {"1": [6, "backward"], "0": [21, "after"]}
+    run = begin(fork, tmp_path, flags, epochs=10**6, kill=kill, sleep_s=0.02, local=local)
+    for number in (3, 4):
+        until = time.monotonic() + 120
+        while sum("average" in line for line in loop.journals(tmp_path).get(number, ())) < 3:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 0, err
+    exact = local is DILOCO
+    result = averages.check(tmp_path, period=local["period"], outer=True, exact=exact)
+    assert result["worst"] < EXACT
+    assert {end["rounds"] for end in ends(tmp_path).values()} == {result["averagings"]}
+    for number in (3, 4):
+        first = loop.journals(tmp_path)[number][0]
+        assert first["begin"] == first["total"] > 3, "the counter that the script gave comes along"
+
+
+def test_a_worker_that_trains_alone_in_between_leaves_after_an_averaging(fork, tmp_path) -> None:
+    flags = ["--min-np", "1", "-np", "3"]
+    code, _, err = begin(fork, tmp_path, flags, epochs=2, term={"0": 5}, local=DILOCO).finish()
+    assert code == 0, err
+    assert "worker 0 (slot 0 of localhost) has gone, as it was told; 2 are left" in err
+    assert averages.check(tmp_path, period=4, outer=True)["worst"] < EXACT
+    assert sum("step" in line for line in loop.journals(tmp_path)[0]) == 8
+    assert sorted(ends(tmp_path)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"period_s": 1.0}, {"topology": "ring"}, {"lockstep": True}],
+    ids=["seconds", "topology", "lockstep"],
+)
+def test_averagings_whose_group_cannot_change_are_refused(settings) -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    gs.init()
+    try:
+        model = gs.DataParallel(net, optimizer, algorithm=gs.LocalSGD(**settings))
+        with pytest.raises(
+            gs.ConfigError, match=r"elastic: LocalSGD\(.*must have a period in steps, no topology"
+        ):
+            gs.elastic(DataLoader(data, sampler=gs.ElasticSampler(data)), model, optimizer)
+        model.close()
+    finally:
+        gs.shutdown()
 
 
 def test_what_cannot_be_elastic_is_refused() -> None:

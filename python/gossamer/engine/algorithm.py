@@ -324,6 +324,17 @@ class Algorithm(ABC):
         """Returns what a resumed run needs besides `state_fields` and the number of steps."""
         return {}
 
+    def why_not_elastic(self) -> str:
+        """Returns why the group cannot change while gs.elastic() trains; empty if it can."""
+        if self.uneven_inputs and self.lockstep and set(self.state_fields) <= {"error"}:
+            return ""
+        return f"{self!r} keeps more on each rank than gradients; train by gradient_allreduce, bytegrad or local_sgd"
+
+    def lose_group(self) -> None:
+        """Ends all waits for other ranks in connections of the algorithm's own. Any thread may call it."""
+        if self._background is not None:
+            self._background.comm.announce_failure()
+
     def owed_by(self, comm: Communicator) -> int:
         """Returns the number of ranks whose memory of what is unsent goes into the sum of an element."""
         return len(comm.hosts) if isinstance(comm, _C.ByHosts) else comm.size

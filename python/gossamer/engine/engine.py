@@ -10,7 +10,6 @@ import logging
 import math
 import sys
 import weakref
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +21,13 @@ from gossamer import _C
 from gossamer.autotune import Autotune, Tuned, Tuner, refusal_of_tuning
 from gossamer.comm import Communicator
 from gossamer.engine.admission import Members, refusal_of, tensors_in
-from gossamer.engine.agree import broadcast_buffers, broadcast_everywhere, mean_everywhere, require_same_model
+from gossamer.engine.agree import (
+    broadcast_buffers,
+    broadcast_everywhere,
+    checksum_of,
+    mean_everywhere,
+    require_same_model,
+)
 from gossamer.engine.algorithm import Algorithm
 from gossamer.engine.buckets import Buckets
 from gossamer.engine.compiling import uncompiled
@@ -32,7 +37,7 @@ from gossamer.engine.merging import merge_counts, merge_fields, require_all_rank
 from gossamer.engine.parts import Parts
 from gossamer.engine.plan import Sizes
 from gossamer.engine.reporting import Figures
-from gossamer.engine.state import require_state, restore_fields, save_fields
+from gossamer.engine.state import Fields, require_state, restore_fields, save_fields
 from gossamer.engine.steps import StepCounter
 from gossamer.engine.survival import Own, own_of
 from gossamer.engine.worker import Worker, weak_call
@@ -395,17 +400,27 @@ class Engine:
         counts = self.backward_count, self.optimizer_steps
         return own_of(self._native, self._buckets, self.algorithm, counts, in_backward=in_backward)
 
-    def adopt(self, own: Own, plan: list[list[str]], *, redo: bool) -> None:
+    def defer_steps(self, pending: Sequence[int] = ()) -> list[int]:
+        """Let the caller call the algorithm's after_step() for each step in the list that is returned.
+
+        Args:
+            pending: steps of another engine of this model for which it is still to be called.
+        """
+        self._survives = True
+        self._steps.deferred = list(pending)
+        return self._steps.deferred
+
+    def adopt(self, plan: list[list[str]], fields: Fields, counts: tuple[int, int]) -> None:
         """Continue another engine of this model.
 
         Args:
-            own: of that engine.
             plan: the parameters of each bucket, equal on all ranks.
-            redo: the algorithm's state is that before the backward that has failed.
+            fields: the algorithm's own.
+            counts: see resume_at().
         """
         self._buckets.load(plan, rebuild=False)
-        restore_fields(self.buckets, own.fields(redo=redo))
-        self.resume_at(own.backwards, own.optimizer_steps)
+        restore_fields(self.buckets, fields)
+        self.resume_at(*counts)
 
     def resume_at(self, backwards: int, optimizer_steps: int) -> None:
         """Set the counters."""
@@ -437,11 +452,7 @@ class Engine:
 
     def checksum(self) -> int:
         """Return a number that shows whether ranks hold equal bits in their parameters."""
-        total = 0
-        for param in self._params:
-            data = param.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            total = zlib.crc32(data.numpy().data, total)
-        return total
+        return checksum_of(self._params)
 
     @property
     def is_tuning(self) -> bool:
@@ -452,6 +463,7 @@ class Engine:
         """End all waits for the other ranks of this group. Any thread may call it."""
         for comm in (self._comm, self._control):
             comm.announce_failure()
+        self.algorithm.lose_group()
 
     def _load_tuned(self, tuned: dict[str, Any] | None) -> None:
         """Take what another run has tuned; measure anew if that run had not finished."""

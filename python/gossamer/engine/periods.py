@@ -18,6 +18,10 @@ class Periods(ABC):
     def due(self, step: int) -> list[int]:
         """Return the fragments to send after this step, the number of steps so far."""
 
+    @abstractmethod
+    def upcoming(self, step: int) -> int:
+        """Return the fragment that is sent next after this step."""
+
     def arrived(self, began: float) -> None:
         """Note that the mean of the fragment sent last has arrived. `began`: clock() when this rank began to wait."""
 
@@ -35,10 +39,15 @@ class BySteps(Periods):
     def due(self, step: int) -> list[int]:
         """See Periods."""
         return [
-            fragment
-            for fragment in range(self._fragments)
-            if step % self._period == fragment * self._period // self._fragments
+            fragment for fragment in range(self._fragments) if step % self._period == self._place(fragment)
         ]
+
+    def upcoming(self, step: int) -> int:
+        """See Periods."""
+        return min(range(self._fragments), key=lambda each: (self._place(each) - step - 1) % self._period)
+
+    def _place(self, fragment: int) -> int:
+        return fragment * self._period // self._fragments
 
 
 class ByTime(Periods):
@@ -69,6 +78,10 @@ class ByTime(Periods):
         fragment, self.next = self.next, (self.next + 1) % self._fragments
         self._sent, self._deadline = now, now + self._slot_s
         return [fragment]
+
+    def upcoming(self, step: int) -> int:
+        """See Periods."""
+        return self.next
 
     def arrived(self, began: float) -> None:
         """See Periods. A rank that had to wait begins its period anew, as late as the rank that it waited for."""

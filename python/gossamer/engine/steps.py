@@ -22,10 +22,14 @@ class StepCounter:
         algorithm: its before_step(count) is called before each optimizer steps, and its after_step(count) when all
             optimizers have stepped.
         on_count: called with the new count, before after_step.
+
+    Attributes:
+        deferred: the counts of the steps for which somebody else is to call after_step(); None: nobody does.
     """
 
     def __init__(self, algorithm: Algorithm, on_count: Callable[[int], None]) -> None:
         self.count: int = 0
+        self.deferred: list[int] | None = None
         self._algorithm, self._on_count = algorithm, weakref.WeakMethod(on_count)
         self._hooks: list[Any] = []
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -89,7 +93,10 @@ class StepCounter:
         on_count = self._on_count()
         if on_count is not None:
             on_count(self.count)
-        self._algorithm.after_step(self.count)
+        if self.deferred is not None:
+            self.deferred.append(self.count)
+        else:
+            self._algorithm.after_step(self.count)
 
 
 def optimizers_of(where: str, given: Any) -> list[torch.optim.Optimizer]:

@@ -79,10 +79,8 @@ def _part(bucket: _C.Bucket, position: int, flat: Tensor) -> Tensor:
 def why_not_elastic(face: Any) -> str:
     """Return why the group of this wrapped model cannot be replaced; empty if it can."""
     engine, algorithm = face.engine, face.engine.algorithm
-    if not (algorithm.uneven_inputs and algorithm.lockstep and set(algorithm.state_fields) <= {"error"}):
-        return (
-            f"{algorithm!r} keeps more on each rank than gradients; train by gradient_allreduce or bytegrad"
-        )
+    if refusal := algorithm.why_not_elastic():
+        return str(refusal)
     if any(param.device.type != "cpu" for param in engine.params.values()):
         return "the model must be on the CPU; on GPUs a collective of a lost member does not end"
     if face.wrapped_over is not None:

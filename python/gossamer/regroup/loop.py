@@ -21,6 +21,8 @@ from gossamer.engine import Face, optimizers_of
 from gossamer.engine.survival import why_not_elastic
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.membership import GOING, STOP
+from gossamer.regroup.averaging import AveragingSurvivor
+from gossamer.regroup.gradients import GradientSurvivor
 from gossamer.regroup.survival import Survivor
 from gossamer.sampler import ElasticSampler
 
@@ -37,7 +39,7 @@ class Elastic:
 
     Attributes:
         epoch: the number of the present epoch, from 0.
-        step: synchronised steps so far, by all workers together.
+        step: synchronised steps so far, by all workers together; by local_sgd, steps of each worker.
     """
 
     epoch: int
@@ -69,7 +71,8 @@ class Elastic:
         self._names = list(values)
         vars(self).update(values)
         self._member, self._on_stop = membership.member(), on_stop
-        self._survivor = Survivor(model, optimizers, save=self._save, load=self._load)
+        kind = AveragingSurvivor if model.engine.algorithm.independent else GradientSurvivor
+        self._survivor: Survivor[Any] = kind(model, optimizers, save=self._save, load=self._load)
         self._survivor.begin()
         self._divide()
         if self._member is not None and threading.current_thread() is threading.main_thread():
@@ -78,7 +81,7 @@ class Elastic:
 
     @property
     def step(self) -> int:
-        """Synchronised steps so far, by all workers together."""
+        """Synchronised steps so far, by all workers together; by local_sgd, steps of each worker."""
         return self._face.engine.backward_count
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -87,9 +90,11 @@ class Elastic:
             yield self.epoch
             self._sampler.set_epoch(self.epoch + 1)
             self.epoch += 1
-        # A rank that has missed the last message of the last step takes that step's mean from one that has it.
-        while self._member is not None and not self._survivor.at_boundary(self._meet_others):
-            pass
+        # A rank that has missed the last message takes what it brought from one that has it.
+        while self._member is not None:
+            self._boundary()
+            if self._survivor.at_boundary(self._meet_others):
+                return
 
     def __len__(self) -> int:
         """Return the number of this epoch's batches that are left, if the group stays as it is."""
@@ -121,16 +126,18 @@ class Elastic:
         if member is None:
             return False
         while True:
-            if survivor.changes_at is not None and self.step >= survivor.changes_at:
+            stop = member.update == STOP or bool(member.lost_driver)
+            survivor.wish(change=member.going or bool(member.update), stop=stop)
+            if survivor.changes_at is not None and survivor.count >= survivor.changes_at:
                 divided = True
                 survivor.complete_change(self._divide)
-            elif survivor.changes_at is None and self._face.engine.wish:
+            elif survivor.changes_at is None and survivor.wished:
                 if survivor.at_boundary(self._who_goes):
                     survivor.change()
+            elif (work := survivor.work()) is not None:
+                survivor.at_boundary(work)
             else:
-                break
-        self._face.engine.wish = member.going or bool(member.update or member.lost_driver)
-        return divided
+                return divided
 
     def _divide(self) -> None:
         self._sampler.divide(runtime.rank(), runtime.size())
@@ -206,13 +213,14 @@ def elastic(
     >>>         loss_of(model(inputs), targets).backward()
     >>>         optimizer.step()
 
-    When a worker dies, the others form a group inside backward(), and end that step with their own gradients. Nothing
-    is done again, and no exception reaches the loop. A new worker takes weights, buffers, the state of the optimizer,
-    the place in the data and `values` from one that trains. In any other run the loop works too, and a death ends it.
+    When a worker dies, the others form a group inside backward(), and end that step with their own gradients. By
+    local_sgd they train on, and form it at the next averaging. Nothing is done again, and no exception reaches the
+    loop. A new worker takes weights, buffers, the state of the optimizer, the place in the data and `values` from one
+    that trains. In any other run the loop works too, and a death ends it.
 
     Args:
         loader: a DataLoader with a batch_size and sampler=gs.ElasticSampler(dataset).
-        model: a gs.DataParallel on the CPU, by gradient_allreduce or bytegrad.
+        model: a gs.DataParallel on the CPU, by gradient_allreduce, bytegrad or local_sgd.
         optimizer: the model's optimizer, or several.
         scheduler: objects with state_dict() and load_state_dict() that newcomers take too: one, several or None.
         on_stop: called on every worker when the launcher has been told to end (SIGTERM), before the worker ends with

@@ -1,0 +1,147 @@
+"""What elastic_loop.py trains by with "local" in its plan, and the replay of such a run in one process."""
+
+import copy
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from elastic_loop import Numbers, build, journals, loss_of
+from torch import nn
+
+import gossamer as gs
+
+OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+
+
+class NotedLocalSGD(gs.LocalSGD):
+    """gs.LocalSGD that notes each averaging: its number, the ranks in it, and the bits of all anchors."""
+
+    def __init__(self, note: Callable[..., None], *, outer: bool = False, **settings: Any) -> None:
+        super().__init__(outer_optimizer=OUTER if outer else None, **settings)
+        self._note = note
+
+    def _take(self, fragment: int) -> None:
+        super()._take(fragment)
+        bits = 0
+        for anchor in self.anchors:
+            bits = zlib.crc32(anchor.numpy().data, bits)
+        self._note(average=self.rounds, size=self._background.comm.size, bits=bits)
+
+
+class Averages:
+    """What all workers have written, by averaging.
+
+    Args:
+        lines: the lines of each worker, by its number.
+        period: steps between two averagings of a rank that is not told to end.
+    """
+
+    def __init__(self, lines: dict[int, list[dict]], period: int) -> None:
+        self.period = period
+        self.draws: dict[int, dict[int, list[dict]]] = defaultdict(dict)  # by averagings before, and worker
+        self.taken: dict[int, dict[int, dict]] = defaultdict(dict)  # by averaging and worker
+        self.reached: dict[int, int] = {}  # averagings that each worker has the result of
+        self.began: dict[
+            int, tuple[int, int]
+        ] = {}  # by worker: averagings before, and the worker that it copied
+        rank_zero = {
+            line["group"]: worker
+            for worker, own in lines.items()
+            for line in own
+            if "draw" in line and line["rank"] == 0
+        }
+        for worker, own in lines.items():
+            for line in own:
+                if "average" in line:
+                    self.taken[line["average"]][worker] = line
+                if "rounds" in line:
+                    self.reached[worker] = line["rounds"]
+                if "begin" in line:
+                    self.began[worker] = line["rounds"], rank_zero.get(line["group"], worker)
+                if "draw" in line:
+                    drawn = dict(line)
+                    self.draws[line["rounds"]].setdefault(worker, []).append(drawn)
+                if "step" in line:
+                    drawn["loss"] = line["loss"]
+
+    def members(self, number: int) -> list[int]:
+        """The workers whose weights are in an averaging."""
+        taken = self.taken[number]
+        (size,) = {line["size"] for line in taken.values()}
+        certain = {worker for worker, reached in self.reached.items() if reached >= number} | set(taken)
+        certain = {worker for worker in certain if self.began[worker][0] < number}
+        if len(certain) < size:  # one that died after it had sent its weights
+            certain |= {w for w, own in self.draws[number - 1].items() if len(own) == self.period}
+        assert len(certain) == size, (number, size, sorted(certain))
+        return sorted(certain)
+
+
+def check(folder: Path, *, period: int, outer: bool = False, exact: bool = True) -> dict[str, float]:
+    """Replay the run in one process, if it is exact. Return averagings, and the worst relative deviation of a loss."""
+    lines = journals(folder)
+    for worker, own in lines.items():
+        taken = [line["average"] for line in own if "average" in line]
+        assert taken == sorted(set(taken)), f"worker {worker} has averaged twice: {taken}"
+    run = Averages(lines, period)
+    last = max(run.taken)
+    assert sorted(run.taken) == list(range(1, last + 1)), "an averaging is missing"
+    for number, of_number in run.taken.items():
+        assert len({line["bits"] for line in of_number.values()}) == 1, (
+            f"averaging {number}: the ranks differ"
+        )
+    return {"averagings": last, "worst": replay(folder, run, last, outer=outer) if exact else 0.0}
+
+
+def replay(folder: Path, run: Averages, last: int, *, outer: bool) -> float:
+    data, worst = Numbers(), 0.0
+    anchor, _ = build(0)
+    anchor.load_state_dict(torch.load(folder / "start.pt"))
+    anchors = list(anchor.parameters())
+    step_outer = OUTER(anchors) if outer else None
+    inner: dict[int, torch.optim.Optimizer] = {}  # by worker
+    for number in range(1, last + 1):
+        for worker, (before, copied) in run.began.items():
+            if before == number - 1:
+                inner[worker] = copy.deepcopy(inner.get(copied)) or fresh()
+        weights: list[list[torch.Tensor]] = []
+        for worker in run.members(number):
+            model, deviation = train(anchor, inner[worker], run.draws[number - 1].get(worker, []), data)
+            weights.append([param.detach().clone() for param in model.parameters()])
+            worst = max(worst, deviation)
+        for i, param in enumerate(anchors):
+            mean = sum(own[i] for own in weights) / len(weights)
+            with torch.no_grad():
+                if step_outer is None:
+                    param.copy_(mean)
+                else:
+                    param.grad = param - mean
+        if step_outer is not None:
+            step_outer.step()
+    return worst
+
+
+def fresh() -> torch.optim.Optimizer:
+    return build(0)[1]
+
+
+def train(
+    anchor: nn.Module, optimizer: torch.optim.Optimizer, batches: list[dict], data: Numbers
+) -> tuple[nn.Module, float]:
+    """Train from the anchor on, with the state of a worker's optimizer, and the learning rates of elastic_loop.py."""
+    model, worst = copy.deepcopy(anchor), 0.0
+    of_worker = torch.optim.Adam(model.parameters())
+    of_worker.load_state_dict(optimizer.state_dict())
+    for batch in batches:
+        of_worker.param_groups[0]["lr"] = 0.01 * 0.9 ** (batch["draw"] // 20)
+        loss = loss_of(model, data, batch["indices"])
+        if "loss" in batch:
+            worst = max(worst, abs(batch["loss"] / loss.item() - 1))
+        of_worker.zero_grad()
+        loss.backward()
+        of_worker.step()
+    optimizer.load_state_dict(of_worker.state_dict())
+    return model, worst

@@ -1,0 +1,163 @@
+"""Survival where the ranks train alone, and average in between: gs.LocalSGD, DiLoCo and its streaming form.
+
+Nobody waits for anybody between two averagings, so a death is noticed in the next one. The others then form a group
+and average again: each sends the change of its own weights since the last anchor, which all hold. So the share of the
+dead is missing in that averaging, and nothing else. A rank that missed only the last message takes the anchor from one
+that has it. The loop calls work() at each boundary, which does what LocalSGD does by itself after a step elsewhere.
+"""
+
+import io
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.comm import Communicator, gather_numbers
+from gossamer.engine import Connections, Unsent, broadcast_bytes, broadcast_everywhere
+from gossamer.engine.agree import checksum_of
+from gossamer.engine.state import Fields, save_fields
+from gossamer.regroup.survival import Survivor
+
+
+@dataclass(frozen=True)
+class OwnAverages:
+    """What one rank brings from a group that has ended into the next one.
+
+    Attributes:
+        rounds: averagings that it has taken.
+        counts: backwards and optimizer steps that have ended.
+        pending: steps after which the algorithm has not been called to the end.
+        plan: the names of the parameters of each bucket.
+        fields: anchors, and what codecs have left unsent.
+        weights: copies.
+        averaging: see LocalSGD.own().
+    """
+
+    rounds: int
+    counts: tuple[int, int]
+    pending: list[int]
+    plan: list[list[str]]
+    fields: Fields
+    weights: list[Tensor]
+    averaging: dict[str, Any]
+
+
+class AveragingSurvivor(Survivor[OwnAverages]):
+    """See the module. What the ranks do together are averagings."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._algorithm: Any = self._face.engine.algorithm
+        self._changes = self._stops = False
+        self._pending: list[int] = []  # steps after which the algorithm is still to be called
+
+    @property
+    def count(self) -> int:
+        """See Survivor."""
+        return int(self._algorithm.rounds)
+
+    @property
+    def wished(self) -> bool:
+        """See Survivor."""
+        return bool(self._algorithm.wished)
+
+    def wish(self, *, change: bool, stop: bool) -> None:
+        """See Survivor."""
+        self._changes, self._stops = change or stop, stop
+
+    def work(self) -> Callable[[], None] | None:
+        """See Survivor."""
+        return self._advance if self._pending else self._average_now if self._stops else None
+
+    def _advance(self) -> None:
+        if not self._algorithm.advance(self._pending[0]):
+            del self._pending[0]
+
+    def _average_now(self) -> None:
+        # All ranks are to end, and wherever each of them is, its next averaging is the same.
+        self._algorithm.average_now(self._face.engine.optimizer_steps)
+
+    def _ask(self, comm: Communicator) -> bool:
+        return any(wish for [wish] in gather_numbers(comm, int(self._changes)))
+
+    def _arm(self) -> None:
+        pending = self._own.pending if self._own is not None else self._pending
+        super()._arm()
+        if self._member is None:
+            return
+        self._pending = self._face.engine.defer_steps(pending)
+        ask = weakref.WeakMethod(self._ask)
+        self._algorithm.survive(lambda comm: (call := ask()) is not None and call(comm))
+
+    # --- in the next group ---
+
+    def _keep_own(self) -> None:
+        self._algorithm.close()  # ends what still changes the fields
+        super()._keep_own()
+
+    def _make_own(self) -> OwnAverages:
+        engine = self._face.engine
+        averaging = self._algorithm.own()  # before the fields: it ends what changes them
+        return OwnAverages(
+            self.count,
+            (engine.backward_count, engine.optimizer_steps),
+            list(self._pending),
+            [list(bucket.names) for bucket in engine.buckets],
+            save_fields(engine.buckets, ("anchor", Unsent.FIELD)),
+            [param.detach().clone() for param in engine.params.values()],
+            averaging,
+        )
+
+    def _meet(self) -> None:
+        own = self._own
+        assert own is not None
+        links = self._connect_holders()
+        with self._algorithm.adopting():
+            self._face.engage(links, self._optimizers, broadcast=False)
+        self._take(own, None)
+        counts = gather_numbers(links.control, own.rounds, int(bool(own.pending)))
+        last = max(count for count, _ in counts)
+        if any(count < last for count, _ in counts):
+            ahead = next(rank for rank, (count, _) in enumerate(counts) if count == last)
+            self._take_averaging(links, own, ahead, take=own.rounds < last)
+        self.changes_at = last + any(busy and count == last for count, busy in counts)
+        self._arm()
+
+    def _take_averaging(self, links: Connections, own: OwnAverages, ahead: int, *, take: bool) -> None:
+        """Give the result of the last averaging, which rank `ahead` has, to the ranks that have missed its end."""
+        file = io.BytesIO()
+        torch.save(own.averaging, file)
+        data = broadcast_bytes(links.control, file.getvalue(), ahead)
+        with torch.no_grad():
+            broadcast_everywhere(links.comm, links.control, self._common(), ahead)
+            if take:
+                self._algorithm.catch_up(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+
+    # --- newcomers ---
+
+    def _state_of(self, own: OwnAverages) -> dict[str, Any]:
+        return {"counts": list(own.counts), "plan": own.plan, "averaging": own.averaging}
+
+    def _common(self) -> list[Tensor]:
+        return list(self._algorithm.anchors)
+
+    def _take(self, own: OwnAverages, state: dict[str, Any] | None) -> None:
+        engine = self._face.engine
+        if state is not None:
+            engine.adopt(state["plan"], {}, tuple(state["counts"]))
+            self._algorithm.adopt(state["averaging"])
+            return
+        engine.adopt(own.plan, own.fields, own.counts)
+        self._algorithm.adopt(own.averaging)
+        with torch.no_grad():  # to let newcomers in, rank 0's weights have been copied to all
+            for param, weight in zip(engine.params.values(), own.weights, strict=True):
+                param.copy_(weight)
+
+    def _has_common(self) -> None:
+        self._algorithm.begin_at_anchors()
+
+    def _checksum(self) -> int:
+        return checksum_of(self._common())
