@@ -2,7 +2,8 @@
 
 Arguments: a folder for the journals, the number of epochs, and a plan in JSON. Its entries: "kill": {number of worker:
 [step, moment]}, the moment one of "forward", "backward" (with half of the gradients there), "after" (the backward);
-"term": {number of a worker: step}: the worker sends itself SIGTERM; "codec": true for 8 bits with error feedback;
+"term": {number of a worker: step}: the worker sends itself SIGTERM; "hang": the same with SIGSTOP; "donors": numbers of
+workers that kill themselves while they save their state for a newcomer; "codec": true for 8 bits with error feedback;
 "local": the arguments of gs.LocalSGD, by which the ranks train then, with "outer": true for DiLoCo's outer optimizer;
 "backend"; "sleep_s" for each step. Each worker writes lines of JSON to a journal of its own. elastic_averages.py
 replays runs by LocalSGD.
@@ -47,6 +48,17 @@ def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
+class Decay(torch.optim.lr_scheduler.StepLR):
+    """StepLR in whose place a worker dies that saves its state."""
+
+    dies = False
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().state_dict()
+
+
 def main() -> None:
     folder, epochs, plan = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     worker = int(os.environ["GOSSAMER_ELASTIC_WORKER"])
@@ -79,7 +91,7 @@ def main() -> None:
         torch.save(inner.state_dict(), folder / "start.pt")
     data = Numbers()
     loader = DataLoader(data, BATCH, sampler=gs.ElasticSampler(data))
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.9)
+    scheduler = Decay(optimizer, 20, 0.9)
     run = gs.elastic(
         loader,
         model,
@@ -88,6 +100,7 @@ def main() -> None:
         on_stop=lambda: note(saved=run.step, rounds=rounds()),
         total=0,
     )
+    Decay.dies = worker in plan.get("donors", ())  # the first group has saved by now
     note(begin=run.step, total=run.total, pid=os.getpid(), rounds=rounds(), **place())
     now = -1
 
@@ -102,8 +115,9 @@ def main() -> None:
             note(draw=now, indices=indices.tolist(), rounds=rounds(), **place())
             if now == kill_at and moment == "forward":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if plan.get("term", {}).get(str(worker)) == now:
-                os.kill(os.getpid(), signal.SIGTERM)
+            for what, number in (("term", signal.SIGTERM), ("hang", signal.SIGSTOP)):
+                if plan.get(what, {}).get(str(worker)) == now:
+                    os.kill(os.getpid(), number)
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(inputs), targets)
             loss.backward()

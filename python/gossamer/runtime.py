@@ -111,6 +111,18 @@ def lost_place() -> bool:
     return member is not None and _given is not None and member.seat is not None and member.lost_group()
 
 
+def give_place_up() -> bool:
+    """Leaves a group of an elastic run that has failed although nobody is known to be dead: renew() then.
+
+    Returns False if this process has not joined an elastic run by init(), or has lost the driver.
+    """
+    member = membership.member()
+    if member is None or _given is None or member.seat is None or member.lost_driver:
+        return False
+    member.give_group_up()
+    return True
+
+
 def join(
     store: dist.Store,
     *,

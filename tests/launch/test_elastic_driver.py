@@ -230,6 +230,25 @@ def test_workers_that_do_not_come_back_are_named(begin) -> None:
         run.step_until(lambda: False)
 
 
+def test_a_worker_that_does_not_come_back_is_given_up_if_there_are_enough_others(begin, capfd) -> None:
+    run = begin({"localhost": 3}, Limits(2, 3, 3, give_up_s=0.5))
+    run.seated(0, 1, 2)
+    run.leave("error", 0, 2)
+    assert ranks(run.seated(0, 2)) == [(0, 2), (1, 2)]
+    told = capfd.readouterr().err
+    assert "worker 1 (slot 1 of localhost) has not come back from group 1, which has failed, in 0.5 s" in told
+    assert "worker 1 (slot 1 of localhost) was killed by signal 9 (SIGKILL)" in told
+
+
+def test_nobody_is_given_up_where_the_others_are_too_few(begin) -> None:
+    run = begin({"localhost": 2}, Limits(2, 2, 2, give_up_s=0.2))
+    run.seated(0, 1)
+    run.driver.limits = Limits(2, 2, 2, timeout_s=1, give_up_s=0.2)
+    run.leave("error", 0)
+    with pytest.raises(CommError, match=r"workers \[1\] have not come back from the group before"):
+        run.step_until(lambda: False)
+
+
 def test_newcomers_that_a_group_needs_and_that_do_not_get_ready_are_named(begin) -> None:
     run = begin({"localhost": 2}, Limits(2, 2, 2), cooldown_s=(0, 0))
     run.seated(0, 1)

@@ -175,6 +175,67 @@ def test_a_worker_that_trains_alone_in_between_leaves_after_an_averaging(fork, t
     assert sorted(ends(tmp_path)) == [1, 2]
 
 
+KINDS = pytest.mark.parametrize("local", [None, DILOCO], ids=["gradients", "diloco"])
+
+
+def replayed(folder: Path, local: dict | None) -> dict[str, float]:
+    """What the replay of a run says: elastic_loop.check() or elastic_averages.check()."""
+    return averages.check(folder, period=4, outer=True) if local else loop.check(folder)
+
+
+@KINDS
+@pytest.mark.parametrize("transport", ["gossamer", "gloo"])
+def test_a_worker_that_hangs_is_given_up_and_replaced(fork, tmp_path, monkeypatch, local, transport) -> None:
+    monkeypatch.setenv("GOSSAMER_STALL_SHUTDOWN_S", "2")
+    flags = ["--min-np", "1", "--max-np", "3", *ALL_COME_AGAIN, "--give-up-after", "1"]
+    plan = {"hang": {"1": 9}, "sleep_s": 0.02, "local": local, "backend": transport}
+    run = begin(fork, tmp_path, flags, epochs=10**6, **plan)
+    wait_for(tmp_path, lambda line: line.get("draw") == 40 and line["group"] > 2)
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 0, err
+    assert "worker 1 (slot 1 of localhost) has not come back from group 1, which has failed, in 1 s" in err
+    assert replayed(tmp_path, local)["worst"] < EXACT
+    assert 3 in ends(tmp_path), "the worker that took its place"
+
+
+@KINDS
+def test_a_donor_that_dies_while_it_saves_is_replaced_by_another(fork, tmp_path, local) -> None:
+    flags = ["--min-np", "1", "--max-np", "3", *ALL_COME_AGAIN]
+    run = begin(
+        fork, tmp_path, flags, epochs=10**6, kill={"2": [6, "after"]}, donors=[0], sleep_s=0.02, local=local
+    )
+    until = time.monotonic() + 120
+    while not all(
+        any("step" in line for line in loop.journals(tmp_path).get(number, ())) for number in (3, 4)
+    ):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 0, err
+    assert "worker 0 (slot 0 of localhost) was killed by signal 9 (SIGKILL)" in err
+    assert replayed(tmp_path, local)["worst"] < EXACT
+    assert {1, 3, 4} == set(ends(tmp_path))
+
+
+@KINDS
+def test_workers_whose_launcher_is_killed_save_at_one_place_and_end(start, tmp_path, local) -> None:
+    run = begin(start, tmp_path, ["--min-np", "1", "-np", "3"], epochs=10**6, sleep_s=0.02, local=local)
+    wait_for(tmp_path, lambda line: line.get("step") == 10)
+    run.process.kill()
+    run.finish(30)
+    saved = []
+    for number, lines in loop.journals(tmp_path).items():
+        until = time.monotonic() + 20
+        while Path(f"/proc/{lines[0]['pid']}").exists():
+            assert time.monotonic() < until, f"worker {number} has not ended"
+            time.sleep(0.05)
+        saved.append(loop.journals(tmp_path)[number][-1])
+    assert len({line["rounds" if local else "saved"] for line in saved}) == 1, saved
+    assert replayed(tmp_path, local)["worst"] < EXACT
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"period_s": 1.0}, {"topology": "ring"}, {"lockstep": True}],

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer import runtime
 from gossamer.comm import gather_numbers
 from gossamer.engine import Connections, broadcast_bytes, broadcast_everywhere, weak_call
 from gossamer.engine.survival import Own
@@ -45,7 +44,7 @@ class GradientSurvivor(Survivor[Own]):
 
     def _lost(self, counted: bool, why: str) -> bool:
         """End a backward whose group has failed. Return False if the group has lost no member."""
-        if not runtime.lost_place():
+        if not self._lost_place():
             return False
         with torch.no_grad():
             if counted:

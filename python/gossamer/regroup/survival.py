@@ -46,6 +46,7 @@ class Survivor(ABC, Generic[OwnT]):
         self._face, self._optimizers, self._save, self._load = face, optimizers, save, load
         self._member: Member | None = membership.member()
         self._own: OwnT | None = None  # while there is no engine that works
+        self._failed_at: int | None = None  # `count` when a group failed without a death
         self.changes_at: int | None = None
 
     @property
@@ -83,7 +84,7 @@ class Survivor(ABC, Generic[OwnT]):
                 self._compare()
                 return self._arm()
             except RuntimeError:  # torch's own too
-                if not runtime.lost_place():
+                if not self._lost_place():
                     raise
             self._leave_engine(crashed=True)
             runtime.renew()
@@ -116,7 +117,7 @@ class Survivor(ABC, Generic[OwnT]):
             act()
             return True
         except RuntimeError:  # torch's own too
-            if not runtime.lost_place():
+            if not self._lost_place():
                 raise
             if self._own is None:
                 self._keep_own()
@@ -166,6 +167,16 @@ class Survivor(ABC, Generic[OwnT]):
 
     # --- what is common ---
 
+    def _lost_place(self) -> bool:
+        """Return whether the group has failed so that another one may go on: it has lost a member, or one hangs.
+
+        A group that fails at the same place as the one before, without a death, is not left again.
+        """
+        if runtime.lost_place():
+            return True
+        before, self._failed_at = self._failed_at, self.count
+        return before != self._failed_at and runtime.give_place_up()
+
     def _keep_own(self) -> None:
         with torch.no_grad():
             self._own = self._make_own()
@@ -180,7 +191,7 @@ class Survivor(ABC, Generic[OwnT]):
             try:
                 return self._meet()
             except RuntimeError:  # torch's own too
-                if not runtime.lost_place():
+                if not self._lost_place():
                     raise
             self._leave_engine(crashed=True)
 
@@ -242,6 +253,7 @@ class Survivor(ABC, Generic[OwnT]):
         """Raise CommError on all ranks if they differ. Collective."""
         sums = [each for [each] in gather_numbers(self._face.links.control, self._checksum())]
         if len(set(sums)) > 1:
+            self._failed_at = self.count  # another group would not help
             raise CommError(
                 f"elastic: the weights of the ranks differ in the new group; their checksums are {sums}"
             )

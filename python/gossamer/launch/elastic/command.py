@@ -30,6 +30,7 @@ FLAGS = (
     "slots_per_host",
     "elastic_timeout",
     "grace",
+    "give_up_after",
     "reset_limit",
     "blacklist_cooldown_range",
 )
@@ -54,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host-discovery-script", metavar="COMMAND", help="run each second; prints lines host:slots")
     add("--slots-per-host", type=int, metavar="S", help="slots of hosts that are printed without a number")
     add("--elastic-timeout", type=float, metavar="SECONDS", help="in which a group must form; default: 600")
+    add(
+        "--give-up-after",
+        type=float,
+        metavar="SECONDS",
+        help="in which a worker must come back from a group that has failed, before it is killed; default: as long as "
+        "--elastic-timeout",
+    )
     add("--grace", type=float, metavar="SECONDS", help="in which workers end that were told to; default: 30")
     add("--reset-limit", type=int, metavar="N", help="end if groups would have to form anew more often")
     add(
@@ -170,6 +178,18 @@ def _plan(args: argparse.Namespace) -> tuple[Slots, Limits]:
     grace_s = PATIENCE_S if args.grace is None else args.grace
     if not grace_s > 0:
         raise ConfigError(f"elastic: --grace must be above 0 s, got {grace_s:g}")
+    give_up_s = timeout_s if args.give_up_after is None else args.give_up_after
+    if not 0 < give_up_s <= timeout_s:
+        raise ConfigError(
+            f"elastic: --give-up-after must be above 0 s and at most --elastic-timeout, {timeout_s:g} s, "
+            f"got {give_up_s:g}"
+        )
     return slots, Limits(
-        smallest, largest, first, timeout_s=timeout_s, grace_s=grace_s, resets=args.reset_limit
+        smallest,
+        largest,
+        first,
+        timeout_s=timeout_s,
+        grace_s=grace_s,
+        give_up_s=give_up_s,
+        resets=args.reset_limit,
     )

@@ -42,6 +42,7 @@ class Limits:
         first_size: workers of the first group, unless they take longer than timeout_s to come.
         timeout_s: seconds in which a group must form.
         grace_s: seconds in which workers must end that were told to.
+        give_up_s: seconds in which all members must come back from a group that has failed; the others are killed then.
         resets: how many groups may follow the first; None: any number.
     """
 
@@ -50,6 +51,7 @@ class Limits:
     first_size: int
     timeout_s: float = 600.0
     grace_s: float = PATIENCE_S
+    give_up_s: float = 600.0
     resets: int | None = None
 
 
@@ -86,6 +88,7 @@ class Driver:
         self._told_to_go: set[int] = set()
         self._waiting = False  # whether the user was told that it waits
         self._stopping = False  # whether the group was told to end
+        self._given_up: set[int] = set()
         self._unformed_since = time.monotonic()
 
     def run(self) -> Outcome:
@@ -255,8 +258,11 @@ class Driver:
         most = self.slots.at_most() + len(self.finished)
         needed: float = self.limits.first_size if not (self.epoch or late) else self.limits.min_size
         needed = 1 if self._stopping else max(self.limits.min_size, min(needed, most))
-        if len(left) == len(living) and len(members) + len(self.finished) >= needed and members:
+        enough = len(members) + len(self.finished) >= needed and members
+        if len(left) == len(living) and enough:
             self._form(members, removed, news)
+        elif enough and time.monotonic() - self._unformed_since > self.limits.give_up_s:
+            self._give_up([number for number in living if number not in left])
         elif late or most < needed:
             raise CommError(self._no_group(living, left, members))
         elif not self._waiting and time.monotonic() - self._unformed_since > min(SILENT_S, timeout_s / 4):
@@ -265,6 +271,19 @@ class Driver:
                 f"gossamer run: {len(members)} workers are ready; waits up to {timeout_s:g} s for {needed}",
                 file=sys.stderr,
             )
+
+    def _give_up(self, stuck: list[int]) -> None:
+        for number in stuck:
+            if number in self._given_up:
+                continue
+            self._given_up.add(number)
+            slot = self.workers[number].slot
+            print(
+                f"gossamer run: worker {number} (slot {slot.index} of {slot.host}) has not come back from group "
+                f"{self.epoch}, which has failed, in {self.limits.give_up_s:g} s; it is given up and killed",
+                file=sys.stderr,
+            )
+            self.workers[number].give_up()
 
     def _form(self, members: list[int], removed: list[int], news: dict[int, News]) -> None:
         resets = self.limits.resets

@@ -47,7 +47,10 @@ class Worker(Protocol):
         """Asks the worker to end."""
 
     def kill(self) -> None:
-        """Ends the worker at once."""
+        """Ends the worker at once. Nothing else is called after it."""
+
+    def give_up(self) -> None:
+        """Kills a worker that does not do what it is told. ended() says soon that it was lost."""
 
 
 class LocalWorker:
@@ -84,6 +87,9 @@ class LocalWorker:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             return  # it has just ended
+
+    def give_up(self) -> None:
+        self.signal(signal.SIGKILL)
 
     def kill(self) -> None:
         self._context.close(signal.SIGKILL)

@@ -47,3 +47,5 @@ class RemoteWorker:
 
     def kill(self) -> None:
         self._agent.process.kill()
+
+    give_up = kill  # the far end kills the worker when its ssh has ended
