@@ -3,7 +3,9 @@
 Arguments: a folder for the journals, the number of epochs, and a plan in JSON. Its entries: "kill": {number of worker:
 [step, moment]}, the moment one of "forward", "backward" (with half of the gradients there), "after" (the backward);
 "term": {number of a worker: step}: the worker sends itself SIGTERM; "hang": the same with SIGSTOP; "donors": numbers of
-workers that kill themselves while they save their state for a newcomer; "codec": true for 8 bits with error feedback;
+workers that kill themselves while they save their state for a newcomer; "codec": "int8", with error feedback, or
+"sparse";
+"task": "text" for a GPT on text instead of a small network on numbers: then "saved" comes with the validation loss;
 "local": the arguments of gs.LocalSGD, by which the ranks train then, with "outer": true for DiLoCo's outer optimizer;
 "backend"; "sleep_s" for each step. Each worker writes lines of JSON to a journal of its own. elastic_averages.py
 replays runs by LocalSGD.
@@ -48,6 +50,50 @@ def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
+class Text(Dataset):
+    """Item i is (i, 33 bytes of source text)."""
+
+    def __init__(self) -> None:
+        from gossamer.workloads import source_text
+
+        self.text, _ = source_text.standard_library()
+
+    def __len__(self) -> int:
+        return 1 << 18
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        at = index * 7919 % (len(self.text) - 33)
+        return index, self.text[at : at + 33].long()
+
+
+def workload(
+    plan: dict[str, Any], seed: int
+) -> tuple[nn.Module, torch.optim.Optimizer, Dataset, nn.Module | None]:
+    """Return a model, its optimizer, its data, and a module for its loss on validation data, if it has any."""
+    if plan.get("task") != "text":
+        return *build(seed), Numbers(), None
+    import tasks
+
+    task = tasks.text()
+    torch.manual_seed(seed)
+    model = task.model()
+
+    class Validation(nn.Module):
+        @torch.no_grad()
+        def forward(self) -> float:
+            return model(*task.validation).item()
+
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), Text(), Validation()
+
+
+def loss_in(model: nn.Module, *batch: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a batch of either data set, without its indices."""
+    if len(batch) == 1:
+        return model(*batch)  # the GPT's output is its loss
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
 class Decay(torch.optim.lr_scheduler.StepLR):
     """StepLR in whose place a worker dies that saves its state."""
 
@@ -79,8 +125,9 @@ def main() -> None:
 
     kill_at, moment = plan.get("kill", {}).get(str(worker), (None, ""))
     gs.init(plan.get("backend"))
-    inner, optimizer = build(worker + 1)
-    codec = gs.ErrorFeedback(gs.Int8()) if plan.get("codec") else None
+    inner, optimizer, data, validation = workload(plan, worker + 1)
+    codecs = {"int8": gs.ErrorFeedback(gs.Int8()), "sparse": gs.ChunkTopK(chunk=128, k=8), None: None}
+    codec = codecs[plan.get("codec")]
     algorithm: gs.Algorithm = gs.GradientAllReduce(codec=codec)
     if local := plan.get("local"):
         from elastic_averages import NotedLocalSGD
@@ -89,15 +136,14 @@ def main() -> None:
     model = gs.DataParallel(inner, optimizer, algorithm=algorithm, bucket_bytes=600, first_bucket_bytes=200)
     if worker == 0 and not any(folder.glob("start.pt")):
         torch.save(inner.state_dict(), folder / "start.pt")
-    data = Numbers()
     loader = DataLoader(data, BATCH, sampler=gs.ElasticSampler(data))
-    scheduler = Decay(optimizer, 20, 0.9)
+    scheduler = Decay(optimizer, 20, 1.0 if validation else 0.9)
     run = gs.elastic(
         loader,
         model,
         optimizer,
         scheduler=scheduler,
-        on_stop=lambda: note(saved=run.step, rounds=rounds()),
+        on_stop=lambda: note(saved=run.step, rounds=rounds(), validation=validation and validation()),
         total=0,
     )
     Decay.dies = worker in plan.get("donors", ())  # the first group has saved by now
@@ -108,9 +154,9 @@ def main() -> None:
         if now == kill_at and moment == "backward":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    inner[2].weight.register_hook(die_in_backward)
+    list(inner.parameters())[2].register_hook(die_in_backward)
     for _epoch in run.epochs(epochs):
-        for indices, inputs, targets in run:
+        for indices, *batch in run:
             now = run.step
             note(draw=now, indices=indices.tolist(), rounds=rounds(), **place())
             if now == kill_at and moment == "forward":
@@ -119,7 +165,7 @@ def main() -> None:
                 if plan.get(what, {}).get(str(worker)) == now:
                     os.kill(os.getpid(), number)
             optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss = loss_in(model, *batch)
             loss.backward()
             if now == kill_at and moment == "after":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Kills workers of a plain loop under gs.elastic at random, and replays what the others did.
 
-    python benchmarks/soak.py --kills 50 [--workers 4] [--backend gloo] [--codec] [--seed 1]
+    python benchmarks/soak.py --kills 50 [--workers 4] [--backend gloo] [--codec int8] [--seed 1]
     python benchmarks/soak.py --kills 90 --workers 8 --every 20 --sleep 0.2 --local '{"period": 30, "outer": true}'
 
 Any worker may be hit at any moment, also rank 0 and workers that just start or join, sometimes two at once. One that
@@ -40,6 +40,7 @@ class Soak:
         self.folder, self.patience_s, self.size = folder, args.patience, args.workers
         self.random = random.Random(args.seed)
         plan = {"sleep_s": args.sleep, "codec": args.codec, "backend": args.backend, "local": args.local}
+        plan["task"] = args.task
         flags = ["--min-np", "1", "--max-np", str(args.workers), "--blacklist-cooldown-range", "0", "0"]
         job = [elastic_loop.__file__, str(folder), str(EPOCHS), json.dumps(plan)]
         self.log = open(folder / "log", "w")  # noqa: SIM115
@@ -141,11 +142,11 @@ def main() -> int:
     parser.add_argument("--sleep", type=float, default=0.01, help="seconds of a step")
     parser.add_argument("--patience", type=float, default=60)
     parser.add_argument("--backend")
-    parser.add_argument(
-        "--codec", action="store_true", help="8-bit gradients; only equal weights are checked"
-    )
+    parser.add_argument("--codec", choices=("int8", "sparse"), help="then only equal weights are checked")
     parser.add_argument("--local", type=json.loads, help="arguments of gs.LocalSGD as JSON, and outer: true")
     parser.add_argument("--every", type=float, help="seconds from a kill to the next")
+    parser.add_argument("--task", help="text: a GPT, whose validation loss at the end is told")
+    parser.add_argument("--quiet", type=float, default=0.0, help="seconds to train on after the last kill")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="gossamer-soak-"))
     before = set(os.listdir("/dev/shm"))
@@ -161,22 +162,27 @@ def main() -> int:
             time.sleep(max(0.0, begun + (args.every or 0.0) - time.time()))
             print(json.dumps(rounds[-1]), flush=True)
         soak.wait_until_training(2)
+        time.sleep(args.quiet)
     finally:
         soak.process.send_signal(signal.SIGTERM)
         code = soak.process.wait(args.patience)
     if args.local:
-        exact = not args.codec and args.local.get("fragments", 1) == 1
+        exact = not (args.codec or args.task) and args.local.get("fragments", 1) == 1
         outer = args.local.get("outer", False)
         checked = elastic_averages.check(folder, period=args.local["period"], outer=outer, exact=exact)
     else:
-        checked = elastic_loop.check(folder, exact=not args.codec)
+        checked = elastic_loop.check(folder, exact=not (args.codec or args.task))
     left = sorted(set(os.listdir("/dev/shm")) - before)
     seconds = [each["s"] for each in rounds if each["of_them_training"]]
     summary = {"kills": sum(each["killed"] for each in rounds), "exit_code": code, "left_in_dev_shm": left}
     summary |= checked
     if seconds:
         summary |= {"median_s": median(seconds), "worst_s": max(seconds)}
-    if args.every:
+    if args.task:
+        ends = [own[-1] for own in elastic_loop.journals(folder).values() if own and "saved" in own[-1]]
+        summary["validation"] = median(line["validation"] for line in ends)
+        summary["steps_of_a_worker"] = max(line["saved"] for line in ends)
+    if args.every and rounds:
         summary["kept"] = kept(elastic_loop.journals(folder), first_kill)
     print(json.dumps(summary))
     well = not code and not left and checked["worst"] < 1e-9

@@ -50,7 +50,7 @@ def wait_for(folder: Path, found) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("plan", [{}, {"backend": "gloo"}, {"codec": True}], ids=["shm", "gloo", "codec"])
+@pytest.mark.parametrize("plan", [{}, {"backend": "gloo"}, {"codec": "int8"}], ids=["shm", "gloo", "codec"])
 def test_backward_ends_without_the_dead_and_without_an_error(fork, tmp_path, plan) -> None:
     kill = {"1": [3, "backward"], "0": [6, "after"], "3": [9, "forward"]}
     code, _, err = begin(fork, tmp_path, ["--min-np", "1", "-np", "4"], kill=kill, **plan).finish()
@@ -120,12 +120,22 @@ STREAMING = {"period": 6, "fragments": 2, "delay": 2, "merge": 0.5, "outer": Tru
         ({"period": 4}, {}),
         (DILOCO, {}),
         (DILOCO, {"backend": "gloo"}),
-        (DILOCO, {"codec": True}),
-        ({"period": 4, "fragments": 2}, {"codec": True, "backend": "gloo"}),
+        (DILOCO, {"codec": "int8"}),
+        ({"period": 4, "fragments": 2}, {"codec": "int8", "backend": "gloo"}),
         (STREAMING, {}),
-        (STREAMING, {"codec": True}),
+        (STREAMING, {"codec": "int8"}),
+        ({"period": 4, "error_decay": 0.95}, {"codec": "sparse"}),
     ],
-    ids=["mean", "diloco", "diloco gloo", "diloco codec", "fragments", "streaming", "streaming codec"],
+    ids=[
+        "mean",
+        "diloco",
+        "diloco gloo",
+        "diloco codec",
+        "fragments",
+        "streaming",
+        "streaming codec",
+        "sparse",
+    ],
 )
 def test_a_death_costs_an_averaging_the_share_of_the_dead_and_nothing_else(
     fork, tmp_path, local, more

@@ -505,9 +505,12 @@ class LocalSGD(Algorithm):
         return [bucket.flat("anchor") for bucket in self._buckets]
 
     def _keep_unsent(self, bucket: _C.Bucket) -> None:
-        if self._ask is not None and Unsent.FIELD in bucket.fields:
-            kept = self._before.setdefault(bucket.index, torch.empty_like(bucket.flat(Unsent.FIELD)))
-            kept.copy_(bucket.flat(Unsent.FIELD))
+        if self._ask is None or Unsent.FIELD not in bucket.fields:
+            return
+        unsent = bucket.flat(Unsent.FIELD)
+        if bucket.index not in self._before:
+            self._before[bucket.index] = torch.empty_like(unsent)
+        self._before[bucket.index].copy_(unsent)
 
     def _answer(self, fragment: int) -> None:
         assert self._ask is not None
