@@ -1,14 +1,18 @@
 """A plain training loop under gs.elastic, and its replay in one process from the journals of all workers.
 
-Arguments: a folder for the journals, the number of epochs, and a plan in JSON. Its entries: "kill": {number of worker:
-[step, moment]}, the moment one of "forward", "backward" (with half of the gradients there), "after" (the backward);
-"term": {number of a worker: step}: the worker sends itself SIGTERM; "hang": the same with SIGSTOP; "donors": numbers of
-workers that kill themselves while they save their state for a newcomer; "codec": "int8", with error feedback, or
-"sparse";
-"task": "text" for a GPT on text instead of a small network on numbers: then "saved" comes with the validation loss;
-"local": the arguments of gs.LocalSGD, by which the ranks train then, with "outer": true for DiLoCo's outer optimizer;
-"backend"; "sleep_s" for each step. Each worker writes lines of JSON to a journal of its own. elastic_averages.py
-replays runs by LocalSGD.
+Arguments: a folder for the journals, the number of epochs, and a plan in JSON. Each worker writes lines of JSON to a
+journal of its own. Entries of the plan:
+
+    kill     {number of worker: [step, moment]}; the moment is "forward", "backward" (with half of the gradients there),
+             or "after" (the backward)
+    term     {number of worker: step}: the worker sends itself SIGTERM
+    hang     the same with SIGSTOP
+    donors   numbers of workers that kill themselves while they save their state for a newcomer
+    codec    "int8", with error feedback, or "sparse"
+    task     "text" for a GPT on text instead of a small network on numbers; "saved" then has the validation loss
+    local    the arguments of gs.LocalSGD, by which the ranks train then, with "outer": true for DiLoCo's outer
+             optimizer. elastic_averages.py replays such runs
+    backend, and sleep_s for each step
 """
 
 import json
