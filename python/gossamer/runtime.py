@@ -111,6 +111,15 @@ def lost_place() -> bool:
     return member is not None and _given is not None and member.seat is not None and member.lost_group()
 
 
+def state_lives() -> bool:
+    """Returns whether a member of this group holds the state of a training that newcomers take. Equal on all ranks.
+
+    CommError: the group has lost a member before it said so.
+    """
+    member = membership.member()
+    return member is not None and _given is not None and member.seat is not None and bool(member.holders())
+
+
 def give_place_up() -> bool:
     """Leaves a group of an elastic run that has failed although nobody is known to be dead: renew() then.
 

@@ -193,8 +193,9 @@ def replayed(folder: Path, local: dict | None) -> dict[str, float]:
     return averages.check(folder, period=4, outer=True) if local else loop.check(folder)
 
 
-@KINDS
-@pytest.mark.parametrize("transport", ["gossamer", "gloo"])
+@pytest.mark.parametrize(
+    ("local", "transport"), [(None, "gossamer"), (DILOCO, "gloo")], ids=["gradients", "diloco gloo"]
+)
 def test_a_worker_that_hangs_is_given_up_and_replaced(fork, tmp_path, monkeypatch, local, transport) -> None:
     monkeypatch.setenv("GOSSAMER_STALL_SHUTDOWN_S", "2")
     flags = ["--min-np", "1", "--max-np", "3", *ALL_COME_AGAIN, "--give-up-after", "1"]

@@ -208,7 +208,7 @@ class LocalSGD(Algorithm):
         self.merge: float = merge
         self.topology: Topology | None = resolve(topology) if topology is not None else None
         self._lockstep = lockstep
-        self._adopts = False
+        self._restored = False
 
     def __repr__(self) -> str:
         outer: Any = self.outer_optimizer
@@ -268,7 +268,7 @@ class LocalSGD(Algorithm):
             if "anchor" not in bucket.fields:
                 anchor = bucket.add_field("anchor")
                 anchor.copy_(bucket.flat("weight"))
-                if not self._adopts:
+                if not self._restored:
                     # The anchors are then equal, even if the ranks began with different weights.
                     all_reduce(anchor, op="mean", deterministic=True, group=comm)
             bucket.add_field("change", comm)
@@ -455,13 +455,13 @@ class LocalSGD(Algorithm):
         return self._wished
 
     @contextlib.contextmanager
-    def adopting(self) -> Iterator[None]:
-        """While an engine is made whose anchors come from another one: setup() does not make them equal."""
-        self._adopts = True
+    def restored(self) -> Iterator[None]:
+        """See Algorithm. setup() then makes no mean of anchors."""
+        self._restored = True
         try:
             yield
         finally:
-            self._adopts = False
+            self._restored = False
 
     def own(self) -> dict[str, Any]:
         """Returns what this rank brings into another group beside `state_fields`. Nothing may run in the background."""

@@ -4,8 +4,9 @@ An algorithm reads like its paper, as straight blocking code. The engine calls i
 thread, in the same order on every rank. See docs/adding-an-algorithm.md. The algorithms are in gossamer.algorithms.
 """
 
+import contextlib
 from abc import ABC
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -329,6 +330,11 @@ class Algorithm(ABC):
         if self.uneven_inputs and self.lockstep and set(self.state_fields) <= {"error"}:
             return ""
         return f"{self!r} keeps more on each rank than gradients; train by gradient_allreduce, bytegrad or local_sgd"
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Surrounds connect() and setup() where all that ranks hold alike is brought to them afterwards."""
+        yield
 
     def lose_group(self) -> None:
         """Ends all waits for other ranks in connections of the algorithm's own. Any thread may call it."""

@@ -52,7 +52,7 @@ class Face(Joinable):
         while True:
             try:
                 links = self.connect()
-                self.engage(links, optimizers)
+                self.engage(links, optimizers, restored=runtime.state_lives())
                 return links
             except RuntimeError:  # torch's own too
                 # A newcomer of an elastic run has nothing to lose, nor has a member of the first group.
@@ -74,18 +74,21 @@ class Face(Joinable):
         return connect(self.module, group)
 
     def engage(
-        self, links: Connections, optimizers: Sequence[torch.optim.Optimizer], **changes: Any
+        self, links: Connections, optimizers: Sequence[torch.optim.Optimizer], *, restored: bool = False
     ) -> Engine:
         """Make an engine of self.module over these connections. The engine before must be closed. Collective.
 
         Args:
-            changes: arguments of Engine that differ from those with which the model was wrapped.
+            restored: weights, and what the algorithm keeps of them, are brought from the engine before, or are copied
+                from a rank that has them. So they are not copied or averaged now.
         """
         algorithm, _, settings = self._wrapped_with
         self._given_group, self.links = links.given, links
-        self._engine = Engine(
-            self.module, algorithm, comm=links.comm, control=links.control, **settings | changes
-        )
+        changes = {"broadcast": False} if restored else {}
+        with algorithm.restored() if restored else contextlib.nullcontext():
+            self._engine = Engine(
+                self.module, algorithm, comm=links.comm, control=links.control, **settings | changes
+            )
         self._engine.watch(optimizers)
         return self._engine
 

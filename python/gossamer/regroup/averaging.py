@@ -32,7 +32,6 @@ class OwnAverages:
         pending: steps after which the algorithm has not been called to the end.
         plan: the names of the parameters of each bucket.
         fields: anchors, and what codecs have left unsent.
-        weights: copies.
         averaging: see LocalSGD.own().
     """
 
@@ -41,7 +40,6 @@ class OwnAverages:
     pending: list[int]
     plan: list[list[str]]
     fields: Fields
-    weights: list[Tensor]
     averaging: dict[str, Any]
 
 
@@ -107,7 +105,6 @@ class AveragingSurvivor(Survivor[OwnAverages]):
             list(self._pending),
             [list(bucket.names) for bucket in engine.buckets],
             save_fields(engine.buckets, ("anchor", Unsent.FIELD)),
-            [param.detach().clone() for param in engine.params.values()],
             averaging,
         )
 
@@ -115,8 +112,7 @@ class AveragingSurvivor(Survivor[OwnAverages]):
         own = self._own
         assert own is not None
         links = self._connect_holders()
-        with self._algorithm.adopting():
-            self._face.engage(links, self._optimizers, broadcast=False)
+        self._face.engage(links, self._optimizers, restored=True)
         self._take(own, None)
         counts = gather_numbers(links.control, own.rounds, int(bool(own.pending)))
         last = max(count for count, _ in counts)
@@ -152,9 +148,6 @@ class AveragingSurvivor(Survivor[OwnAverages]):
             return
         engine.adopt(own.plan, own.fields, own.counts)
         self._algorithm.adopt(own.averaging)
-        with torch.no_grad():  # to let newcomers in, rank 0's weights have been copied to all
-            for param, weight in zip(engine.params.values(), own.weights, strict=True):
-                param.copy_(weight)
 
     def _has_common(self) -> None:
         self._algorithm.begin_at_anchors()

@@ -81,7 +81,7 @@ class GradientSurvivor(Survivor[Own]):
         own = self._own
         assert own is not None
         links = self._connect_holders()
-        engine = self._face.engage(links, self._optimizers, broadcast=False)
+        engine = self._face.engage(links, self._optimizers, restored=True)
         counts = gather_numbers(links.control, own.backwards, int(own.in_backward))
         last = max(count for count, _ in counts)
         ahead = next(rank for rank, (count, _) in enumerate(counts) if count == last)

@@ -218,7 +218,7 @@ class Survivor(ABC, Generic[OwnT]):
         self._arm()
 
     def _engage_all(self) -> None:
-        self._face.engage(self._face.connect(), self._optimizers)
+        self._face.engage(self._face.connect(), self._optimizers, restored=runtime.state_lives())
 
     def _share(self) -> None:
         """Copy the state of the first rank that holds one to all ranks that hold none. Collective."""
