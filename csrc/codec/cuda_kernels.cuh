@@ -63,11 +63,12 @@ struct Apart {
   __device__ const uint8_t* row(int64_t r, int64_t) const { return each[r]; }
 };
 
-// The elements of a pack where rows are summed: as many as have 16 bytes of codes, but 32 at most. There are four where the
-// sums are double, for which there are too few registers, and where `summed` asks for four.
+// The elements of a pack where rows are summed: as many as have 16 bytes of codes, and 16 of fewer than 4 bits, since 32 do
+// not fit into the registers of each architecture. There are four where the sums are double, for which there are too few
+// registers too, and where `summed` asks for four.
 template <class Codec>
 constexpr int kRowPack = Codec::kSummed || std::is_same_v<SumOf<Codec>, double> ? kPack
-                         : Codec::kCodeBits < 4                                 ? 32
+                         : Codec::kCodeBits < 4                                 ? 16
                                                                                 : 128 / Codec::kCodeBits;
 
 constexpr int kRowsAtOnce = 4;  // rows whose loads a thread has in flight

@@ -67,8 +67,8 @@ __device__ auto load_bits(const uint8_t* codes, int64_t i, int64_t left) {
     return *reinterpret_cast<const uint4*>(codes + i / N * 16);
   else if constexpr (Codec::kCodeBits >= 8)
     return load_pack<N>(reinterpret_cast<const typename Codec::Code*>(codes) + i, left, true);
-  else if constexpr (N * Codec::kCodeBits == 64)
-    return *reinterpret_cast<const Pack<unsigned, 2>*>(codes + i / N * 8);
+  else if constexpr (N * Codec::kCodeBits == 32)
+    return *reinterpret_cast<const unsigned*>(codes + i / N * 4);
   else if constexpr (Codec::kCodeBits == 4)
     return unsigned{*reinterpret_cast<const uint16_t*>(codes + i / 2)};
   else
