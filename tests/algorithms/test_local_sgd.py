@@ -11,6 +11,7 @@ from torch import nn
 
 import gossamer as gs
 from gossamer.algorithms.local_sgd import deal
+from gossamer.engine import BySteps
 from tests.support.models import batches, flat_weights, mlp, relative_error, seeded, shard
 from tests.support.ranks import run_ranks
 from tests.support.wrapped import sgd, step, wrap
@@ -283,3 +284,11 @@ def test_an_aborted_rank_is_left_alone_and_may_join_again():
     results = run_ranks(2, body)
     assert results[1][0] == 0.0
     assert all(joined for _, joined in results)
+
+
+@pytest.mark.parametrize(("period", "fragments"), [(1, 1), (4, 1), (6, 2), (7, 3), (5, 5)])
+def test_the_fragment_that_is_named_as_the_next_one_is_due_next(period, fragments) -> None:
+    periods = BySteps(period, fragments)
+    for step in range(1, 3 * period):
+        later = next(periods.due(after) for after in range(step + 1, step + period + 1) if periods.due(after))
+        assert periods.upcoming(step) == later[0]

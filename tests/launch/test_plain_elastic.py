@@ -231,8 +231,8 @@ def test_a_donor_that_dies_while_it_saves_is_replaced_by_another(fork, tmp_path,
 
 
 @KINDS
-def test_workers_whose_launcher_is_killed_save_at_one_place_and_end(start, tmp_path, local) -> None:
-    run = begin(start, tmp_path, ["--min-np", "1", "-np", "3"], epochs=10**6, sleep_s=0.02, local=local)
+def test_workers_whose_launcher_is_killed_save_at_one_place_and_end(fork, tmp_path, local) -> None:
+    run = begin(fork, tmp_path, ["--min-np", "1", "-np", "3"], epochs=10**6, sleep_s=0.02, local=local)
     wait_for(tmp_path, lambda line: line.get("step") == 10)
     run.process.kill()
     run.finish(30)
@@ -243,6 +243,7 @@ def test_workers_whose_launcher_is_killed_save_at_one_place_and_end(start, tmp_p
             assert time.monotonic() < until, f"worker {number} has not ended"
             time.sleep(0.05)
         saved.append(loop.journals(tmp_path)[number][-1])
+    assert all("saved" in line for line in saved), saved
     assert len({line["rounds" if local else "saved"] for line in saved}) == 1, saved
     assert replayed(tmp_path, local)["worst"] < EXACT
 
