@@ -289,6 +289,6 @@ def test_an_aborted_rank_is_left_alone_and_may_join_again():
 @pytest.mark.parametrize(("period", "fragments"), [(1, 1), (4, 1), (6, 2), (7, 3), (5, 5)])
 def test_the_fragment_that_is_named_as_the_next_one_is_due_next(period, fragments) -> None:
     periods = BySteps(period, fragments)
-    for step in range(1, 3 * period):
-        later = next(periods.due(after) for after in range(step + 1, step + period + 1) if periods.due(after))
-        assert periods.upcoming(step) == later[0]
+    for now in range(1, 3 * period):
+        later = next(periods.due(after) for after in range(now + 1, now + period + 1) if periods.due(after))
+        assert periods.upcoming(now) == later[0]
