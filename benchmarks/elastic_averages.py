@@ -1,7 +1,6 @@
 """What elastic_loop.py trains by with "local" in its plan, and the replay of such a run in one process."""
 
 import copy
-import zlib
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from elastic_loop import Numbers, build, journals, loss_of
 from torch import nn
 
 import gossamer as gs
+from gossamer.engine.agree import checksum_of
 
 OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 
@@ -26,10 +26,7 @@ class NotedLocalSGD(gs.LocalSGD):
 
     def _take(self, fragment: int) -> None:
         super()._take(fragment)
-        bits = 0
-        for anchor in self.anchors:
-            bits = zlib.crc32(anchor.numpy().data, bits)
-        self._note(average=self.rounds, size=self._background.comm.size, bits=bits)
+        self._note(average=self.rounds, size=self._background.comm.size, bits=checksum_of(self.anchors))
 
 
 class Averages:
@@ -45,9 +42,8 @@ class Averages:
         self.draws: dict[int, dict[int, list[dict]]] = defaultdict(dict)  # by averagings before, and worker
         self.taken: dict[int, dict[int, dict]] = defaultdict(dict)  # by averaging and worker
         self.reached: dict[int, int] = {}  # averagings that each worker has the result of
-        self.began: dict[
-            int, tuple[int, int]
-        ] = {}  # by worker: averagings before, and the worker that it copied
+        # By worker: averagings before, and the worker that it copied.
+        self.began: dict[int, tuple[int, int]] = {}
         rank_zero = {
             line["group"]: worker
             for worker, own in lines.items()
@@ -63,7 +59,7 @@ class Averages:
                 if "begin" in line:
                     self.began[worker] = line["rounds"], rank_zero.get(line["group"], worker)
                 if "draw" in line:
-                    drawn = dict(line)
+                    drawn = line
                     self.draws[line["rounds"]].setdefault(worker, []).append(drawn)
                 if "step" in line:
                     drawn["loss"] = line["loss"]

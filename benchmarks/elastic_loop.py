@@ -20,7 +20,6 @@ import os
 import signal
 import sys
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -118,6 +117,7 @@ def main() -> None:
         journal.write(json.dumps(line | {"time": time.time()}) + "\n")
 
     import gossamer as gs
+    from gossamer.engine.agree import checksum_of
     from gossamer.membership import member
 
     def rounds() -> int:
@@ -176,16 +176,13 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             run.total += 1
-            bits = 0
-            for param in inner.parameters():
-                bits = zlib.crc32(param.detach().numpy().data, bits)
             note(
                 step=now,
                 group=place()["group"],
                 ended=run.step,
                 size=model.links.control.size,
                 loss=loss.item(),
-                bits=bits,
+                bits=checksum_of(inner.parameters()),
             )
             time.sleep(plan.get("sleep_s", 0))
     note(end=run.step, total=run.total, rounds=rounds())

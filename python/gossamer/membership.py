@@ -251,13 +251,6 @@ class Member:
         self.leave("error", skip_sync=False)
         return True
 
-    def give_group_up(self) -> None:
-        """Leaves a group that has failed although the driver knows of no death, such as one with a member that hangs.
-
-        The driver then forms the next one of the members that come back.
-        """
-        self.leave("error", skip_sync=False)
-
     @property
     def update(self) -> str:
         """ "added" or "removed" if workers wait to be taken in, or some are to go; STOP if all are; else empty."""

@@ -107,8 +107,8 @@ def renew() -> None:
 
 def lost_place() -> bool:
     """Returns whether this process joined an elastic run by init() and its group has lost a member: renew() then."""
-    member = membership.member()
-    return member is not None and _given is not None and member.seat is not None and member.lost_group()
+    member = _seated()
+    return member is not None and member.lost_group()
 
 
 def state_lives() -> bool:
@@ -116,20 +116,27 @@ def state_lives() -> bool:
 
     CommError: the group has lost a member before it said so.
     """
-    member = membership.member()
-    return member is not None and _given is not None and member.seat is not None and bool(member.holders())
+    member = _seated()
+    return member is not None and bool(member.holders())
 
 
 def give_place_up() -> bool:
     """Leaves a group of an elastic run that has failed although nobody is known to be dead: renew() then.
 
-    Returns False if this process has not joined an elastic run by init(), or has lost the driver.
+    The driver forms the next one of the members that come back. Returns False if this process has not joined an elastic
+    run by init(), or has lost the driver.
     """
-    member = membership.member()
-    if member is None or _given is None or member.seat is None or member.lost_driver:
+    member = _seated()
+    if member is None or member.lost_driver:
         return False
-    member.give_group_up()
+    member.leave("error", skip_sync=False)
     return True
+
+
+def _seated() -> membership.Member | None:
+    """Returns this process as a worker of an elastic run that it joined by init(), once it is in a group."""
+    member = membership.member()
+    return member if member is not None and _given is not None and member.seat is not None else None
 
 
 def join(

@@ -136,11 +136,8 @@ def run_rank(
 
 def forbidden(folder: Path) -> set[str]:
     """What a backend might leave: files in its temporary folder, and shared memory. Sockets go with their processes."""
-    others = (
-        "torch_",
-        "sem.",
-        "vader_segment",
-    )  # the last are of Open MPI, which a test beside this one may run
+    # A test beside this one may run mpirun, whose memory is named last.
+    others = ("torch_", "sem.", "vader_segment")
     shared = {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
     return shared | {str(path) for path in folder.rglob("*")}
 

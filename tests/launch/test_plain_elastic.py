@@ -43,11 +43,26 @@ def ends(folder: Path) -> dict[int, dict]:
     return {number: line for number, line in last.items() if {"end", "saved"} & set(line)}
 
 
-def wait_for(folder: Path, found) -> None:
+def wait_until(found) -> None:
     until = time.monotonic() + 120
-    while not any(found(line) for own in loop.journals(folder).values() for line in own):
+    while not found():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def lines_of(folder: Path, number: int, key: str) -> int:
+    return sum(key in line for line in loop.journals(folder).get(number, ()))
+
+
+def wait_for(folder: Path, found) -> None:
+    wait_until(lambda: any(found(line) for own in loop.journals(folder).values() for line in own))
+
+
+def parts() -> tuple[DataLoader, torch.nn.Module, torch.optim.Optimizer]:
+    """A loader, a network and an optimizer that gs.elastic() takes, after gs.init()."""
+    data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
+    net = torch.nn.Linear(2, 1)
+    return DataLoader(data, sampler=gs.ElasticSampler(data)), net, torch.optim.SGD(net.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize("plan", [{}, {"backend": "gloo"}, {"codec": "int8"}], ids=["shm", "gloo", "codec"])
@@ -69,10 +84,7 @@ def test_a_newcomer_takes_everything_from_the_others(fork, tmp_path) -> None:
     wait_for(tmp_path, lambda line: line.get("size") == 2)
     for number in (3, 4):
         wait_for(tmp_path, lambda line: line.get("size") == 3 and line["step"] > 9)
-        until = time.monotonic() + 120
-        while not any("step" in line for line in loop.journals(tmp_path).get(number, ())):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda number=number: lines_of(tmp_path, number, "step") > 0)
     run.process.send_signal(signal.SIGTERM)
     code, _, err = run.finish()
     assert code == 0, err
@@ -159,10 +171,7 @@ def test_a_newcomer_begins_at_the_anchor_of_the_others(fork, tmp_path, local) ->
     kill = {"1": [6, "backward"], "0": [21, "after"]}
     run = begin(fork, tmp_path, flags, epochs=10**6, kill=kill, sleep_s=0.02, local=local)
     for number in (3, 4):
-        until = time.monotonic() + 120
-        while sum("average" in line for line in loop.journals(tmp_path).get(number, ())) < 3:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda number=number: lines_of(tmp_path, number, "average") >= 3)
     run.process.send_signal(signal.SIGTERM)
     code, _, err = run.finish()
     assert code == 0, err
@@ -216,12 +225,7 @@ def test_a_donor_that_dies_while_it_saves_is_replaced_by_another(fork, tmp_path,
     run = begin(
         fork, tmp_path, flags, epochs=10**6, kill={"2": [6, "after"]}, donors=[0], sleep_s=0.02, local=local
     )
-    until = time.monotonic() + 120
-    while not all(
-        any("step" in line for line in loop.journals(tmp_path).get(number, ())) for number in (3, 4)
-    ):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: all(lines_of(tmp_path, number, "step") > 0 for number in (3, 4)))
     run.process.send_signal(signal.SIGTERM)
     code, _, err = run.finish()
     assert code == 0, err
@@ -254,16 +258,14 @@ def test_workers_whose_launcher_is_killed_save_at_one_place_and_end(fork, tmp_pa
     ids=["seconds", "topology", "lockstep"],
 )
 def test_averagings_whose_group_cannot_change_are_refused(settings) -> None:
-    data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
-    net = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     gs.init()
     try:
+        loader, net, optimizer = parts()
         model = gs.DataParallel(net, optimizer, algorithm=gs.LocalSGD(**settings))
         with pytest.raises(
             gs.ConfigError, match=r"elastic: LocalSGD\(.*must have a period in steps, no topology"
         ):
-            gs.elastic(DataLoader(data, sampler=gs.ElasticSampler(data)), model, optimizer)
+            gs.elastic(loader, model, optimizer)
         model.close()
     finally:
         gs.shutdown()
@@ -279,25 +281,20 @@ def test_what_cannot_be_elastic_is_refused() -> None:
 
 @pytest.mark.parametrize("face", [gs.DistributedDataParallel, bagua.DistributedDataParallel])
 def test_faces_whose_group_cannot_be_replaced_are_refused(face) -> None:
-    data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
-    net = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     gs.init()
     try:
+        loader, net, optimizer = parts()
         model = face(net)
         with pytest.raises(gs.ConfigError, match="must be a gs.DataParallel, got DistributedDataParallel"):
-            gs.elastic(DataLoader(data, sampler=gs.ElasticSampler(data)), model, optimizer)
+            gs.elastic(loader, model, optimizer)
     finally:
         gs.shutdown()
 
 
 def test_an_elastic_model_neither_weights_its_ranks_nor_joins() -> None:
-    data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
-    net = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     gs.init()
     try:
-        loader = DataLoader(data, sampler=gs.ElasticSampler(data))
+        loader, net, optimizer = parts()
         counting = gs.DataParallel(net, optimizer)
         counting.count(2)
         with pytest.raises(gs.ConfigError, match=r"elastic: count\(\) must not be used"):

@@ -24,7 +24,6 @@ from gossamer.engine.admission import Members, refusal_of, tensors_in
 from gossamer.engine.agree import (
     broadcast_buffers,
     broadcast_everywhere,
-    checksum_of,
     mean_everywhere,
     require_same_model,
 )
@@ -449,10 +448,6 @@ class Engine:
     def buffers(self) -> list[torch.Tensor]:
         """The buffers that the ranks share."""
         return [buffer for _, buffer in self._members.buffers()]
-
-    def checksum(self) -> int:
-        """Return a number that shows whether ranks hold equal bits in their parameters."""
-        return checksum_of(self._params)
 
     @property
     def is_tuning(self) -> bool:

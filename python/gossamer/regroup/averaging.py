@@ -17,7 +17,6 @@ from torch import Tensor
 
 from gossamer.comm import Communicator, gather_numbers
 from gossamer.engine import Connections, Unsent, broadcast_bytes, broadcast_everywhere
-from gossamer.engine.agree import checksum_of
 from gossamer.engine.state import Fields, save_fields
 from gossamer.regroup.survival import Survivor
 
@@ -64,7 +63,7 @@ class AveragingSurvivor(Survivor[OwnAverages]):
 
     def wish(self, *, change: bool, stop: bool) -> None:
         """See Survivor."""
-        self._changes, self._stops = change or stop, stop
+        self._changes, self._stops = change, stop
 
     def work(self) -> Callable[[], None] | None:
         """See Survivor."""
@@ -151,6 +150,3 @@ class AveragingSurvivor(Survivor[OwnAverages]):
 
     def _has_common(self) -> None:
         self._algorithm.begin_at_anchors()
-
-    def _checksum(self) -> int:
-        return checksum_of(self._common())

@@ -38,7 +38,7 @@ class GradientSurvivor(Survivor[Own]):
 
     def wish(self, *, change: bool, stop: bool) -> None:
         """See Survivor."""
-        self._face.engine.wish = change or stop
+        self._face.engine.wish = change
 
     # --- in a backward ---
 
@@ -130,6 +130,3 @@ class GradientSurvivor(Survivor[Own]):
         if state is not None:
             plan, counts = state["plan"], tuple(state["counts"])
         self._face.engine.adopt(plan, own.fields(redo=False), counts)
-
-    def _checksum(self) -> int:
-        return self._face.engine.checksum()

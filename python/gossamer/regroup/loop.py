@@ -20,7 +20,7 @@ from gossamer.comm import gather_numbers
 from gossamer.engine import Face, optimizers_of
 from gossamer.engine.survival import why_not_elastic
 from gossamer.errors import ConfigError, GossamerError
-from gossamer.membership import GOING, STOP
+from gossamer.membership import GOING, STOP, Member
 from gossamer.regroup.averaging import AveragingSurvivor
 from gossamer.regroup.gradients import GradientSurvivor
 from gossamer.regroup.survival import Survivor
@@ -126,8 +126,8 @@ class Elastic:
         if member is None:
             return False
         while True:
-            stop = member.update == STOP or bool(member.lost_driver)
-            survivor.wish(change=member.going or bool(member.update), stop=stop)
+            change = member.going or bool(member.update or member.lost_driver)
+            survivor.wish(change=change, stop=self._all_stop(member))
             if survivor.changes_at is not None and survivor.count >= survivor.changes_at:
                 divided = True
                 survivor.complete_change(self._divide)
@@ -149,7 +149,7 @@ class Elastic:
         """End this process if it was told to go, and all processes if the launcher was. Collective."""
         member = self._member
         assert member is not None
-        mine = _STOPS if member.update == STOP or member.lost_driver else _GOES if member.going else _NO
+        mine = _STOPS if self._all_stop(member) else _GOES if member.going else _NO
         every = [what for [what] in gather_numbers(self._survivor.control, mine)]
         if _STOPS in every or all(what == _GOES for what in every):
             if self._on_stop is not None:
@@ -160,6 +160,10 @@ class Elastic:
         if mine == _GOES:
             member.leave(GOING, skip_sync=True)
             raise SystemExit(0)
+
+    @staticmethod
+    def _all_stop(member: Member) -> bool:
+        return member.update == STOP or bool(member.lost_driver)
 
     def _told_to_go(self, _number: int, _frame: FrameType | None) -> None:
         if self._member is not None:

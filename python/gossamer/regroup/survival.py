@@ -16,6 +16,7 @@ from torch import Tensor
 from gossamer import membership, runtime
 from gossamer.comm import Communicator, gather_numbers
 from gossamer.engine import Connections, Face, broadcast_bytes, broadcast_everywhere, weak_call
+from gossamer.engine.agree import checksum_of
 from gossamer.errors import CommError
 from gossamer.membership import Member
 
@@ -66,7 +67,7 @@ class Survivor(ABC, Generic[OwnT]):
 
     @abstractmethod
     def wish(self, *, change: bool, stop: bool) -> None:
-        """Say whether this rank wishes for a change of the group, and whether it knows that all ranks are to end."""
+        """Say whether this rank wishes for a change of the group, and whether because all ranks are to end."""
 
     def work(self) -> Callable[[], None] | None:
         """Return what is to be done with the other ranks at this boundary; None: nothing."""
@@ -154,10 +155,6 @@ class Survivor(ABC, Generic[OwnT]):
 
     def _has_common(self) -> None:
         """Called on a newcomer that has got _common()."""
-
-    @abstractmethod
-    def _checksum(self) -> int:
-        """Return a number that shows whether ranks hold equal bits."""
 
     def _arm(self) -> None:
         self._own = None
@@ -251,7 +248,7 @@ class Survivor(ABC, Generic[OwnT]):
 
     def _compare(self) -> None:
         """Raise CommError on all ranks if they differ. Collective."""
-        sums = [each for [each] in gather_numbers(self._face.links.control, self._checksum())]
+        sums = [each for [each] in gather_numbers(self.control, checksum_of(self._common()))]
         if len(set(sums)) > 1:
             self._failed_at = self.count  # another group would not help
             raise CommError(
