@@ -1,14 +1,14 @@
 """What elastic_loop.py trains by with "local" in its plan, and the replay of such a run in one process."""
 
 import copy
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from elastic_loop import Numbers, build, journals, loss_of
+from elastic_loop import SAMPLES, Numbers, build, journals, loss_of
 from torch import nn
 
 import gossamer as gs
@@ -76,23 +76,50 @@ class Averages:
         return sorted(certain)
 
 
-def check(folder: Path, *, period: int, outer: bool = False, exact: bool = True) -> dict[str, float]:
+def check(
+    folder: Path, *, period: int, outer: bool = False, counts: bool = False, exact: bool = True
+) -> dict[str, float]:
     """Replay the run in one process, if it is exact. Return averagings, and the worst relative deviation of a loss."""
     lines = journals(folder)
+    last = check_anchors(lines)
+    run = Averages(lines, period)
+    worst = replay(folder, run, last, outer=outer, counts=counts) if exact else 0.0
+    return {"averagings": last, "worst": worst}
+
+
+def check_anchors(lines: dict[int, list[dict]]) -> int:
+    """Check that no averaging was lost, or taken twice, or had two results. Return their number."""
+    bits: dict[int, set[int]] = defaultdict(set)
     for worker, own in lines.items():
         taken = [line["average"] for line in own if "average" in line]
         assert taken == sorted(set(taken)), f"worker {worker} has averaged twice: {taken}"
-    run = Averages(lines, period)
-    last = max(run.taken)
-    assert sorted(run.taken) == list(range(1, last + 1)), "an averaging is missing"
-    for number, of_number in run.taken.items():
-        assert len({line["bits"] for line in of_number.values()}) == 1, (
-            f"averaging {number}: the ranks differ"
-        )
-    return {"averagings": last, "worst": replay(folder, run, last, outer=outer) if exact else 0.0}
+        for line in own:
+            if "average" in line:
+                bits[line["average"]].add(line["bits"])
+    assert sorted(bits) == list(range(1, len(bits) + 1)), "an averaging is missing"
+    for number, of_number in bits.items():
+        assert len(of_number) == 1, f"averaging {number}: the ranks differ"
+    return len(bits)
 
 
-def replay(folder: Path, run: Averages, last: int, *, outer: bool) -> float:
+def times_drawn(folder: Path) -> dict[str, float]:
+    """Return ended epochs, samples that an epoch has left out, and how often each sample was drawn in an epoch."""
+    drawn: dict[int, Counter] = defaultdict(Counter)  # by epoch
+    for own in journals(folder).values():
+        for line in own:
+            if "draw" in line:
+                drawn[line["epoch"]].update(line["indices"])
+    ended = max(drawn) - 1  # without the last two, of which one may be left to the other
+    left_out = sum(
+        drawn[epoch][index] == 0 and drawn[epoch + 1][index] < 2
+        for epoch in range(ended)
+        for index in range(SAMPLES)
+    )
+    total = sum(drawn[epoch].total() for epoch in range(ended))
+    return {"epochs": ended, "left_out": left_out, "times_drawn": total / SAMPLES / ended}
+
+
+def replay(folder: Path, run: Averages, last: int, *, outer: bool, counts: bool) -> float:
     data, worst = Numbers(), 0.0
     anchor, _ = build(0)
     anchor.load_state_dict(torch.load(folder / "start.pt"))
@@ -104,12 +131,15 @@ def replay(folder: Path, run: Averages, last: int, *, outer: bool) -> float:
             if before == number - 1:
                 inner[worker] = copy.deepcopy(inner.get(copied)) or fresh()
         weights: list[list[torch.Tensor]] = []
+        samples: list[int] = []
         for worker in run.members(number):
-            model, deviation = train(anchor, inner[worker], run.draws[number - 1].get(worker, []), data)
+            batches = run.draws[number - 1].get(worker, [])
+            model, deviation = train(anchor, inner[worker], batches, data)
             weights.append([param.detach().clone() for param in model.parameters()])
+            samples.append(len(batches) * (1 + worker) if counts else 1)
             worst = max(worst, deviation)
         for i, param in enumerate(anchors):
-            mean = sum(own[i] for own in weights) / len(weights)
+            mean = sum(own[i] * seen for own, seen in zip(weights, samples, strict=True)) / sum(samples)
             with torch.no_grad():
                 if step_outer is None:
                     param.copy_(mean)

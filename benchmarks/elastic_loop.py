@@ -12,6 +12,8 @@ journal of its own. Entries of the plan:
     task     "text" for a GPT on text instead of a small network on numbers; "saved" then has the validation loss
     local    the arguments of gs.LocalSGD, by which the ranks train then, with "outer": true for DiLoCo's outer
              optimizer. elastic_averages.py replays such runs
+    slow     {number of worker: how many times longer its steps are}
+    counts   true: each worker counts 1 + its number as the samples of a step
     backend, and sleep_s for each step
 """
 
@@ -152,6 +154,7 @@ def main() -> None:
     )
     Decay.dies = worker in plan.get("donors", ())  # the first group has saved by now
     note(begin=run.step, total=run.total, pid=os.getpid(), rounds=rounds(), **place())
+    slowness = plan.get("slow", {}).get(str(worker), 1)
     now = -1
 
     def die_in_backward(_: torch.Tensor) -> None:
@@ -159,15 +162,17 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     list(inner.parameters())[2].register_hook(die_in_backward)
-    for _epoch in run.epochs(epochs):
+    for epoch in run.epochs(epochs):
         for indices, *batch in run:
             now = run.step
-            note(draw=now, indices=indices.tolist(), rounds=rounds(), **place())
+            note(draw=now, epoch=epoch, indices=indices.tolist(), rounds=rounds(), **place())
             if now == kill_at and moment == "forward":
                 os.kill(os.getpid(), signal.SIGKILL)
             for what, number in (("term", signal.SIGTERM), ("hang", signal.SIGSTOP)):
                 if plan.get(what, {}).get(str(worker)) == now:
                     os.kill(os.getpid(), number)
+            if plan.get("counts"):
+                model.count(1 + worker)
             optimizer.zero_grad()
             loss = loss_in(model, *batch)
             loss.backward()
@@ -184,7 +189,7 @@ def main() -> None:
                 loss=loss.item(),
                 bits=checksum_of(inner.parameters()),
             )
-            time.sleep(plan.get("sleep_s", 0))
+            time.sleep(slowness * plan.get("sleep_s", 0))
     note(end=run.step, total=run.total, rounds=rounds())
     gs.shutdown()
 

@@ -9,9 +9,13 @@ made in the next group, steps lost or doubled, and the largest relative deviatio
 of what the living members computed. In the end the launcher gets SIGTERM, and all must end with 0. Exit code 1 if
 something is wrong; the folder with all journals is kept then.
 
-With --local the workers train by gs.LocalSGD, and a step lost or doubled is an averaging. With --every a worker that
-trains is killed so often, and another comes. The summary then has the share of its undisturbed steps that a living
-worker makes: from its first step to its last, as many as a step takes in the time before the first kill.
+With --local the workers train by gs.LocalSGD, and a step lost or doubled is an averaging. If they go by their clocks
+(period_s), nothing is replayed. Then the anchors of all ranks are compared, and samples that an epoch has left out are
+counted.
+
+With --every a worker that trains is killed so often, and another comes. The summary then has the share of its
+undisturbed steps that a living worker makes: from its first step to its last, as many as a step takes before the first
+kill.
 """
 
 import argparse
@@ -41,6 +45,7 @@ class Soak:
         self.random = random.Random(args.seed)
         plan = {"sleep_s": args.sleep, "codec": args.codec, "backend": args.backend, "local": args.local}
         plan["task"] = args.task
+        plan["slow"] = {"0": args.slow}
         flags = ["--min-np", "1", "--max-np", str(args.workers), "--blacklist-cooldown-range", "0", "0"]
         job = [elastic_loop.__file__, str(folder), str(EPOCHS), json.dumps(plan)]
         self.log = open(folder / "log", "w")  # noqa: SIM115
@@ -140,6 +145,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sleep", type=float, default=0.01, help="seconds of a step")
+    parser.add_argument("--slow", type=float, default=1.0, help="how many times longer worker 0's steps are")
     parser.add_argument("--patience", type=float, default=60)
     parser.add_argument("--backend")
     parser.add_argument("--codec", choices=("int8", "sparse"), help="then only equal weights are checked")
@@ -166,7 +172,10 @@ def main() -> int:
     finally:
         soak.process.send_signal(signal.SIGTERM)
         code = soak.process.wait(args.patience)
-    if args.local:
+    if args.local and "period_s" in args.local:
+        averagings = elastic_averages.check_anchors(elastic_loop.journals(folder))
+        checked = {"averagings": averagings, "worst": 0.0} | elastic_averages.times_drawn(folder)
+    elif args.local:
         exact = not (args.codec or args.task) and args.local.get("fragments", 1) == 1
         outer = args.local.get("outer", False)
         checked = elastic_averages.check(folder, period=args.local["period"], outer=outer, exact=exact)

@@ -15,9 +15,11 @@ from gossamer import runtime
 class ElasticSampler(Sampler[int]):
     """Divides what is left of a dataset among the workers.
 
-    All workers get equally many indices; where that needs more than are left, some are drawn twice. gs.elastic() calls
-    the other methods. With hvd.elastic, call set_epoch() at the end of an epoch and record_batch() after each batch,
-    and make the sampler an attribute of the TorchState.
+    All workers get equally many indices; where that needs more than are left, some are drawn twice. Only workers that
+    average by their clocks under gs.elastic() get as many as fit their speed.
+
+    gs.elastic() calls the other methods. With hvd.elastic, call set_epoch() at the end of an epoch and record_batch()
+    after each batch, and make the sampler an attribute of the TorchState.
 
     Args:
         dataset: only its length is used.
@@ -31,14 +33,13 @@ class ElasticSampler(Sampler[int]):
         self.seed = seed
         self.epoch: int = 0
         self._divided: tuple[int, int] | None = None
+        self._left: list[int] | None = None  # see share_out()
         self.processed_num: int = 0  # samples of this epoch, by all workers
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch with nothing processed."""
-        self.epoch = epoch
-        self.processed_num = 0
-        self.reset()
+        self.load_state_dict({"epoch": epoch, "processed_num": 0})
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Records that every worker has processed a batch of ``batch_size`` samples."""
@@ -53,13 +54,15 @@ class ElasticSampler(Sampler[int]):
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns epoch and processed_num."""
-        return {"epoch": self.epoch, "processed_num": self.processed_num}
+        """Returns epoch and processed_num, and after share_out() the indices that were left then."""
+        state = {"epoch": self.epoch, "processed_num": self.processed_num}
+        return state if self._left is None else state | {"left": list(self._left)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Sets epoch and processed_num, and divides what is left."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
+        self._left = state_dict.get("left")
         self.reset()
 
     def place(self) -> tuple[int, int]:
@@ -71,22 +74,36 @@ class ElasticSampler(Sampler[int]):
         self._divided = rank, size
         self.reset()
 
+    def order(self, epoch: int) -> list[int]:
+        """Returns all indices, as they are drawn in an epoch."""
+        order = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + epoch).shuffle(order)
+        return order
+
     def reset(self) -> None:
         """Divides what is left of the epoch among the current workers."""
         self.rank: int
         self.num_replicas: int
         self.rank, self.num_replicas = self.place()
-        order = list(range(len(self.dataset)))
-        if self.shuffle:
-            random.Random(self.seed + self.epoch).shuffle(order)
         # Workers take turns, so equally many batches of all workers process the beginning of the order.
-        self.remaining_indices: list[int] = order[self.processed_num :]
+        order = self.order(self.epoch) if self._left is None else self._left
+        left = len(self.dataset) - self.processed_num
+        self.remaining_indices: list[int] = order[max(0, len(order) - left) :] if left > 0 else []
         self.num_samples: int = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size: int = self.num_samples * self.num_replicas
         padded = list(self.remaining_indices)
         while 0 < len(padded) < self.total_size:
             padded += self.remaining_indices[: self.total_size - len(padded)]
         self.indices: list[int] = padded[self.rank :: self.num_replicas]
+
+    def share_out(self, epoch: int, left: list[int], *, begin: int, end: int) -> None:
+        """Sets what is left of an epoch, in drawing order, and which part of it is this worker's, until reset()."""
+        self.epoch, self._left = epoch, left
+        self.processed_num = max(0, len(self.dataset) - len(left))
+        self.rank, self.num_replicas = self.place()
+        self.remaining_indices, self.indices = left, left[begin:end]
+        self.num_samples = self.total_size = len(self.indices)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)

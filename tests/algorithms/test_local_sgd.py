@@ -291,4 +291,4 @@ def test_the_fragment_that_is_named_as_the_next_one_is_due_next(period, fragment
     periods = BySteps(period, fragments)
     for now in range(1, 3 * period):
         later = next(periods.due(after) for after in range(now + 1, now + period + 1) if periods.due(after))
-        assert periods.upcoming(now) == later[0]
+        assert periods.early(now) == later[0]

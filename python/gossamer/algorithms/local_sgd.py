@@ -34,6 +34,7 @@ from gossamer.topology import Topology, resolve
 from gossamer.torch_private import tree_map
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+Question = Callable[[Communicator], list[list[int]]]  # the numbers of each rank, in rank order
 _BUCKETS_EACH = 2  # about how many buckets a fragment has; each is sent by itself
 _ALONE = "lets ranks train alone between averagings, so their weights differ until the next one"
 
@@ -72,7 +73,7 @@ class LocalSGD(Algorithm):
     Args:
         period: optimizer steps between two averagings of a parameter (H). None: 10, or as period_s says.
         period_s: seconds between two averagings, instead of steps. Slow ranks then make fewer steps, and no rank waits
-            for them. End such a training by `rounds`, which is equal on all ranks.
+            for them. End such a training by `rounds`, which is equal on all ranks, or let gs.elastic divide epochs.
         outer_optimizer: makes an elementwise optimizer for a list of tensors, whose gradient is the mean change.
             DiLoCo's is functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True).
         codec: the codec of the changes, for example ErrorFeedback(Int4()).
@@ -224,6 +225,10 @@ class LocalSGD(Algorithm):
     def independent(self) -> bool:
         return not self._lockstep
 
+    @property
+    def uneven_steps(self) -> bool:
+        return self.period is None
+
     def block(self) -> int:
         return self.codec.block if self.codec is not None else 1
 
@@ -250,10 +255,13 @@ class LocalSGD(Algorithm):
         self._samples: list[float | None] = [None] * self.fragments  # counted since each was sent
         self._counts = False
         self._weight = 1.0  # of this rank's change; of the background thread
-        self._ask: Callable[[Communicator], bool] | None = None  # see survive()
-        self._answers: dict[int, bool] = {}  # by fragment
+        self._ask: Callable[[], Question] | None = None  # see survive()
+        self._answers: dict[int, list[list[int]]] = {}  # by fragment
         self._before: dict[int, Tensor] = {}  # by bucket: what was unsent when it was last sent
-        self._wished = False
+        self._sent: dict[
+            int, float | None
+        ] = {}  # by fragment under way: the samples that were counted for it
+        self._heard: list[list[int]] = []
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         if len(buckets) < self.fragments:
@@ -285,7 +293,7 @@ class LocalSGD(Algorithm):
         if self.topology is not None:
             super().count(samples)  # raises
         self._counts = True
-        self._samples = [(own or 0.0) + samples for own in self._samples]
+        self._samples = [_sum(own, samples) for own in self._samples]
 
     def after_step(self, step: int) -> None:
         while self.advance(step):
@@ -318,7 +326,8 @@ class LocalSGD(Algorithm):
 
     def _send(self, fragment: int, step: int) -> None:
         assert self._background is not None
-        samples, self._samples[fragment] = self._samples[fragment], None
+        samples = _sum(self._sent.get(fragment), self._samples[fragment])
+        self._sent[fragment], self._samples[fragment] = samples, None
         if self._counts:
             self._background.submit(partial(self._weigh, samples), f"step {step}: {self!r} counts samples")
         averaging = self._rounds + len(self._arrivals)  # the topology's round: equal on all ranks
@@ -333,7 +342,9 @@ class LocalSGD(Algorithm):
                 task = partial(self._change_to_peers, bucket, averaging)
             self._background.submit(task, what)
         if self._ask is not None:
-            self._background.submit(partial(self._answer, fragment), f"step {step}: {self!r} asks all ranks")
+            self._background.submit(
+                partial(self._answer, fragment, self._ask()), f"step {step}: {self!r} asks all ranks"
+            )
         self._arrivals[fragment] = step + self.delay
 
     def _weigh(self, samples: float | None) -> None:
@@ -378,8 +389,9 @@ class LocalSGD(Algorithm):
         self._background.wait()
         self._periods.arrived(began)
         self._rounds += 1
-        self._wished = self._answers.pop(fragment, False)
+        self._heard = self._answers.pop(fragment, [])
         del self._arrivals[fragment]
+        self._sent.pop(fragment, None)
         for bucket in self._buckets_of(fragment):
             anchor, change = bucket.flat("anchor"), bucket.flat("change")
             if self.outer_optimizer is None:
@@ -420,6 +432,7 @@ class LocalSGD(Algorithm):
             self._background.wait()
         self._arrivals.clear()
         self._again.clear()
+        self._sent.clear()
 
     def after_consensus(self) -> None:
         """Makes the new weights the anchor."""
@@ -437,22 +450,23 @@ class LocalSGD(Algorithm):
     # --- in a run whose group changes ---
 
     def why_not_elastic(self) -> str:
-        if self.period is None or self.topology is not None or self.lockstep:
-            return f"{self!r} must have a period in steps, no topology and lockstep=False"
+        if self.topology is not None or self.lockstep:
+            return f"{self!r} must have no topology and lockstep=False"
         return ""
 
-    def survive(self, ask: Callable[[Communicator], bool]) -> None:
+    def survive(self, ask: Callable[[], Question]) -> None:
         """Keeps from now on what it takes to send a fragment again in another group.
 
         Args:
-            ask: collective over the ranks of an averaging, and called on another thread at its end.
+            ask: called when a fragment is sent. What it returns is collective over the ranks of the averaging, and
+                called on another thread at its end. `heard` has its result.
         """
         self._ask = ask
 
     @property
-    def wished(self) -> bool:
-        """What `ask` of survive() has returned in the averaging that was taken last."""
-        return self._wished
+    def heard(self) -> list[list[int]]:
+        """What all ranks have said in the averaging that was taken last: see survive()."""
+        return self._heard
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -469,16 +483,29 @@ class LocalSGD(Algorithm):
         for bucket in (each for fragment in under_way for each in self._buckets_of(fragment)):
             if bucket.index in self._before:
                 bucket.flat(Unsent.FIELD).copy_(self._before[bucket.index])
-        return {"under_way": under_way, "due": (self._due[0], list(self._due[1])), **self._shared_state()}
+        return {
+            "under_way": under_way,
+            "due": (self._due[0], list(self._due[1])),
+            "samples": list(self._samples),
+            "sent": dict(self._sent),
+            "counts": self._counts,
+            **self._shared_state(),
+        }
 
-    def adopt(self, own: dict[str, Any]) -> None:
-        """Takes what own() returned on this rank, or on one whose anchors this rank has."""
+    def adopt(self, own: dict[str, Any], *, from_other: bool) -> None:
+        """Takes what own() returned on this rank, or on another one whose anchors this rank has."""
         self._again, self._due = list(own["under_way"]), (own["due"][0], list(own["due"][1]))
+        self._counts = own["counts"]
+        if not from_other:
+            self._samples, self._sent = list(own["samples"]), dict(own["sent"])
+        elif self._counts:
+            self._samples = [0.0] * self.fragments
         self._take_shared(own)
 
     def catch_up(self, own: dict[str, Any]) -> None:
         """Takes the averaging that has failed on this rank alone, whose anchors it has now. `own` is another rank's."""
         fragment = self._again.pop(0)
+        self._sent.pop(fragment, None)
         self._take_shared(own)
         for bucket in self._buckets_of(fragment):
             if Unsent.FIELD in bucket.fields:
@@ -493,7 +520,10 @@ class LocalSGD(Algorithm):
     def average_now(self, step: int) -> None:
         """Takes the next fragment before it is due."""
         if not self._again and not self._arrivals:
-            self._send(self._periods.upcoming(step), step)
+            fragment = self._periods.early(step)
+            if self._counts:  # there may have been no step
+                self._samples[fragment] = _sum(self._samples[fragment], 0.0)
+            self._send(fragment, step)
         if self._again:
             self.advance(step)
         else:
@@ -512,10 +542,9 @@ class LocalSGD(Algorithm):
             self._before[bucket.index] = torch.empty_like(unsent)
         self._before[bucket.index].copy_(unsent)
 
-    def _answer(self, fragment: int) -> None:
-        assert self._ask is not None
+    def _answer(self, fragment: int, question: Question) -> None:
         assert self._background is not None
-        self._answers[fragment] = self._ask(self._background.comm)
+        self._answers[fragment] = question(self._background.comm)
 
     def _shared_state(self) -> dict[str, Any]:
         outer = {index: copy.deepcopy(optimizer.state_dict()) for index, optimizer in self._outer.items()}
@@ -539,6 +568,11 @@ class LocalSGD(Algorithm):
         self._samples = list(state.get("samples", self._samples))
         self._counts = any(samples is not None for samples in self._samples)
         self._take_shared(state)
+
+
+def _sum(samples: float | None, more: float | None) -> float | None:
+    """Adds what has been counted; None: nothing has."""
+    return samples if more is None else (samples or 0.0) + more
 
 
 def _fitted(value: Any, *, numel: int) -> Any:

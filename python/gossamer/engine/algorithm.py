@@ -89,6 +89,11 @@ class Algorithm(ABC):
         """Whether some steps are not in lockstep, so that a face must not add a collective to each step."""
         return False
 
+    @property
+    def uneven_steps(self) -> bool:
+        """Whether ranks may make different numbers of steps."""
+        return False
+
     def __repr__(self) -> str:
         return settings_text(self)
 

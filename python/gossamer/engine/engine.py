@@ -234,9 +234,9 @@ class Engine:
         """See Face.count()."""
         if not isinstance(samples, (int, float)) or not 0 <= samples < math.inf:
             raise ConfigError(f"count: samples must be a finite number of at least 0, got {samples!r}")
-        if self._survives:
+        if self._survives and self.algorithm.weighs_gradients:
             raise ConfigError(
-                f"count: a model under gs.elastic() cannot weight its ranks, got {samples!r}; a step that is sent "
+                f"count: a model under gs.elastic() cannot weight its gradients, got {samples!r}; a step that is sent "
                 f"again would have no counts"
             )
         self.has_counted = True

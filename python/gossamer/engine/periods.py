@@ -19,8 +19,8 @@ class Periods(ABC):
         """Return the fragments to send after this step, the number of steps so far."""
 
     @abstractmethod
-    def upcoming(self, step: int) -> int:
-        """Return the fragment that is sent next after this step."""
+    def early(self, step: int) -> int:
+        """Return the fragment that is due next after this step, and is now sent before that."""
 
     def arrived(self, began: float) -> None:
         """Note that the mean of the fragment sent last has arrived. `began`: clock() when this rank began to wait."""
@@ -42,7 +42,7 @@ class BySteps(Periods):
             fragment for fragment in range(self._fragments) if step % self._period == self._place(fragment)
         ]
 
-    def upcoming(self, step: int) -> int:
+    def early(self, step: int) -> int:
         """See Periods."""
         return min(range(self._fragments), key=lambda each: (self._place(each) - step - 1) % self._period)
 
@@ -75,13 +75,14 @@ class ByTime(Periods):
             return []
         if now + (now - last) / 2 < self._deadline:
             return []
-        fragment, self.next = self.next, (self.next + 1) % self._fragments
-        self._sent, self._deadline = now, now + self._slot_s
-        return [fragment]
+        return [self.early(step)]
 
-    def upcoming(self, step: int) -> int:
+    def early(self, step: int) -> int:
         """See Periods."""
-        return self.next
+        fragment, self.next = self.next, (self.next + 1) % self._fragments
+        self._sent = self._clock()
+        self._deadline = self._sent + self._slot_s
+        return fragment
 
     def arrived(self, began: float) -> None:
         """See Periods. A rank that had to wait begins its period anew, as late as the rank that it waited for."""

@@ -85,7 +85,7 @@ def why_not_elastic(face: Any) -> str:
         return "the model must be on the CPU; on GPUs a collective of a lost member does not end"
     if face.wrapped_over is not None:
         return f"the model must be wrapped over the default group, got process_group={face.wrapped_over!r}"
-    if engine.has_counted:
+    if engine.has_counted and algorithm.weighs_gradients:
         return "count() must not be used, because a step that is sent again has no counts"
     if engine.tuned is not None or engine.is_tuning:
         return "autotune must be off, because its measurements belong to one group"

@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer.comm import Communicator, gather_numbers
 from gossamer.engine import Connections, Unsent, broadcast_bytes, broadcast_everywhere
 from gossamer.engine.state import Fields, save_fields
-from gossamer.regroup.survival import Survivor
+from gossamer.regroup.survival import Survivor, Wish
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AveragingSurvivor(Survivor[OwnAverages]):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._algorithm: Any = self._face.engine.algorithm
-        self._changes = self._stops = False
+        self._changes = self._stops = self._finished = False
         self._pending: list[int] = []  # steps after which the algorithm is still to be called
 
     @property
@@ -57,9 +57,9 @@ class AveragingSurvivor(Survivor[OwnAverages]):
         return int(self._algorithm.rounds)
 
     @property
-    def wished(self) -> bool:
+    def wished(self) -> Wish:
         """See Survivor."""
-        return bool(self._algorithm.wished)
+        return Wish(max((wish for wish, *_ in self._algorithm.heard), default=Wish.NOTHING))
 
     def wish(self, *, change: bool, stop: bool) -> None:
         """See Survivor."""
@@ -67,27 +67,42 @@ class AveragingSurvivor(Survivor[OwnAverages]):
 
     def work(self) -> Callable[[], None] | None:
         """See Survivor."""
-        return self._advance if self._pending else self._average_now if self._stops else None
+        if self._pending:
+            return self._advance
+        if self._finished:
+            return None
+        return self._average_now if self._stops or self._data.is_dry else None
 
     def _advance(self) -> None:
         if not self._algorithm.advance(self._pending[0]):
             del self._pending[0]
+        self._data.heard([own for _, *own in self._algorithm.heard])
 
     def _average_now(self) -> None:
-        # All ranks are to end, and wherever each of them is, its next averaging is the same.
+        # Wherever each of the others is, its next averaging is the same.
         self._algorithm.average_now(self._face.engine.optimizer_steps)
+        self._data.heard([own for _, *own in self._algorithm.heard])
 
-    def _ask(self, comm: Communicator) -> bool:
-        return any(wish for [wish] in gather_numbers(comm, int(self._changes)))
+    def _question(self) -> Callable[[Communicator], list[list[int]]]:
+        wish = Wish.CHANGE if self._changes else Wish.DIVISION if self._data.is_dry else Wish.NOTHING
+        numbers = (wish, *self._data.numbers())
+        return lambda comm: gather_numbers(comm, *numbers)
+
+    def finish(self) -> None:
+        """See Survivor."""
+        # Where ranks go by their clocks, the next averaging may be due on one of them alone.
+        self._finished = self._data.uneven
+        if self._finished:
+            self._pending.clear()
 
     def _arm(self) -> None:
         pending = self._own.pending if self._own is not None else self._pending
         super()._arm()
-        if self._member is None:
+        if self._member is None and not self._data.uneven:
             return
         self._pending = self._face.engine.defer_steps(pending)
-        ask = weakref.WeakMethod(self._ask)
-        self._algorithm.survive(lambda comm: (call := ask()) is not None and call(comm))
+        question = weakref.WeakMethod(self._question)
+        self._algorithm.survive(lambda: call() if (call := question()) is not None else lambda _: [])
 
     # --- in the next group ---
 
@@ -143,10 +158,10 @@ class AveragingSurvivor(Survivor[OwnAverages]):
         engine = self._face.engine
         if state is not None:
             engine.adopt(state["plan"], {}, tuple(state["counts"]))
-            self._algorithm.adopt(state["averaging"])
+            self._algorithm.adopt(state["averaging"], from_other=True)
             return
         engine.adopt(own.plan, own.fields, own.counts)
-        self._algorithm.adopt(own.averaging)
+        self._algorithm.adopt(own.averaging, from_other=False)
 
     def _has_common(self) -> None:
         self._algorithm.begin_at_anchors()

@@ -15,7 +15,7 @@ from torch import Tensor
 from gossamer.comm import gather_numbers
 from gossamer.engine import Connections, broadcast_bytes, broadcast_everywhere, weak_call
 from gossamer.engine.survival import Own
-from gossamer.regroup.survival import Survivor
+from gossamer.regroup.survival import Survivor, Wish
 
 
 class GradientSurvivor(Survivor[Own]):
@@ -32,9 +32,9 @@ class GradientSurvivor(Survivor[Own]):
         return self._face.engine.backward_count
 
     @property
-    def wished(self) -> bool:
+    def wished(self) -> Wish:
         """See Survivor."""
-        return self._face.engine.wish
+        return Wish.CHANGE if self._face.engine.wish else Wish.NOTHING
 
     def wish(self, *, change: bool, stop: bool) -> None:
         """See Survivor."""

@@ -22,8 +22,9 @@ from gossamer.engine.survival import why_not_elastic
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.membership import GOING, STOP, Member
 from gossamer.regroup.averaging import AveragingSurvivor
+from gossamer.regroup.data import EvenData, UnevenData
 from gossamer.regroup.gradients import GradientSurvivor
-from gossamer.regroup.survival import Survivor
+from gossamer.regroup.survival import Survivor, Wish
 from gossamer.sampler import ElasticSampler
 
 _log = logging.getLogger("gossamer")
@@ -67,14 +68,25 @@ class Elastic:
             )
         self.epoch = 0
         self._loader, self._sampler, self._face = loader, sampler, model
-        self._parts = {"optimizers": list(optimizers), "schedulers": list(schedulers), "samplers": [sampler]}
+        self._parts = {"optimizers": list(optimizers), "schedulers": list(schedulers)}
         self._names = list(values)
         vars(self).update(values)
         self._member, self._on_stop = membership.member(), on_stop
-        kind = AveragingSurvivor if model.engine.algorithm.independent else GradientSurvivor
-        self._survivor: Survivor[Any] = kind(model, optimizers, save=self._save, load=self._load)
+        algorithm = model.engine.algorithm
+        self._data = (
+            UnevenData(sampler, self._batch_size, drop_last=bool(getattr(loader, "drop_last", False)))
+            if algorithm.uneven_steps
+            else EvenData(sampler)
+        )
+        kind = AveragingSurvivor if algorithm.independent else GradientSurvivor
+        self._survivor: Survivor[Any] = kind(
+            model, optimizers, data=self._data, save=self._save, load=self._load
+        )
+        self._divided_at: int | None = (
+            None  # the survivor's count at the last division that a rank wished for
+        )
         self._survivor.begin()
-        self._divide()
+        self._data.begin()
         if self._member is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._told_to_go)
             self._member.ends_when_told()
@@ -86,10 +98,12 @@ class Elastic:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left of `count`, and wait for the others after the last one."""
+        self._data.last_epoch = count - 1
         while self.epoch < count:
             yield self.epoch
-            self._sampler.set_epoch(self.epoch + 1)
+            self._data.next_epoch(self.epoch + 1)
             self.epoch += 1
+        self._survivor.finish()
         # A rank that has missed the last message takes what it brought from one that has it.
         while self._member is not None:
             self._boundary()
@@ -102,16 +116,19 @@ class Elastic:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this worker that are left of this epoch."""
-        while True:
+        while not self._data.is_beyond(self.epoch):
             batches, drawn = iter(self._loader), 0
             while not self._boundary():
                 try:
                     batch = next(batches)
                 except StopIteration:
-                    return
+                    if not self._data.uneven:
+                        return
+                    self._data.is_dry = True  # the boundary ends with another part
+                    continue
                 samples = len(self._sampler.get_indices(drawn, self._batch_size))
                 yield batch
-                self._sampler.record_batch(drawn, samples)
+                self._data.drew(drawn, samples)
                 drawn += 1
 
     @property
@@ -121,26 +138,33 @@ class Elastic:
     # --- between two steps ---
 
     def _boundary(self) -> bool:
-        """Let the group change, if it is to. Return whether the data has been divided anew."""
+        """Average, divide the data and let the group change, if that is due. Return whether data has been divided."""
         member, survivor, divided = self._member, self._survivor, False
-        if member is None:
+        if member is None and not self._data.uneven:
             return False
         while True:
-            change = member.going or bool(member.update or member.lost_driver)
-            survivor.wish(change=change, stop=self._all_stop(member))
-            if survivor.changes_at is not None and survivor.count >= survivor.changes_at:
+            if member is not None:
+                change = member.going or bool(member.update or member.lost_driver)
+                survivor.wish(change=change, stop=self._all_stop(member))
+            changes_at = survivor.changes_at
+            stays = changes_at is None
+            if changes_at is not None and survivor.count >= changes_at:
                 divided = True
-                survivor.complete_change(self._divide)
-            elif survivor.changes_at is None and survivor.wished:
+                survivor.complete_change()
+                self._divided_at = survivor.count
+            elif stays and survivor.wished is Wish.CHANGE:
                 if survivor.at_boundary(self._who_goes):
                     survivor.change()
+            elif stays and survivor.wished is Wish.DIVISION and survivor.count != self._divided_at:
+                if survivor.at_boundary(self._divide):
+                    divided, self._divided_at = True, survivor.count
             elif (work := survivor.work()) is not None:
                 survivor.at_boundary(work)
             else:
                 return divided
 
     def _divide(self) -> None:
-        self._sampler.divide(runtime.rank(), runtime.size())
+        self._data.divide(self._survivor.control)
 
     def _meet_others(self) -> None:
         gather_numbers(self._survivor.control, self.step)
@@ -174,12 +198,19 @@ class Elastic:
     def _save(self) -> dict[str, Any]:
         parts = {kind: [each.state_dict() for each in objects] for kind, objects in self._parts.items()}
         values = {name: getattr(self, name) for name in self._names}
-        return {"parts": parts, "values": values, "epoch": self.epoch, "random": random.getstate()}
+        return {
+            "parts": parts,
+            "data": self._data.state_dict(),
+            "values": values,
+            "epoch": self.epoch,
+            "random": random.getstate(),
+        }
 
     def _load(self, state: dict[str, Any]) -> None:
         for kind, objects in self._parts.items():
             for each, saved in zip(objects, state["parts"][kind], strict=True):
                 each.load_state_dict(saved)
+        self._data.load_state_dict(state["data"])
         vars(self).update(state["values"])
         self.epoch = state["epoch"]
         random.setstate(state["random"])

@@ -8,6 +8,7 @@ import io
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
@@ -19,8 +20,17 @@ from gossamer.engine import Connections, Face, broadcast_bytes, broadcast_everyw
 from gossamer.engine.agree import checksum_of
 from gossamer.errors import CommError
 from gossamer.membership import Member
+from gossamer.regroup.data import Data
 
 OwnT = TypeVar("OwnT")
+
+
+class Wish(IntEnum):
+    """What a rank wishes for in a message that goes to all; the highest counts."""
+
+    NOTHING = 0
+    DIVISION = 1  # of what is left of the data
+    CHANGE = 2  # of the group
 
 
 class Survivor(ABC, Generic[OwnT]):
@@ -29,6 +39,7 @@ class Survivor(ABC, Generic[OwnT]):
     Args:
         face: the wrapped model.
         optimizers: its optimizers.
+        data: what it trains on.
         save: returns what a newcomer needs besides the model, as torch.save() takes it.
         load: takes that on a newcomer.
 
@@ -41,10 +52,12 @@ class Survivor(ABC, Generic[OwnT]):
         face: Face,
         optimizers: Sequence[torch.optim.Optimizer],
         *,
+        data: Data,
         save: Callable[[], Any],
         load: Callable[[Any], None],
     ) -> None:
         self._face, self._optimizers, self._save, self._load = face, optimizers, save, load
+        self._data = data
         self._member: Member | None = membership.member()
         self._own: OwnT | None = None  # while there is no engine that works
         self._failed_at: int | None = None  # `count` when a group failed without a death
@@ -62,8 +75,8 @@ class Survivor(ABC, Generic[OwnT]):
 
     @property
     @abstractmethod
-    def wished(self) -> bool:
-        """Whether all ranks have learned that one of them wishes for a change of the group."""
+    def wished(self) -> Wish:
+        """What all ranks have learned that one of them wishes for."""
 
     @abstractmethod
     def wish(self, *, change: bool, stop: bool) -> None:
@@ -72,6 +85,9 @@ class Survivor(ABC, Generic[OwnT]):
     def work(self) -> Callable[[], None] | None:
         """Return what is to be done with the other ranks at this boundary; None: nothing."""
         return None
+
+    def finish(self) -> None:
+        """Called at the boundary after the last step, which is the same on all ranks."""
 
     def begin(self) -> None:
         """Bring all workers to one state: that of those who train, or rank 0's if none does. Collective.
@@ -99,14 +115,9 @@ class Survivor(ABC, Generic[OwnT]):
         self._leave_engine(crashed=False)
         self._go_on()
 
-    def complete_change(self, divide: Callable[[], None]) -> None:
-        """At the boundary `changes_at`: let newcomers in, and compare the ranks. Collective.
-
-        Args:
-            divide: divides what is left of the data among the members of the present group.
-        """
+    def complete_change(self) -> None:
+        """At the boundary `changes_at`: divide the data anew, let newcomers in, and compare the ranks. Collective."""
         self.changes_at = None
-        divide()
         self.at_boundary(self._welcome)
 
     def at_boundary(self, act: Callable[[], None]) -> bool:
@@ -206,6 +217,7 @@ class Survivor(ABC, Generic[OwnT]):
     def _welcome(self) -> None:
         member = self._member
         assert member is not None
+        self._data.divide(self.control)
         if len(member.holders()) < runtime.size():
             self._keep_own()
             self._leave_engine(crashed=False)
