@@ -28,6 +28,10 @@ class NotedLocalSGD(gs.LocalSGD):
         super()._take(fragment)
         self._note(average=self.rounds, size=self._background.comm.size, bits=checksum_of(self.anchors))
 
+    def follow(self, own: dict[str, Any], other: dict[str, Any]) -> None:
+        super().follow(own, other)
+        self._note(late_after=own["rounds"], back_after=other["rounds"])
+
 
 class Averages:
     """What all workers have written, by averaging.
@@ -44,6 +48,8 @@ class Averages:
         self.reached: dict[int, int] = {}  # averagings that each worker has the result of
         # By worker: averagings before, and the worker that it copied.
         self.began: dict[int, tuple[int, int]] = {}
+        # By worker: averagings before it was left out, before it came back, and the worker that it copied then.
+        self.late: dict[int, tuple[int, int, int]] = {}
         rank_zero = {
             line["group"]: worker
             for worker, own in lines.items()
@@ -51,7 +57,10 @@ class Averages:
             if "draw" in line and line["rank"] == 0
         }
         for worker, own in lines.items():
-            for line in own:
+            for i, line in enumerate(own):
+                if "late_after" in line:
+                    next_group = next(after["group"] for after in own[i:] if "draw" in after)
+                    self.late[worker] = line["late_after"], line["back_after"], rank_zero[next_group]
                 if "average" in line:
                     self.taken[line["average"]][worker] = line
                 if "rounds" in line:
@@ -70,6 +79,7 @@ class Averages:
         (size,) = {line["size"] for line in taken.values()}
         certain = {worker for worker, reached in self.reached.items() if reached >= number} | set(taken)
         certain = {worker for worker in certain if self.began[worker][0] < number}
+        certain -= {worker for worker, (out, back, _) in self.late.items() if out < number <= back}
         if len(certain) < size:  # one that died after it had sent its weights
             certain |= {w for w, own in self.draws[number - 1].items() if len(own) == self.period}
         assert len(certain) == size, (number, size, sorted(certain))
@@ -109,12 +119,16 @@ def times_drawn(folder: Path) -> dict[str, float]:
         for line in own:
             if "draw" in line:
                 drawn[line["epoch"]].update(line["indices"])
-    ended = max(drawn) - 1  # without the last two, of which one may be left to the other
-    left_out = sum(
-        drawn[epoch][index] == 0 and drawn[epoch + 1][index] < 2
-        for epoch in range(ended)
-        for index in range(SAMPLES)
-    )
+    ended, left_out = max(drawn), 0
+    for index in range(SAMPLES):
+        missing_since = None
+        for epoch in range(ended):
+            times = drawn[epoch][index]
+            if times == 0 and missing_since is None:
+                missing_since = epoch  # it may have been left to the next epoch, and once more
+            elif times > 1:
+                missing_since = None
+        left_out += missing_since is not None and missing_since < ended - 3
     total = sum(drawn[epoch].total() for epoch in range(ended))
     return {"epochs": ended, "left_out": left_out, "times_drawn": total / SAMPLES / ended}
 
@@ -126,17 +140,29 @@ def replay(folder: Path, run: Averages, last: int, *, outer: bool, counts: bool)
     anchors = list(anchor.parameters())
     step_outer = OUTER(anchors) if outer else None
     inner: dict[int, torch.optim.Optimizer] = {}  # by worker
+    gaps: dict[int, list[torch.Tensor]] = {}  # by worker that was late: its weights - the anchor
     for number in range(1, last + 1):
         for worker, (before, copied) in run.began.items():
             if before == number - 1:
                 inner[worker] = copy.deepcopy(inner.get(copied)) or fresh()
+        for worker, (out, back, copied) in run.late.items():
+            if out == number - 1:
+                model, _ = train(anchor, inner[worker], run.draws[out][worker], data)
+                gaps[worker] = [
+                    (own - old).detach() for own, old in zip(model.parameters(), anchors, strict=True)
+                ]
+            if back == number - 1:
+                inner[worker] = copy.deepcopy(inner[copied])
         weights: list[list[torch.Tensor]] = []
         samples: list[int] = []
         for worker in run.members(number):
             batches = run.draws[number - 1].get(worker, [])
-            model, deviation = train(anchor, inner[worker], batches, data)
+            out, back, _ = run.late.get(worker, (0, -1, 0))
+            gap = gaps[worker] if back == number - 1 else None
+            model, deviation = train(anchor, inner[worker], batches, data, gap)
             weights.append([param.detach().clone() for param in model.parameters()])
-            samples.append(len(batches) * (1 + worker) if counts else 1)
+            steps = len(batches) + (len(run.draws[out][worker]) if gap else 0)
+            samples.append(steps * (1 + worker) if counts else 1)
             worst = max(worst, deviation)
         for i, param in enumerate(anchors):
             mean = sum(own[i] * seen for own, seen in zip(weights, samples, strict=True)) / sum(samples)
@@ -155,10 +181,20 @@ def fresh() -> torch.optim.Optimizer:
 
 
 def train(
-    anchor: nn.Module, optimizer: torch.optim.Optimizer, batches: list[dict], data: Numbers
+    anchor: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: list[dict],
+    data: Numbers,
+    gap: list[torch.Tensor] | None = None,
 ) -> tuple[nn.Module, float]:
-    """Train from the anchor on, with the state of a worker's optimizer, and the learning rates of elastic_loop.py."""
+    """Train from the anchor on, or from so far beside it, with the state of a worker's optimizer.
+
+    The learning rates are those of elastic_loop.py.
+    """
     model, worst = copy.deepcopy(anchor), 0.0
+    with torch.no_grad():
+        for param, offset in zip(model.parameters(), gap or (), strict=gap is not None):
+            param.add_(offset)
     of_worker = torch.optim.Adam(model.parameters())
     of_worker.load_state_dict(optimizer.state_dict())
     for batch in batches:

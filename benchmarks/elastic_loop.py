@@ -7,6 +7,8 @@ journal of its own. Entries of the plan:
              or "after" (the backward)
     term     {number of worker: step}: the worker sends itself SIGTERM
     hang     the same with SIGSTOP
+    nap      {number of worker: [step, seconds]}: the worker sleeps so long after the backward
+    deadline the arguments of gs.elastic for one
     donors   numbers of workers that kill themselves while they save their state for a newcomer
     codec    "int8", with error feedback, or "sparse"
     task     "text" for a GPT on text instead of a small network on numbers; "saved" then has the validation loss
@@ -151,10 +153,12 @@ def main() -> None:
         scheduler=scheduler,
         on_stop=lambda: note(saved=run.step, rounds=rounds(), validation=validation and validation()),
         total=0,
+        **plan.get("deadline", {}),
     )
     Decay.dies = worker in plan.get("donors", ())  # the first group has saved by now
     note(begin=run.step, total=run.total, pid=os.getpid(), rounds=rounds(), **place())
     slowness = plan.get("slow", {}).get(str(worker), 1)
+    nap = plan.get("nap", {}).get(str(worker))
     now = -1
 
     def die_in_backward(_: torch.Tensor) -> None:
@@ -176,6 +180,9 @@ def main() -> None:
             optimizer.zero_grad()
             loss = loss_in(model, *batch)
             loss.backward()
+            if nap and nap[0] == now:
+                time.sleep(nap[1])
+                nap = None
             if now == kill_at and moment == "after":
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()

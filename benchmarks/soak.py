@@ -11,7 +11,7 @@ something is wrong; the folder with all journals is kept then.
 
 With --local the workers train by gs.LocalSGD, and a step lost or doubled is an averaging. If they go by their clocks
 (period_s), nothing is replayed. Then the anchors of all ranks are compared, and samples that an epoch has left out are
-counted.
+counted. With --deadline and --stall some workers are late in such a run.
 
 With --every a worker that trains is killed so often, and another comes. The summary then has the share of its
 undisturbed steps that a living worker makes: from its first step to its last, as many as a step takes before the first
@@ -42,10 +42,13 @@ class Soak:
 
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         self.folder, self.patience_s, self.size = folder, args.patience, args.workers
-        self.random = random.Random(args.seed)
+        self.stalls_s = args.stall
+        self.random, self.killed = random.Random(args.seed), set[int]()
         plan = {"sleep_s": args.sleep, "codec": args.codec, "backend": args.backend, "local": args.local}
         plan["task"] = args.task
         plan["slow"] = {"0": args.slow}
+        if args.deadline:
+            plan["deadline"] = {"deadline_s": args.deadline}
         flags = ["--min-np", "1", "--max-np", str(args.workers), "--blacklist-cooldown-range", "0", "0"]
         job = [elastic_loop.__file__, str(folder), str(EPOCHS), json.dumps(plan)]
         self.log = open(folder / "log", "w")  # noqa: SIM115
@@ -63,8 +66,9 @@ class Soak:
                 fields = stat.read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # has just ended
-            if int(fields[1]) == self.process.pid and fields[0] != "Z":
-                found.append(int(stat.parent.name))
+            pid = int(stat.parent.name)
+            if int(fields[1]) == self.process.pid and fields[0] != "Z" and pid not in self.killed:
+                found.append(pid)
         return found
 
     def steps(self) -> dict[int, list[dict]]:
@@ -97,8 +101,11 @@ class Soak:
         spared = self.random.choice(sorted(members))
         others = [pid for pid in sorted(self.living()) if pid != spared]
         victims = self.random.sample(others, min(len(others), self.random.choice([1, 1, 1, 2])))
+        if self.stalls_s and self.random.random() < 0.5:
+            return self.stall([pid for pid in victims if pid in members])
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
+        self.killed |= set(victims)  # some live on for a moment
         killed_at = time.time()
         seconds = 0.0
         if set(victims) & set(members):
@@ -107,10 +114,21 @@ class Soak:
             )
         return {"killed": len(victims), "of_them_training": len(set(victims) & set(members)), "s": seconds}
 
+    def stall(self, victims: list[int]) -> dict[str, float]:
+        """Stop workers for some time, which makes them late."""
+        for pid in victims:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(self.stalls_s)
+        for pid in victims:
+            os.kill(pid, signal.SIGCONT)
+        return {"killed": 0, "of_them_training": 0, "s": 0.0, "stalled": len(victims)}
+
     def kill_one(self) -> dict[str, float]:
         """Kill one worker that trains, once all do."""
         members = self.wait_until_training(self.size)
-        os.kill(self.random.choice(sorted(members)), signal.SIGKILL)
+        victim = self.random.choice(sorted(members))
+        os.kill(victim, signal.SIGKILL)
+        self.killed.add(victim)
         return {"killed": 1, "of_them_training": 0, "s": 0.0}
 
     def first_step_after(self, pid: int, group: int) -> float:
@@ -146,6 +164,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sleep", type=float, default=0.01, help="seconds of a step")
     parser.add_argument("--slow", type=float, default=1.0, help="how many times longer worker 0's steps are")
+    parser.add_argument("--deadline", type=float, help="deadline_s of gs.elastic")
+    parser.add_argument(
+        "--stall", type=float, help="with --deadline: seconds for which workers are stopped at times"
+    )
     parser.add_argument("--patience", type=float, default=60)
     parser.add_argument("--backend")
     parser.add_argument("--codec", choices=("int8", "sparse"), help="then only equal weights are checked")

@@ -58,6 +58,11 @@ def holds_key(rank: int) -> str:
     return f"gossamer/holds/{rank}"
 
 
+def late_key(epoch: int) -> str:
+    """Key under which a member says, by any text, that it has waited for another member of this group for too long."""
+    return f"late/{epoch}"
+
+
 def answer_key(worker: int) -> str:
     """Key under which the driver answers announce(): `seats` as of a group, or null. Empty before it answers."""
     return f"answer/{worker}"
@@ -157,6 +162,8 @@ class Member:
         """
         while True:
             seat = self.take_seat()
+            # Others have trained on without this worker if there was a group in between: it was late.
+            self.holds = self.holds and seat.epoch == self._left + 1
             try:
                 self._group = seat.store()
                 self._group.set(holds_key(seat.placement.rank), "1" if self.holds else "0")
@@ -224,6 +231,15 @@ class Member:
         if self._left < epoch:
             self._left = epoch
             self._write(left=epoch, reason=reason, skip_sync=skip_sync)
+
+    def complain(self) -> None:
+        """Tells the driver that this worker has waited for another one for too long. Any thread.
+
+        The driver ends the group, and forms the next one without the members that do not come soon.
+        """
+        if self.seat is not None:
+            with contextlib.suppress(CommError), self._answered():
+                self._board.set(late_key(self.seat.epoch), "1")
 
     @property
     def lost_driver(self) -> str:

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 import gossamer as gs
 from gossamer.regroup.data import UnevenData
+from gossamer.regroup.deadline import Deadline
 from tests.launch.test_plain_elastic import (
     ALL_COME_AGAIN,
     EXACT,
@@ -17,6 +18,7 @@ from tests.launch.test_plain_elastic import (
     ends,
     lines_of,
     loop,
+    parts,
     wait_until,
 )
 from tests.support.ranks import run_ranks
@@ -102,6 +104,82 @@ def test_counted_samples_weigh_when_an_averaging_is_made_again(fork, tmp_path) -
     assert code == 0, err
     assert averages.check(tmp_path, period=4, outer=True, counts=True)["worst"] < EXACT
     assert averages.check(tmp_path, period=4, outer=True, counts=False)["worst"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("local", "more"),
+    [
+        ({"period": 4}, {"counts": True}),
+        ({"period": 4, "outer": True}, {"backend": "gloo"}),
+        ({"period": 6, "fragments": 2, "delay": 2, "merge": 0.5, "outer": True}, {"codec": "int8"}),
+        (SECONDS, {}),
+    ],
+    ids=["counted", "diloco gloo", "streaming codec", "seconds"],
+)
+def test_who_is_late_is_left_out_once_and_counted_when_it_comes(fork, tmp_path, local, more) -> None:
+    flags = ["--min-np", "1", "-np", "3"]
+    plan = {"nap": {"1": [30, 3]}, "deadline": {"deadline_s": 0.6}, "sleep_s": 0.02, "local": local, **more}
+    code, _, err = begin(fork, tmp_path, flags, epochs=8, **plan).finish()
+    assert code == 0, err
+    assert "worker 1 (slot 1 of localhost) is late; the others go on, and take it in when it comes" in err
+    lines = loop.journals(tmp_path)
+    assert averages.check_anchors(lines) == ends(tmp_path)[1]["rounds"] == ends(tmp_path)[0]["rounds"]
+    [late] = [line for line in lines[1] if "late_after" in line]
+    assert late["back_after"] > late["late_after"] + 1
+    if "period" in local and not more.get("codec"):
+        outer, counts = local.get("outer", False), more.get("counts", False)
+        assert averages.check(tmp_path, period=4, outer=outer, counts=counts)["worst"] < EXACT
+
+
+def test_a_late_worker_that_never_comes_is_given_up(fork, tmp_path) -> None:
+    flags = ["--min-np", "1", "--max-np", "3", *ALL_COME_AGAIN, "--give-up-after", "2"]
+    plan = {"hang": {"1": 9}, "deadline": {"deadline_s": 0.5}, "sleep_s": 0.02, "local": {"period": 4}}
+    run = begin(fork, tmp_path, flags, epochs=10**6, **plan)
+    wait_until(lambda: lines_of(tmp_path, 3, "average") >= 3)
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 0, err
+    assert "worker 1 (slot 1 of localhost) is late" in err
+    assert "worker 1 (slot 1 of localhost) has not come back" in err
+    assert averages.check(tmp_path, period=4)["worst"] < EXACT
+
+
+def test_the_deadline_follows_the_waits() -> None:
+    deadline = Deadline(None, 5)
+    for wait in (1.0, 1.0, 1.2, 0.8):
+        deadline.waited(wait)
+    assert deadline.limit_s() is None
+    deadline.waited(1.0)
+    assert deadline.limit_s() == 2.0, "at least a second above the median"
+    for wait in (10, 12, 8, 10, 11, 9, 10):
+        deadline.waited(wait)
+    assert deadline.limit_s() == pytest.approx(8.5 + 5 * 3.0)
+    for _ in range(20):
+        deadline.waited(10)
+    assert deadline.limit_s() == 15, "at least half of the median above it"
+    assert Deadline(30, None).limit_s() == 30
+    assert Deadline(None, None).limit_s() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"deadline_s": 0}, "deadline_s must be a number above 0, got 0"),
+        ({"deadline_mads": "5"}, "deadline_mads must be a number above 0, got '5'"),
+        ({"deadline_s": 1, "deadline_mads": 5}, "must not both be given, got 1 and 5"),
+        ({"deadline_s": 1}, r"a deadline needs gs.LocalSGD, .* got GradientAllReduce"),
+    ],
+)
+def test_a_deadline_that_cannot_be_kept_is_refused(settings, error) -> None:
+    gs.init()
+    try:
+        loader, net, optimizer = parts()
+        model = gs.DataParallel(net, optimizer)
+        with pytest.raises(gs.ConfigError, match=error):
+            gs.elastic(loader, model, optimizer, **settings)
+        model.close()
+    finally:
+        gs.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -502,6 +502,16 @@ class LocalSGD(Algorithm):
             self._samples = [0.0] * self.fragments
         self._take_shared(own)
 
+    def follow(self, own: dict[str, Any], other: dict[str, Any]) -> None:
+        """Takes what own() returned on another rank, and keeps the samples that this rank has counted. See adopt().
+
+        Args:
+            own: what own() returned on this rank, which others have left out of averagings since.
+        """
+        self.adopt(other, from_other=True)
+        counted = [_sum(own["sent"].get(f), samples) for f, samples in enumerate(own["samples"])]
+        self._samples = [_sum(samples, more) for samples, more in zip(self._samples, counted, strict=True)]
+
     def catch_up(self, own: dict[str, Any]) -> None:
         """Takes the averaging that has failed on this rank alone, whose anchors it has now. `own` is another rank's."""
         fragment = self._again.pop(0)

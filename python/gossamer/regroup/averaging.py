@@ -6,9 +6,11 @@ dead is missing in that averaging, and nothing else. A rank that missed only the
 that has it. The loop calls work() at each boundary, which does what LocalSGD does by itself after a step elsewhere.
 """
 
+import contextlib
 import io
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +52,9 @@ class AveragingSurvivor(Survivor[OwnAverages]):
         self._algorithm: Any = self._face.engine.algorithm
         self._changes = self._stops = self._finished = False
         self._pending: list[int] = []  # steps after which the algorithm is still to be called
+        self._gaps: dict[
+            str, Tensor
+        ] = {}  # by parameter: weight - anchor, of a rank that others have left out
 
     @property
     def count(self) -> int:
@@ -74,14 +79,27 @@ class AveragingSurvivor(Survivor[OwnAverages]):
         return self._average_now if self._stops or self._data.is_dry else None
 
     def _advance(self) -> None:
-        if not self._algorithm.advance(self._pending[0]):
+        with self._in_time():
+            more = self._algorithm.advance(self._pending[0])
+        if not more:
             del self._pending[0]
-        self._data.heard([own for _, *own in self._algorithm.heard])
 
     def _average_now(self) -> None:
         # Wherever each of the others is, its next averaging is the same.
-        self._algorithm.average_now(self._face.engine.optimizer_steps)
-        self._data.heard([own for _, *own in self._algorithm.heard])
+        with self._in_time():
+            self._algorithm.average_now(self._face.engine.optimizer_steps)
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Surround what may take an averaging."""
+        before, began = self.count, time.monotonic()
+        with (
+            contextlib.nullcontext() if self._member is None else self._deadline.limit(self._member.complain)
+        ):
+            yield
+        if self.count > before:
+            self._deadline.waited(time.monotonic() - began)
+            self._data.heard([own for _, *own in self._algorithm.heard])
 
     def _question(self) -> Callable[[Communicator], list[list[int]]]:
         wish = Wish.CHANGE if self._changes else Wish.DIVISION if self._data.is_dry else Wish.NOTHING
@@ -97,6 +115,8 @@ class AveragingSurvivor(Survivor[OwnAverages]):
 
     def _arm(self) -> None:
         pending = self._own.pending if self._own is not None else self._pending
+        if self._gaps:  # this rank goes on at the step of the others
+            pending, self._gaps = [], {}
         super()._arm()
         if self._member is None and not self._data.uneven:
             return
@@ -156,6 +176,10 @@ class AveragingSurvivor(Survivor[OwnAverages]):
 
     def _take(self, own: OwnAverages, state: dict[str, Any] | None) -> None:
         engine = self._face.engine
+        if state is not None and self._gaps:
+            engine.adopt(state["plan"], own.fields, tuple(state["counts"]))
+            self._algorithm.follow(own.averaging, state["averaging"])
+            return
         if state is not None:
             engine.adopt(state["plan"], {}, tuple(state["counts"]))
             self._algorithm.adopt(state["averaging"], from_other=True)
@@ -165,3 +189,13 @@ class AveragingSurvivor(Survivor[OwnAverages]):
 
     def _has_common(self) -> None:
         self._algorithm.begin_at_anchors()
+        for name, gap in self._gaps.items():
+            self._face.engine.params[name].add_(gap)
+
+    def _rejoin(self) -> None:
+        own = self._own
+        assert own is not None
+        with torch.no_grad():
+            params, anchors = self._face.engine.params, own.fields["anchor"]
+            self._gaps = self._gaps or {name: params[name] - anchors[name] for name in anchors}
+        super()._rejoin()

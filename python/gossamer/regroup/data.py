@@ -82,6 +82,11 @@ class EvenData(Data):
         """See Data."""
         self._sampler.record_batch(batch, samples)
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See Data."""
+        super().load_state_dict(state)
+        self.begin()
+
 
 class UnevenData(Data):
     """Parts that fit the speeds of the workers. A part is one range of what is left, in drawing order.

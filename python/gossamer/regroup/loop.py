@@ -23,6 +23,7 @@ from gossamer.errors import ConfigError, GossamerError
 from gossamer.membership import GOING, STOP, Member
 from gossamer.regroup.averaging import AveragingSurvivor
 from gossamer.regroup.data import EvenData, UnevenData
+from gossamer.regroup.deadline import Deadline
 from gossamer.regroup.gradients import GradientSurvivor
 from gossamer.regroup.survival import Survivor, Wish
 from gossamer.sampler import ElasticSampler
@@ -53,6 +54,7 @@ class Elastic:
         *,
         schedulers: Sequence[Any],
         values: dict[str, Any],
+        deadline: Deadline,
         on_stop: Callable[[], None] | None,
     ) -> None:
         sampler = getattr(loader, "sampler", None)
@@ -80,11 +82,10 @@ class Elastic:
         )
         kind = AveragingSurvivor if algorithm.independent else GradientSurvivor
         self._survivor: Survivor[Any] = kind(
-            model, optimizers, data=self._data, save=self._save, load=self._load
+            model, optimizers, data=self._data, deadline=deadline, save=self._save, load=self._load
         )
-        self._divided_at: int | None = (
-            None  # the survivor's count at the last division that a rank wished for
-        )
+        self._divided_at: int | None = None  # the survivor's count at the last division of data
+        self._has_new_part = False  # since the last boundary
         self._survivor.begin()
         self._data.begin()
         if self._member is not None and threading.current_thread() is threading.main_thread():
@@ -100,9 +101,11 @@ class Elastic:
         """Yield the numbers of the epochs that are left of `count`, and wait for the others after the last one."""
         self._data.last_epoch = count - 1
         while self.epoch < count:
-            yield self.epoch
-            self._data.next_epoch(self.epoch + 1)
-            self.epoch += 1
+            epoch = self.epoch
+            yield epoch
+            if self.epoch == epoch:  # else this rank was late, and has followed the others
+                self._data.next_epoch(epoch + 1)
+                self.epoch = epoch + 1
         self._survivor.finish()
         # A rank that has missed the last message takes what it brought from one that has it.
         while self._member is not None:
@@ -116,7 +119,8 @@ class Elastic:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this worker that are left of this epoch."""
-        while not self._data.is_beyond(self.epoch):
+        epoch = self.epoch
+        while self.epoch == epoch and not self._data.is_beyond(epoch):
             batches, drawn = iter(self._loader), 0
             while not self._boundary():
                 try:
@@ -139,7 +143,8 @@ class Elastic:
 
     def _boundary(self) -> bool:
         """Average, divide the data and let the group change, if that is due. Return whether data has been divided."""
-        member, survivor, divided = self._member, self._survivor, False
+        member, survivor = self._member, self._survivor
+        self._has_new_part = False
         if member is None and not self._data.uneven:
             return False
         while True:
@@ -149,7 +154,7 @@ class Elastic:
             changes_at = survivor.changes_at
             stays = changes_at is None
             if changes_at is not None and survivor.count >= changes_at:
-                divided = True
+                self._has_new_part = True
                 survivor.complete_change()
                 self._divided_at = survivor.count
             elif stays and survivor.wished is Wish.CHANGE:
@@ -157,11 +162,11 @@ class Elastic:
                     survivor.change()
             elif stays and survivor.wished is Wish.DIVISION and survivor.count != self._divided_at:
                 if survivor.at_boundary(self._divide):
-                    divided, self._divided_at = True, survivor.count
+                    self._has_new_part, self._divided_at = True, survivor.count
             elif (work := survivor.work()) is not None:
                 survivor.at_boundary(work)
             else:
-                return divided
+                return self._has_new_part
 
     def _divide(self) -> None:
         self._data.divide(self._survivor.control)
@@ -211,6 +216,7 @@ class Elastic:
             for each, saved in zip(objects, state["parts"][kind], strict=True):
                 each.load_state_dict(saved)
         self._data.load_state_dict(state["data"])
+        self._has_new_part = True
         vars(self).update(state["values"])
         self.epoch = state["epoch"]
         random.setstate(state["random"])
@@ -237,6 +243,8 @@ def elastic(
     *,
     scheduler: Any = None,
     on_stop: Callable[[], None] | None = None,
+    deadline_s: float | None = None,
+    deadline_mads: float | None = None,
     **values: Any,
 ) -> Elastic:
     """Makes a plain training loop survive its workers, under `gossamer run --min-np M --max-np N`. Collective.
@@ -260,6 +268,10 @@ def elastic(
         scheduler: objects with state_dict() and load_state_dict() that newcomers take too: one, several or None.
         on_stop: called on every worker when the launcher has been told to end (SIGTERM), before the worker ends with
             code 0. It may save a checkpoint on rank 0.
+        deadline_s: by local_sgd, the seconds that workers wait for others in an averaging. Who is later is left out. It
+            comes back after the next averaging, with what it has learned meanwhile. None: they wait.
+        deadline_mads: the same in median absolute deviations above the median of a worker's last 20 waits. At least 1 s
+            and half of the median above it.
         values: attributes of the result that newcomers take too: numbers, texts, tensors, and lists and dicts of them.
 
     Raises:
@@ -275,6 +287,12 @@ def elastic(
         raise ConfigError(f"elastic: {refusal}")
     if known := sorted(set(values) & set(dir(Elastic))):
         raise ConfigError(f"elastic: values must have names that the result does not have, got {known}")
+    deadline = Deadline(deadline_s, deadline_mads)
+    if deadline.given and not model.engine.algorithm.independent:
+        raise ConfigError(
+            f"elastic: a deadline needs gs.LocalSGD, between whose averagings workers train alone, got "
+            f"{model.engine.algorithm!r}"
+        )
     if not runtime.is_initialized():
         raise ConfigError("elastic: needs the group of workers; call gossamer.init() first")
     if membership.member() is None and config.launched_by() == "torchrun" and runtime.size() > 1:
@@ -284,7 +302,20 @@ def elastic(
             runtime.rank(),
             runtime.size(),
         )
+    if deadline.given and membership.member() is None and runtime.size() > 1:
+        raise ConfigError(
+            f"elastic: a deadline needs `gossamer run --min-np M`, which takes in who was late, got deadline_s="
+            f"{deadline_s!r} and deadline_mads={deadline_mads!r}"
+        )
     schedulers = (
         [] if scheduler is None else scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
     )
-    return Elastic(loader, model, optimizers, schedulers=schedulers, values=values, on_stop=on_stop)
+    return Elastic(
+        loader,
+        model,
+        optimizers,
+        schedulers=schedulers,
+        values=values,
+        deadline=deadline,
+        on_stop=on_stop,
+    )

@@ -21,6 +21,7 @@ from gossamer.engine.agree import checksum_of
 from gossamer.errors import CommError
 from gossamer.membership import Member
 from gossamer.regroup.data import Data
+from gossamer.regroup.deadline import Deadline
 
 OwnT = TypeVar("OwnT")
 
@@ -40,6 +41,7 @@ class Survivor(ABC, Generic[OwnT]):
         face: the wrapped model.
         optimizers: its optimizers.
         data: what it trains on.
+        deadline: how long ranks wait for one that is late.
         save: returns what a newcomer needs besides the model, as torch.save() takes it.
         load: takes that on a newcomer.
 
@@ -53,11 +55,12 @@ class Survivor(ABC, Generic[OwnT]):
         optimizers: Sequence[torch.optim.Optimizer],
         *,
         data: Data,
+        deadline: Deadline,
         save: Callable[[], Any],
         load: Callable[[Any], None],
     ) -> None:
         self._face, self._optimizers, self._save, self._load = face, optimizers, save, load
-        self._data = data
+        self._data, self._deadline = data, deadline
         self._member: Member | None = membership.member()
         self._own: OwnT | None = None  # while there is no engine that works
         self._failed_at: int | None = None  # `count` when a group failed without a death
@@ -194,14 +197,22 @@ class Survivor(ABC, Generic[OwnT]):
 
     def _go_on(self) -> None:
         """Enter the next group with the other holders of the state, and end what was under way."""
+        assert self._member is not None
         while True:
             runtime.renew()
             try:
-                return self._meet()
+                return self._meet() if self._member.holds else self._rejoin()
             except RuntimeError:  # torch's own too
                 if not self._lost_place():
                     raise
             self._leave_engine(crashed=True)
+
+    def _rejoin(self) -> None:
+        """Enter a group like a newcomer, after others have gone on without this rank. Collective."""
+        self._engage_all()
+        self._share()
+        self._compare()
+        self._arm()
 
     def _connect_holders(self) -> Connections:
         """Return connections among the ranks of the present group that hold the state."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gossamer import stores
-from gossamer.membership import LOCAL, PREFIX, STATE, answer_key, epoch_key, stops_key, worker_key
+from gossamer.membership import LOCAL, PREFIX, STATE, answer_key, epoch_key, late_key, stops_key, worker_key
 
 GRACE_S = 2.0  # for workers that still look up in a broken group's store which rank is missing
 
@@ -69,6 +69,10 @@ class Board:
         """Returns the last message of each worker that has sent one."""
         texts = self._store.multi_get([worker_key(worker) for worker in workers]) if workers else []
         return {worker: News(**json.loads(text)) for worker, text in zip(workers, texts, strict=True) if text}
+
+    def has_late_member(self, epoch: int) -> bool:
+        """Returns whether a member of this group has waited for another one for too long."""
+        return bool(self._store.check([late_key(epoch)]))
 
     def publish(
         self, epoch: int, *, seats: dict[int, dict[str, int]], removed: list[int], sync: bool

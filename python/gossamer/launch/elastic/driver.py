@@ -25,6 +25,7 @@ from gossamer.signals import held_back
 STEP_S = 0.05
 SILENT_S = 15.0  # the driver says that it waits after this time
 PATIENCE_S = 30.0  # for workers that were told to end
+LATE_S = 1.0  # in which members must come back from a group that was ended because one of them was late
 STOPPING = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -89,6 +90,12 @@ class Driver:
         self._waiting = False  # whether the user was told that it waits
         self._stopping = False  # whether the group was told to end
         self._given_up: set[int] = set()
+        self._complained_at: float | None = (
+            None  # when a member of the present group was late for another one
+        )
+        self._late: dict[
+            int, tuple[int, float]
+        ] = {}  # workers left out: the group that they are in still, and when
         self._unformed_since = time.monotonic()
 
     def run(self) -> Outcome:
@@ -174,6 +181,7 @@ class Driver:
             if outcome is False:
                 continue
             del self.workers[number]
+            self._late.pop(number, None)
             self.newcomers.forget(number)
             newcomer = self.epoch > 0 and not self.newcomers.have_been_seated(number)
             if isinstance(outcome, Failure) and outcome.exit_code > 0 and not newcomer:
@@ -232,11 +240,17 @@ class Driver:
     def _regroup(self) -> None:
         """Forms a new group if one is due and all its workers have come; otherwise asks them to come."""
         news = self.board.news(list(self.workers))
+        now = time.monotonic()
+        if self.epoch and self._complained_at is None and self.board.has_late_member(self.epoch):
+            self._complained_at = now
+            self.board.declare_broken(self.epoch)
+        absent = {each: since for each, (epoch, since) in self._late.items() if news[each].left < epoch}
+        self._give_up([each for each, since in absent.items() if now - since > self.limits.give_up_s])
         present = set(self.slots.present())
         removed = [number for number, worker in self.workers.items() if worker.slot not in present]
         living = self._living()
         left = [number for number in living if number in news and news[number].left == self.epoch]
-        new = self._new(news, living, removed)
+        new = self._new({each: own for each, own in news.items() if each not in absent}, living, removed)
         dead = len(living) + len(self.finished & set(self.members)) < len(self.members)
         for number in set(removed) - set(self.members) - self._told_to_go:
             self._end(number)  # its slot is gone, and no group would miss it
@@ -261,6 +275,9 @@ class Driver:
         enough = len(members) + len(self.finished) >= needed and members
         if len(left) == len(living) and enough:
             self._form(members, removed, news)
+        elif enough and self._is_lateness(now):
+            self._leave_out([number for number in living if number not in left])
+            self._form(members, removed, news)
         elif enough and time.monotonic() - self._unformed_since > self.limits.give_up_s:
             self._give_up([number for number in living if number not in left])
         elif late or most < needed:
@@ -269,6 +286,25 @@ class Driver:
             self._waiting = True
             print(
                 f"gossamer run: {len(members)} workers are ready; waits up to {timeout_s:g} s for {needed}",
+                file=sys.stderr,
+            )
+
+    def _is_lateness(self, now: float) -> bool:
+        """Returns whether the group was ended because a member was late, and the others have had time to come back.
+
+        If no member leaves it soon, the late one has come in the last moment, and all go on to their next meeting.
+        """
+        at = self._complained_at
+        left_at = self._unformed_since
+        return at is not None and left_at < at + LATE_S and left_at + LATE_S < now
+
+    def _leave_out(self, late: list[int]) -> None:
+        for number in late:
+            self._late[number] = self.epoch, time.monotonic()
+            slot = self.workers[number].slot
+            print(
+                f"gossamer run: worker {number} (slot {slot.index} of {slot.host}) is late; the others go on, and take "
+                f"it in when it comes",
                 file=sys.stderr,
             )
 
@@ -296,6 +332,9 @@ class Driver:
         self.epoch += 1
         self.members = members
         self._waiting = False
+        self._complained_at = None
+        for number in members:
+            self._late.pop(number, None)
         sync = not all(news[number].skip_sync for number in self.members)
         slots = {number: self.workers[number].slot for number in self.members}
         self.board.publish(self.epoch, seats=seats(slots), removed=removed, sync=sync)
