@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import torch.distributed as dist
 
-from gossamer import config
+from gossamer import config, stores
 from gossamer.config import ELASTIC_VARIABLES, Placement
 from gossamer.errors import CommError, ConfigError
 
@@ -36,6 +36,7 @@ WATCH_S = 0.2  # between two looks at the board while training
 ASK_S = 0.02  # between two looks while waiting for a place
 NOTICE_S = 5.0  # how much later than the other workers the driver may notice a death
 BOARD_TIMEOUT_S = 60.0
+SILENT_S = 30  # after which a driver's host that does not answer is lost; ssh takes as long
 
 
 def epoch_key(epoch: int) -> str:
@@ -81,7 +82,7 @@ class Seat:
 
     def store(self) -> dist.Store:
         """Connects to the group's store. Raises RuntimeError if the driver has given the group up already."""
-        return dist.TCPStore(self.host, self.port, timeout=timedelta(seconds=BOARD_TIMEOUT_S))
+        return _client(self.host, self.port)
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,7 @@ class Member:
         self._losing = threading.Lock()
         self._terminal = _terminal_of(launcher) if _is_here(host) else None
         with self._answered():
-            store = dist.TCPStore(host, port, timeout=timedelta(seconds=BOARD_TIMEOUT_S))
-            self._board = dist.PrefixStore(PREFIX, store)
+            self._board = dist.PrefixStore(PREFIX, _client(host, port))
         self._ending = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="gossamer-elastic", daemon=True)
         self._watcher.start()
@@ -343,6 +343,12 @@ class Member:
         with contextlib.suppress(OSError):  # the terminal is gone too
             if self._terminal is not None and not os.path.sameopenfile(self._terminal.fileno(), 2):
                 print(text, file=self._terminal, flush=True)
+
+
+def _client(host: str, port: int) -> dist.TCPStore:
+    store = dist.TCPStore(host, port, timeout=timedelta(seconds=BOARD_TIMEOUT_S))
+    stores.fail_when_silent(host, port, after_s=SILENT_S)
+    return store
 
 
 def _placement(seat: dict[str, int], size: int) -> Placement:

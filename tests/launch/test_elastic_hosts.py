@@ -1,5 +1,9 @@
 """An elastic run over hosts that are network namespaces, each with its own sshd (tests/launch/sshd.py)."""
 
+import contextlib
+import subprocess
+import sys
+
 import pytest
 
 from gossamer import netlab
@@ -27,3 +31,49 @@ def test_survivors_on_two_hosts_go_on_when_a_worker_of_one_dies(fork, tmp_path, 
     journals = elastic_job.journals(tmp_path)
     assert len(journals) == 3
     assert {line["local_size"] for lines in journals.values() for line in lines if line["size"] == 2} == {1}
+
+
+CLIENT = """
+import sys, time
+from datetime import timedelta
+import torch.distributed as dist
+from gossamer import stores
+host, port = sys.argv[1], int(sys.argv[2])
+store = dist.TCPStore(host, port, timeout=timedelta(seconds=60))
+stores.fail_when_silent(host, port, after_s=3)
+print("ready", store.get("key").decode(), flush=True)
+sys.stdin.readline()  # the cable is out
+begun = time.monotonic()
+try:
+    store.get("key")
+except RuntimeError:
+    print("fails", time.monotonic() - begun < 10, flush=True)
+"""
+SERVER = """
+import sys
+from gossamer import stores
+store = stores.serve(sys.argv[1])
+store.set("key", "value")
+print(store.port, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(bool(netlab.missing()), reason=netlab.missing() or "available")
+def test_a_store_on_a_host_that_is_cut_off_fails_soon_and_not_after_a_quarter_of_an_hour() -> None:
+    with netlab.Hosts(2) as hosts, contextlib.ExitStack() as stack:
+
+        def start(host: int, script: str, *arguments: str) -> subprocess.Popen:
+            command = [*hosts.prefix(host), sys.executable, "-c", script, hosts.address(0), *arguments]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            return process
+
+        server = start(0, SERVER)
+        client = start(1, CLIENT, server.stdout.readline().strip())
+        assert client.stdout.readline() == "ready value\n"
+        subprocess.run([*hosts.prefix(1), "ip", "link", "set", "eth0", "down"], check=True)
+        client.stdin.write("\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "fails True\n"

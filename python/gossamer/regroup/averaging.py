@@ -52,9 +52,8 @@ class AveragingSurvivor(Survivor[OwnAverages]):
         self._algorithm: Any = self._face.engine.algorithm
         self._changes = self._stops = self._finished = False
         self._pending: list[int] = []  # steps after which the algorithm is still to be called
-        self._gaps: dict[
-            str, Tensor
-        ] = {}  # by parameter: weight - anchor, of a rank that others have left out
+        # By parameter: weight - anchor, of a rank that others have left out.
+        self._gaps: dict[str, Tensor] = {}
 
     @property
     def count(self) -> int:
