@@ -7,6 +7,7 @@ use it.
 import contextlib
 import os
 import socket
+import stat
 from typing import Any
 
 import torch.distributed as dist
@@ -42,10 +43,12 @@ def fail_when_silent(address: str, port: int, *, after_s: int) -> None:
         address, port: of the store; the address in numbers.
         after_s: whole seconds, at least 3.
     """
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # not a socket, or not connected
-            connection = socket.socket(fileno=os.dup(int(number)))
-            with connection:
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile, or not connected
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            connection = socket.socket(fileno=int(name))
+            try:
                 place = connection.getpeername()
                 if connection.type != socket.SOCK_STREAM or not isinstance(place, tuple):
                     continue
@@ -57,3 +60,5 @@ def fail_when_silent(address: str, port: int, *, after_s: int) -> None:
                 connection.setsockopt(tcp, socket.TCP_KEEPINTVL, max(1, after_s // 6))
                 connection.setsockopt(tcp, socket.TCP_KEEPCNT, 4)
                 connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, after_s * 1000)
+            finally:
+                connection.detach()  # it stays its owner's

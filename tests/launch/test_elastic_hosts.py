@@ -1,12 +1,14 @@
 """An elastic run over hosts that are network namespaces, each with its own sshd (tests/launch/sshd.py)."""
 
 import contextlib
+import gc
+import os
 import subprocess
 import sys
 
 import pytest
 
-from gossamer import netlab
+from gossamer import netlab, stores
 from tests.launch import elastic_job, sshd
 from tests.launch.test_elastic import EXACT, begin, ends
 
@@ -31,6 +33,17 @@ def test_survivors_on_two_hosts_go_on_when_a_worker_of_one_dies(fork, tmp_path, 
     journals = elastic_job.journals(tmp_path)
     assert len(journals) == 3
     assert {line["local_size"] for lines in journals.values() for line in lines if line["size"] == 2} == {1}
+
+
+def test_looking_for_the_connections_of_a_store_opens_and_closes_nothing() -> None:
+    server = stores.serve("127.0.0.1")
+    server.set("key", "value")
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        stores.fail_when_silent("127.0.0.1", server.port, after_s=30)
+    gc.collect()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert server.get("key") == b"value"
 
 
 CLIENT = """
