@@ -87,9 +87,10 @@ class ElasticSampler(Sampler[int]):
         self.num_replicas: int
         self.rank, self.num_replicas = self.place()
         # Workers take turns, so equally many batches of all workers process the beginning of the order.
-        order = self.order(self.epoch) if self._left is None else self._left
-        left = len(self.dataset) - self.processed_num
-        self.remaining_indices: list[int] = order[max(0, len(order) - left) :] if left > 0 else []
+        order, begin = self.order(self.epoch), self.processed_num
+        if self._left is not None:
+            order, begin = self._left, begin - self._processed_before(self._left)
+        self.remaining_indices: list[int] = order[begin:]
         self.num_samples: int = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size: int = self.num_samples * self.num_replicas
         padded = list(self.remaining_indices)
@@ -100,10 +101,13 @@ class ElasticSampler(Sampler[int]):
     def share_out(self, epoch: int, left: list[int], *, begin: int, end: int) -> None:
         """Sets what is left of an epoch, in drawing order, and which part of it is this worker's, until reset()."""
         self.epoch, self._left = epoch, left
-        self.processed_num = max(0, len(self.dataset) - len(left))
+        self.processed_num = self._processed_before(left)
         self.rank, self.num_replicas = self.place()
         self.remaining_indices, self.indices = left, left[begin:end]
         self.num_samples = self.total_size = len(self.indices)
+
+    def _processed_before(self, left: list[int]) -> int:
+        return max(0, len(self.dataset) - len(left))  # what an epoch has left to this one comes on top
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)

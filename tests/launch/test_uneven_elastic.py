@@ -299,6 +299,23 @@ def test_an_epoch_that_one_rank_leaves_early_is_left_by_all() -> None:
     assert sorted(first + second) == list(range(2, 100))
 
 
+def test_a_newcomer_has_the_same_division_where_an_epoch_left_samples_to_the_next() -> None:
+    def body(comm):
+        data = uneven(comm.rank, 3)
+        data.last_epoch = 1
+        data.drew(0, [33, 30][comm.rank])
+        data.heard([[0, 1, 2, 34]])
+        data.divide(comm)  # 3 samples, less than a batch for each of 3, are left to the next epoch
+        state = data.state_dict()
+        newcomer = uneven(2, 3)
+        newcomer.load_state_dict(state)
+        return [list(each._sampler) for each in (data, newcomer)]
+
+    (first, third), (second, same) = run_ranks(2, body)
+    assert third == same
+    assert Counter(first + second + third) == Counter([*range(100), 33, 64, 65])
+
+
 def test_a_checkpoint_of_the_sampler_has_what_is_left() -> None:
     def body(comm):
         data = uneven(comm.rank, comm.size)

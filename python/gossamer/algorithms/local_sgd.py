@@ -258,9 +258,7 @@ class LocalSGD(Algorithm):
         self._ask: Callable[[], Question] | None = None  # see survive()
         self._answers: dict[int, list[list[int]]] = {}  # by fragment
         self._before: dict[int, Tensor] = {}  # by bucket: what was unsent when it was last sent
-        self._sent: dict[
-            int, float | None
-        ] = {}  # by fragment under way: the samples that were counted for it
+        self._sent: dict[int, float | None] = {}  # by fragment under way: the samples counted for it
         self._heard: list[list[int]] = []
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:

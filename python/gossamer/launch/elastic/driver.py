@@ -90,12 +90,10 @@ class Driver:
         self._waiting = False  # whether the user was told that it waits
         self._stopping = False  # whether the group was told to end
         self._given_up: set[int] = set()
-        self._complained_at: float | None = (
-            None  # when a member of the present group was late for another one
-        )
-        self._late: dict[
-            int, tuple[int, float]
-        ] = {}  # workers left out: the group that they are in still, and when
+        # When a member of the present group has said that it waits for another one that is late.
+        self._complained_at: float | None = None
+        # Workers that were left out: the group that they are still in, and when.
+        self._late: dict[int, tuple[int, float]] = {}
         self._unformed_since = time.monotonic()
 
     def run(self) -> Outcome:
