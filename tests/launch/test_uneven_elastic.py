@@ -229,10 +229,6 @@ def uneven(rank: int, size: int, length: int = 100) -> UnevenData:
     return data
 
 
-def parts_of(datas: list[UnevenData]) -> list[list[int]]:
-    return [list(data._sampler) for data in datas]
-
-
 def test_parts_fit_the_speeds_once_they_are_known() -> None:
     def body(comm):
         data = uneven(comm.rank, comm.size)

@@ -5,7 +5,6 @@ codec if one is given; then each rank steps its share, and the changes of the we
 codec with error feedback. So all ranks hold equal weights, and send what a compressed all-reduce would send.
 """
 
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from gossamer.algorithms.base import Algorithm, require_codec, require_in_optimi
 from gossamer.codec import Codec, Identity, Int8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.comm import Communicator
-from gossamer.engine import broadcast_bytes
+from gossamer.engine import broadcast_state
 from gossamer.errors import ConfigError
 from gossamer.facts import EXACT, ROUNDED, Job, Messages, Method, Traffic, Trial
 
@@ -262,7 +261,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         whole: _State = {}
         device = self._shares[0].gradient.device
         for source in range(self._comm.size):
-            pieces = _broadcast(self._comm, device, own, source)
+            pieces = broadcast_state(self._comm, lambda: own, source, take=keep, device=device)
             for index, begin, end, state in pieces if keep else []:
                 into = whole.setdefault(index, {})
                 for key, each in state.items():
@@ -372,15 +371,6 @@ def _cut_share(share: _Share, place: dict[nn.Parameter, int]) -> None:
         leaf = nn.Parameter(share.weights[inside].view(shape))
         gradient = share.gradient[inside].view(shape)
         share.pieces.append(_Piece(place[param], param, begin - at, end - at, inside, leaf, gradient))  # type: ignore
-
-
-def _broadcast(comm: Communicator, device: torch.device, value: Any, source: int) -> Any:
-    """Copy an object of tensors and plain values from rank `source`. Collective."""
-    file = io.BytesIO()
-    if comm.rank == source:
-        torch.save(value, file)
-    data = broadcast_bytes(comm, file.getvalue(), source, device=device)
-    return torch.load(io.BytesIO(data), weights_only=True)
 
 
 class Sharded(Algorithm):

@@ -5,6 +5,7 @@ from gossamer.engine.admission import Members, refusal_of, tensors_in
 from gossamer.engine.agree import (
     broadcast_bytes,
     broadcast_everywhere,
+    broadcast_state,
     broadcast_tensors,
     mean_tensors,
     require_equal,
@@ -31,6 +32,7 @@ __all__ += ["Connections", "Rounds", "ShadowHook", "UnevenInputs", "connect", "d
 __all__ += [
     "broadcast_bytes",
     "broadcast_everywhere",
+    "broadcast_state",
     "broadcast_tensors",
     "mean_tensors",
     "require_equal",

@@ -4,9 +4,11 @@
 """
 
 import hashlib
+import io
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,6 +129,27 @@ def broadcast_bytes(
         buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     comm.broadcast(buffer, source).wait()
     return data if comm.rank == source else buffer.cpu().numpy().tobytes()
+
+
+def broadcast_state(
+    comm: Communicator,
+    state: Callable[[], Any],
+    source: int,
+    *,
+    take: bool,
+    device: torch.device | str = "cpu",
+) -> Any:
+    """Return what `state` returns on rank `source`, on the ranks that take it; None on the others. Collective.
+
+    Args:
+        state: called on rank `source` alone; returns what torch.load() reads without unpickling objects.
+        device: of the tensors that the group sends. Those of the state arrive on the CPU.
+    """
+    file = io.BytesIO()
+    if comm.rank == source:
+        torch.save(state(), file)
+    data = broadcast_bytes(comm, file.getvalue(), source, device=device)
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) if take else None
 
 
 def checksum_of(tensors: Iterable[Tensor]) -> int:

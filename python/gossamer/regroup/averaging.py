@@ -7,7 +7,6 @@ that has it. The loop calls work() at each boundary, which does what LocalSGD do
 """
 
 import contextlib
-import io
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gossamer.comm import Communicator, gather_numbers
-from gossamer.engine import Connections, Unsent, broadcast_bytes, broadcast_everywhere
+from gossamer.engine import Connections, Unsent, broadcast_everywhere, broadcast_state
 from gossamer.engine.state import Fields, save_fields
 from gossamer.regroup.survival import Survivor, Wish
 
@@ -157,13 +156,11 @@ class AveragingSurvivor(Survivor[OwnAverages]):
 
     def _take_averaging(self, links: Connections, own: OwnAverages, ahead: int, *, take: bool) -> None:
         """Give the result of the last averaging, which rank `ahead` has, to the ranks that have missed its end."""
-        file = io.BytesIO()
-        torch.save(own.averaging, file)
-        data = broadcast_bytes(links.control, file.getvalue(), ahead)
+        averaging = broadcast_state(links.control, lambda: own.averaging, ahead, take=take)
         with torch.no_grad():
             broadcast_everywhere(links.comm, links.control, self._common(), ahead)
             if take:
-                self._algorithm.catch_up(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+                self._algorithm.catch_up(averaging)
 
     # --- newcomers ---
 

@@ -5,16 +5,13 @@ changes. Where slow workers make fewer steps, each has a part that fits its spee
 part, they divide what is left anew, and so does the next group after a death.
 """
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from gossamer import runtime
 from gossamer.comm import Communicator, gather_numbers
-from gossamer.engine import broadcast_bytes
+from gossamer.engine import broadcast_state
 from gossamer.sampler import ElasticSampler
 
 
@@ -188,11 +185,10 @@ class UnevenData(Data):
         newest = max(every)
         if min(every) == newest:
             return
-        file = io.BytesIO()
-        torch.save(self.state_dict(), file)
-        data = broadcast_bytes(control, file.getvalue(), every.index(newest))
-        if every[control.rank] < newest:
-            self._take(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+        is_behind = every[control.rank] < newest
+        state = broadcast_state(control, self.state_dict, every.index(newest), take=is_behind)
+        if is_behind:
+            self._take(state)
 
     def _share(self, epoch: int, left: list[int], speeds: list[float]) -> None:
         self._place, self._speeds = self._tried, speeds

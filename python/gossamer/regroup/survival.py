@@ -4,7 +4,6 @@ Survivor is what all ways to train have in common: to leave a group, to enter th
 gradients.py and averaging.py say what each rank brings along, and how the ranks agree again. loop.py owns one Survivor.
 """
 
-import io
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from gossamer import membership, runtime
 from gossamer.comm import Communicator, gather_numbers
-from gossamer.engine import Connections, Face, broadcast_bytes, broadcast_everywhere, weak_call
+from gossamer.engine import Connections, Face, broadcast_everywhere, broadcast_state, weak_call
 from gossamer.engine.agree import checksum_of
 from gossamer.errors import CommError
 from gossamer.membership import Member
@@ -100,9 +99,7 @@ class Survivor(ABC, Generic[OwnT]):
         """
         while True:
             try:
-                self._share()
-                self._compare()
-                return self._arm()
+                return self._take_part()
             except RuntimeError:  # torch's own too
                 if not self._lost_place():
                     raise
@@ -210,6 +207,9 @@ class Survivor(ABC, Generic[OwnT]):
     def _rejoin(self) -> None:
         """Enter a group like a newcomer, after others have gone on without this rank. Collective."""
         self._engage_all()
+        self._take_part()
+
+    def _take_part(self) -> None:
         self._share()
         self._compare()
         self._arm()
@@ -254,11 +254,9 @@ class Survivor(ABC, Generic[OwnT]):
                 self._take(own, None)
             return
         has_state = control.rank in holders or control.rank == source
-        file = io.BytesIO()
-        if control.rank == source:
-            torch.save(self._state_of(own) | {"more": self._save()}, file)
-        data = broadcast_bytes(control, file.getvalue(), source)
-        state = None if has_state else torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        state = broadcast_state(
+            control, lambda: self._state_of(own) | {"more": self._save()}, source, take=not has_state
+        )
         with torch.no_grad():
             self._take(own, state)
             # A holder keeps its own buffers, such as BatchNorm's statistics.

@@ -189,8 +189,7 @@ class Driver:
             if self._is_going(number):
                 self.slots.fail(worker.slot)
                 print(
-                    f"gossamer run: worker {number} (slot {worker.slot.index} of {worker.slot.host}) has gone, as it "
-                    f"was told; {len(self.workers)} are left",
+                    f"gossamer run: {_named(worker)} has gone, as it was told; {len(self.workers)} are left",
                     file=sys.stderr,
                 )
             if number in self._told_to_go:
@@ -202,7 +201,7 @@ class Driver:
             if number in self.members:
                 self.board.declare_broken(self.epoch)
             print(
-                f"gossamer run: worker {number} (slot {worker.slot.index} of {worker.slot.host}) {_how(outcome)}"
+                f"gossamer run: {_named(worker)} {_how(outcome)}"
                 f"{' before it took part' if newcomer else ''}; {len(self.workers)} are left",
                 file=sys.stderr,
             )
@@ -299,10 +298,8 @@ class Driver:
     def _leave_out(self, late: list[int]) -> None:
         for number in late:
             self._late[number] = self.epoch, time.monotonic()
-            slot = self.workers[number].slot
             print(
-                f"gossamer run: worker {number} (slot {slot.index} of {slot.host}) is late; the others go on, and take "
-                f"it in when it comes",
+                f"gossamer run: {_named(self.workers[number])} is late; the others go on, and take it in when it comes",
                 file=sys.stderr,
             )
 
@@ -311,10 +308,10 @@ class Driver:
             if number in self._given_up:
                 continue
             self._given_up.add(number)
-            slot = self.workers[number].slot
+            group, _ = self._late.get(number, (self.epoch, 0.0))
             print(
-                f"gossamer run: worker {number} (slot {slot.index} of {slot.host}) has not come back from group "
-                f"{self.epoch}, which has failed, in {self.limits.give_up_s:g} s; it is given up and killed",
+                f"gossamer run: {_named(self.workers[number])} has not come back from group "
+                f"{group}, which has failed, in {self.limits.give_up_s:g} s; it is given up and killed",
                 file=sys.stderr,
             )
             self.workers[number].give_up()
@@ -382,6 +379,10 @@ class Driver:
                 f"and not yet the function of hvd.elastic.run"
             )
         return begin + f"{here}; {len(self.slots.usable())} of {len(self.slots.present())} slots are usable"
+
+
+def _named(worker: Worker) -> str:
+    return f"worker {worker.number} (slot {worker.slot.index} of {worker.slot.host})"
 
 
 def _how(outcome: bool | Failure) -> str:
