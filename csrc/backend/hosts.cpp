@@ -14,23 +14,24 @@ namespace gossamer {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(100);
-constexpr auto kRollCall = std::chrono::milliseconds(500);  // a waiting rank looks several times in it
-const std::string kRollCallKey = "roll call";
-
-std::string present(int rank) { return "here/" + std::to_string(rank); }
-
-struct Entry {  // the call that one host is about to make
-  shm::Call call;
-  char trouble[shm::kReasonBytes];  // why its ranks do not agree; empty if they do
-};
-
 at::Tensor byte_tensor(int64_t bytes) { return at::empty({bytes}, at::TensorOptions().dtype(at::kByte)); }
 
 }  // namespace
 
+struct Hosts::Entry {  // the call that one host is about to make
+  shm::Call call;
+  char trouble[shm::kReasonBytes];  // why its ranks do not agree; empty if they do
+};
+
 Hosts::Hosts(shm::Group& local, c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
              int rank, int size)
-    : local_(local), gloo_(std::move(gloo)), store_(std::move(store)), rank_(rank), size_(size) {
+    : local_(local),
+      gloo_(std::move(gloo)),
+      store_(std::move(store)),
+      rank_(rank),
+      size_(size),
+      place_{store_, {store_, rank, size}, local_, {}} {
+  CallAcross::prepare(place_);
   host_of_.resize(size);
   place_of_.resize(size);
   for (int host = 0; host < host_count(); ++host) {
@@ -42,7 +43,8 @@ Hosts::Hosts(shm::Group& local, c10::intrusive_ptr<c10d::Backend> gloo, c10::int
 }
 
 Hosts::~Hosts() {
-  if (gave_up_) gloo_.release();  // leaked: its destructor would wait for an operation that cannot end
+  // Leaked: its destructor would wait for an operation that cannot end.
+  if (gave_up_ || !left_.empty()) gloo_.release();
 }
 
 void Hosts::run(const std::function<void()>& body) {
@@ -89,44 +91,22 @@ void Hosts::wait(c10d::Work& work, shm::Deadline deadline) {
       if (work.isCompleted()) {
         if (work.isSuccess()) return;
         raise(ErrorKind::comm, "between hosts, on rank ", rank_, ": ", first_line(error.what()), "; ",
-              silent_ranks());
+              place_.roll_call.silent_ranks());
       }
     }
     gave_up_ = true;  // also if the store does not answer
     if (store_->check({"failed"})) raise(ErrorKind::comm, "a rank of another host has failed");
-    if (store_->check({kRollCallKey})) answer_roll_call();
+    place_.roll_call.answer_if_asked();
     for (int peer = 0; peer < local_.size(); ++peer) {
       const std::string why = local_.trouble(peer);
       if (!why.empty()) raise(ErrorKind::comm, why);
     }
     if (shm::Clock::now() > deadline) {
-      raise(ErrorKind::comm, "between hosts, on rank ", rank_, ": Timed out; ", silent_ranks());
+      raise(ErrorKind::comm, "between hosts, on rank ", rank_, ": Timed out; ",
+            place_.roll_call.silent_ranks());
     }
     gave_up_ = false;
   }
-}
-
-void Hosts::answer_roll_call() { store_->set(present(rank_), std::vector<uint8_t>{1}); }
-
-std::string Hosts::silent_ranks() {
-  std::string silent;
-  try {
-    answer_roll_call();
-    store_->set(kRollCallKey, std::vector<uint8_t>{1});
-    const auto until = shm::Clock::now() + kRollCall;
-    do {
-      if (store_->check({"failed"})) return "another rank has said why";
-      silent.clear();
-      for (int rank = 0; rank < size_; ++rank) {
-        if (!store_->check({present(rank)}))
-          silent += (silent.empty() ? "rank " : ", ") + std::to_string(rank);
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    } while (!silent.empty() && shm::Clock::now() < until);
-  } catch (const std::exception&) {
-    return "the store does not answer either";
-  }
-  return silent.empty() ? "every rank answers" : "silent: " + silent;
 }
 
 void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& receives,
@@ -167,9 +147,7 @@ void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& re
   }
 }
 
-void Hosts::compare(const shm::Call& call, shm::Deadline deadline, const std::string& refusal) {
-  std::vector<Entry> entries(host_count());
-  Entry& own = entries[local_.host()];
+std::string Hosts::compare_here(const shm::Call& call, shm::Deadline deadline, const std::string& refusal) {
   try {
     if (refusal.empty()) {
       local_.begin(call, deadline);
@@ -177,32 +155,64 @@ void Hosts::compare(const shm::Call& call, shm::Deadline deadline, const std::st
     } else {
       local_.refuse(refusal, deadline);
     }
-    own.call = local_.call_of(0);
     local_.compare();
+    return {};
   } catch (const Error& error) {
     if (error.kind != ErrorKind::config) throw;
-    const std::string text = error.what();
-    own.trouble[text.copy(own.trouble, sizeof(own.trouble) - 1)] = 0;
+    return error.what();
   }
-  std::vector<Part> sends;
-  std::vector<Part> receives;
-  if (local_.rank() == 0) {
-    for (int host = 0; host < host_count(); ++host) {
-      if (host == local_.host()) continue;
-      sends.push_back({&own, sizeof(Entry), ranks_of(host)[0]});
-      receives.push_back({&entries[host], sizeof(Entry), ranks_of(host)[0]});
+}
+
+std::string Hosts::exchange(std::vector<Entry>& entries, CallAcross& call) {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  std::vector<std::vector<at::Tensor>> theirs(entries.size());
+  std::vector<at::Tensor> own{byte_tensor(sizeof(Entry))};
+  std::memcpy(own[0].data_ptr(), &entries[local_.host()], sizeof(Entry));
+  try {
+    for (const bool receives : {true, false}) {  // all receives first, see comm/c10d.cpp
+      for (int host = 0; host < host_count(); ++host) {
+        if (host == local_.host()) continue;
+        const int peer = ranks_of(host)[0];
+        if (receives) theirs[host] = {byte_tensor(sizeof(Entry))};
+        works.push_back(receives ? gloo_->recv(theirs[host], peer, call.tag_of_number())
+                                 : gloo_->send(own, peer, call.tag_of_number()));
+      }
     }
+    for (const auto& work : works) call.wait(*work);
+  } catch (const CallsDiffer& error) {
+    left_.insert(left_.end(), works.begin(), works.end());
+    return error.what();
+  } catch (const std::exception& error) {
+    left_.insert(left_.end(), works.begin(), works.end());
+    raise(ErrorKind::comm, "between hosts, on rank ", rank_, ": ", first_line(error.what()), "; ",
+          place_.roll_call.silent_ranks());
   }
-  transfer(sends, receives, deadline);
+  for (int host = 0; host < host_count(); ++host)
+    if (host != local_.host()) std::memcpy(&entries[host], theirs[host][0].data_ptr(), sizeof(Entry));
+  return {};
+}
+
+void Hosts::compare(const shm::Call& call, shm::Deadline deadline, const std::string& refusal) {
+  CallAcross across(place_, ++number_, call, deadline);
+  std::vector<Entry> entries(host_count());
+  const auto refuse = [](Entry& entry, const std::string& text) {
+    entry.trouble[text.copy(entry.trouble, sizeof(entry.trouble) - 1)] = 0;
+  };
+  Entry& own = entries[local_.host()];
+  if (const auto trouble = compare_here(call, deadline, refusal); !trouble.empty())
+    refuse(own, across.differ(trouble));
+  own.call = local_.call_of(0);
+  if (local_.rank() == 0) {
+    if (const auto error = exchange(entries, across); !error.empty()) refuse(entries[0], error);
+  }
   shm::broadcast(local_, entries.data(), static_cast<int64_t>(entries.size() * sizeof(Entry)), 0, deadline);
   for (const Entry& entry : entries) {
     if (entry.trouble[0]) raise(ErrorKind::config, entry.trouble);
   }
   for (int host = 1; host < host_count(); ++host) {
     if (shm::alike(entries[host].call, entries[0].call)) continue;
-    raise(ErrorKind::config, "every rank must make the same call, got ", shm::describe(entries[0].call),
-          " on rank ", ranks_of(0)[0], " and ", shm::describe(entries[host].call), " on rank ",
-          ranks_of(host)[0]);
+    throw Error(ErrorKind::config, shm::describe_difference(entries[0].call, ranks_of(0)[0],
+                                                            entries[host].call, ranks_of(host)[0]));
   }
 }
 

@@ -7,9 +7,11 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "backend/across.h"
 #include "shm/collectives.h"
 
 namespace gossamer {
@@ -35,6 +37,9 @@ class Hosts {
   void barrier(shm::Deadline deadline);
   void agree(const shm::Call& call, shm::Deadline deadline);
   void agree_on_count(int64_t count, shm::Deadline deadline);
+  // Begins a call outside this group's own operations, in which every rank needs data of every other. Only the ranks of each
+  // host compare it; the rest is up to those that wait for messages.
+  std::unique_ptr<CallAcross> enter(const shm::Call& call, shm::Deadline deadline);
   // This rank has failed: ends what the ranks of all hosts wait for. Any thread.
   void announce(const std::string& reason) noexcept;
   // This rank refuses its call; the ranks of all hosts throw.
@@ -51,10 +56,13 @@ class Hosts {
   void wait(c10d::Work& work, shm::Deadline deadline);
   // The ranks of all hosts compare what they are about to do; all throw alike if the calls differ.
   void compare(const shm::Call& call, shm::Deadline deadline, const std::string& refusal = {});
+  // The ranks of this host compare it. Returns why they refuse it; empty if they do not.
+  std::string compare_here(const shm::Call& call, shm::Deadline deadline, const std::string& refusal);
+  // The first ranks of all hosts exchange their entries. Returns the error of the call if one of them is in another.
+  struct Entry;
+  std::string exchange(std::vector<Entry>& entries, CallAcross& call);
   // After an error that others may not see: writes the reason into the store, where all ranks look while they wait.
   [[noreturn]] void fail(std::string reason);
-  std::string silent_ranks();
-  void answer_roll_call();
   // Runs an operation; an Error(comm) in it becomes an error on all ranks.
   void run(const std::function<void()>& body);
   void reduce_across(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline);
@@ -69,6 +77,10 @@ class Hosts {
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
   int size_;
+  CallAcross::Place place_;
+  uint64_t number_ = 0;  // of the last call
+  // Messages that nobody has taken: calls differed.
+  std::vector<c10::intrusive_ptr<c10d::Work>> left_;
   std::vector<int> host_of_;   // by rank
   std::vector<int> place_of_;  // in its host, by rank
   bool gave_up_ = false;

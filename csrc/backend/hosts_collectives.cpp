@@ -256,6 +256,15 @@ void Hosts::agree(const shm::Call& call, shm::Deadline deadline) {
   run([&] { compare(call, deadline); });
 }
 
+std::unique_ptr<CallAcross> Hosts::enter(const shm::Call& call, shm::Deadline deadline) {
+  auto across = std::make_unique<CallAcross>(place_, ++number_, call, deadline);
+  run([&] {
+    if (const auto trouble = compare_here(call, deadline, {}); !trouble.empty())
+      throw Error(ErrorKind::config, across->differ(trouble));
+  });
+  return across;
+}
+
 void Hosts::barrier(shm::Deadline deadline) { agree(shm::Call(), deadline); }
 
 void Hosts::agree_on_count(int64_t count, shm::Deadline deadline) {

@@ -9,6 +9,12 @@ void GossamerBackend::agree(const shm::Call& call, shm::Deadline deadline) {
   hosts_ ? hosts_->agree(call, deadline) : shm::agree(*group_, call, deadline);
 }
 
+std::unique_ptr<CallAcross> GossamerBackend::enter(const shm::Call& call, shm::Deadline deadline) {
+  if (hosts_) return hosts_->enter(call, deadline);
+  shm::agree(*group_, call, deadline);
+  return nullptr;
+}
+
 void GossamerBackend::agree_on_count(size_t count, shm::Deadline deadline) {
   const auto number = static_cast<int64_t>(count);
   hosts_ ? hosts_->agree_on_count(number, deadline) : shm::agree_on_count(*group_, number, deadline);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "backend/across.h"
+
 namespace gossamer {
 
 ByHosts::ByHosts(CommunicatorPtr world, CommunicatorPtr inside, CommunicatorPtr across,
@@ -16,6 +18,15 @@ ByHosts::ByHosts(CommunicatorPtr world, CommunicatorPtr inside, CommunicatorPtr 
   const auto [least, most] = std::minmax_element(hosts_.begin(), hosts_.end(), smaller);
   carriers_ = static_cast<int64_t>(least->size());
   largest_ = static_cast<int64_t>(most->size());
+}
+
+void ByHosts::set_call(CallAcross* call) {
+  call_ = call;
+  if (across_) across_->set_call(call);
+}
+
+void ByHosts::end_call() {
+  if (call_ != nullptr) call_->end();
 }
 
 void ByHosts::set_timeout(std::chrono::milliseconds timeout) {
@@ -61,14 +72,6 @@ uint64_t ByHosts::bytes_sent() const {
 uint64_t ByHosts::bytes_received() const {
   return Communicator::bytes_received() + other_->bytes_received() + inside_->bytes_received() +
          (across_ ? across_->bytes_received() : 0);
-}
-
-at::Tensor ByHosts::stage(int64_t bytes) {
-  if (!stage_.defined() || stage_.numel() < bytes) {
-    stage_ = at::Tensor();  // free the old memory before asking for the new
-    stage_ = allocate(bytes);
-  }
-  return stage_.narrow(0, 0, bytes);
 }
 
 }  // namespace gossamer

@@ -21,6 +21,13 @@ class ByHosts : public Forwarding {
   ByHosts* by_hosts() override { return this; }
   int64_t chunks() const override { return carriers_ * static_cast<int64_t>(hosts_.size()); }
 
+  // Of its sums. The ranks inside a host have compared the call, if they share memory.
+  bool takes_calls() const override {
+    return inside_->shares_memory() && (across_ == nullptr || across_->takes_calls());
+  }
+  void set_call(CallAcross* call) override;
+  // The ranks of this host have met at the end of a sum. Throws CallsDiffer if one of them has.
+  void end_call();
   void set_timeout(std::chrono::milliseconds timeout) override;
   std::string capture_refusal() const override;
   // Tells all levels. If another level already knows the reason of this failure, that reason is told: so it spreads.
@@ -41,14 +48,11 @@ class ByHosts : public Forwarding {
   int64_t carriers() const { return carriers_; }
   int64_t largest_host() const { return largest_; }  // its ranks
 
-  // At least `bytes` of memory from allocate(), kept between calls, for a tensor outside such memory. Collective on the host.
-  at::Tensor stage(int64_t bytes);
-
  private:
   CommunicatorPtr inside_, across_;
   std::vector<std::vector<int>> hosts_;
   int64_t carriers_, largest_;
-  at::Tensor stage_;
+  CallAcross* call_ = nullptr;
 };
 
 }  // namespace gossamer

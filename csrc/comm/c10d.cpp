@@ -38,6 +38,8 @@ class C10dPending : public Pending {
       if (!work) continue;  // done when it was posted, or ordered in the current stream
       try {
         owner_->wait(*work);
+      } catch (const CallsDiffer&) {
+        throw;
       } catch (const std::exception& error) {
         owner_->fail(operation_, bytes_, error);
       }
@@ -201,6 +203,7 @@ PendingPtr C10dCommunicator::reduce_and_take_own(at::Tensor out, const at::Tenso
 PendingPtr C10dCommunicator::all_gather(at::Tensor out, at::Tensor x) {
   require(x, "all_gather");
   require(out, "all_gather");
+  if (call_ != nullptr) return exchange("all_gather", as_swaps(out, x));
   const int64_t bytes = static_cast<int64_t>(out.nbytes());
   return start("all_gather", bytes, bytes * (size() - 1) / size(),
                [&, out = out.detach(), x = x.detach()](auto& works) mutable {
@@ -213,6 +216,7 @@ PendingPtr C10dCommunicator::all_gather(at::Tensor out, at::Tensor x) {
 PendingPtr C10dCommunicator::all_to_all(at::Tensor out, at::Tensor x) {
   require(x, "all_to_all");
   require(out, "all_to_all");
+  if (call_ != nullptr) return exchange("all_to_all", as_swaps(out, x));
   const int64_t bytes = static_cast<int64_t>(x.nbytes());
   return start("all_to_all", bytes, bytes * (size() - 1) / size(),
                [&, out = out.detach(), x = x.detach()](auto& works) mutable {
@@ -255,13 +259,27 @@ PendingPtr C10dCommunicator::broadcast(at::Tensor x, int source) {
   return start("broadcast", bytes, sends ? bytes : 0, post, {}, sends ? 0 : bytes);
 }
 
-PendingPtr C10dCommunicator::exchange(const std::vector<Swap>& swaps) {
+std::vector<Swap> C10dCommunicator::as_swaps(const at::Tensor& out, const at::Tensor& x) const {
+  const bool parts = out.numel() == x.numel();
+  const auto part = [this](const at::Tensor& whole, int of) {
+    const int64_t numel = whole.numel() / size();
+    return whole.view({whole.numel()}).narrow(0, of * numel, numel);
+  };
+  std::vector<Swap> swaps;
+  for (int apart = 0; apart < size(); ++apart) {  // so that not all ranks send to the same one first
+    const int to = (rank() + apart) % size(), source = (rank() + size() - apart) % size();
+    swaps.push_back({part(out, source), parts ? part(x, to) : x, to, source});
+  }
+  return swaps;
+}
+
+PendingPtr C10dCommunicator::exchange(const char* operation, const std::vector<Swap>& swaps) {
   using Message = std::pair<std::vector<at::Tensor>, int>;
   std::vector<Message> incoming, outgoing;
   int64_t sent = 0, received = 0, kept = 0;
   for (const Swap& swap : swaps) {
     for (const auto* x : {&swap.x, &swap.out})
-      if (x->defined()) require(*x, "exchange");
+      if (x->defined()) require(*x, operation);
     const int64_t x_bytes = swap.x.defined() ? static_cast<int64_t>(swap.x.nbytes()) : 0;
     const int64_t out_bytes = swap.out.defined() ? static_cast<int64_t>(swap.out.nbytes()) : 0;
     if (swap.to == rank() && swap.source == rank()) {
@@ -292,11 +310,12 @@ PendingPtr C10dCommunicator::exchange(const std::vector<Swap>& swaps) {
     if (grouped) backend_->startCoalescing();
     // Receives first. Gloo announces each receive to its sender over the same connection as its messages: behind a message
     // already begun, the announcement would wait, and one direction would start only after the other has ended.
-    for (auto& [tensors, source] : incoming) works.push_back(backend_->recv(tensors, source, 0));
-    for (auto& [tensors, to] : outgoing) works.push_back(backend_->send(tensors, to, 0));
+    const int tag = call_ == nullptr ? 0 : call_->tag();
+    for (auto& [tensors, source] : incoming) works.push_back(backend_->recv(tensors, source, tag));
+    for (auto& [tensors, to] : outgoing) works.push_back(backend_->send(tensors, to, tag));
     if (grouped) works = {backend_->endCoalescing()};
   };
-  return start("exchange", sent + kept, sent, post, std::move(finish), received);
+  return start(operation, sent + kept, sent, post, std::move(finish), received);
 }
 
 at::Tensor C10dCommunicator::allocate(int64_t bytes) {

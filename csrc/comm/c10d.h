@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/across.h"
 #include "comm/communicator.h"
-#include "comm/lookout.h"
 
 namespace gossamer {
 
@@ -40,7 +40,9 @@ class C10dCommunicator : public Communicator {
   PendingPtr all_to_all_unequal(at::Tensor out, at::Tensor x, std::vector<int64_t> out_bytes,
                                 std::vector<int64_t> x_bytes) override;
   PendingPtr broadcast(at::Tensor x, int source) override;
-  PendingPtr exchange(const std::vector<Swap>& swaps) override;
+  PendingPtr exchange(const std::vector<Swap>& swaps) override { return exchange("exchange", swaps); }
+  bool takes_calls() const override { return uses_sockets() && store_; }
+  void set_call(CallAcross* call) override { call_ = call; }
   bool reduces_every_integer() const override { return shared_memory_ != nullptr; }
 
   at::Tensor allocate(int64_t bytes) override;
@@ -79,6 +81,9 @@ class C10dCommunicator : public Communicator {
   template <class Start>
   PendingPtr start(const char* operation, int64_t bytes, int64_t bytes_to_peers, Start&& start,
                    std::function<void()> finish = {}, std::optional<int64_t> bytes_from_peers = {});
+  PendingPtr exchange(const char* operation, const std::vector<Swap>& swaps);
+  // What all_to_all and all_gather are as messages: rank i sends its part of `out`, and gets x or its part of x.
+  std::vector<Swap> as_swaps(const at::Tensor& out, const at::Tensor& x) const;
   PendingPtr reduce_and_take_own(at::Tensor out, const at::Tensor& x, ReduceOp op);
   std::string key(const std::string& leaf) const;
   void require(const at::Tensor& x, const char* operation) const;
@@ -101,6 +106,7 @@ class C10dCommunicator : public Communicator {
   std::atomic<bool> failed_{false};  // this rank has told the others so
   std::once_flag looking_;
   std::unique_ptr<Lookout> lookout_;  // ends waits for single messages
+  CallAcross* call_ = nullptr;
   std::mutex left_mutex_;
   std::vector<c10::intrusive_ptr<c10d::Work>> left_;
   pid_t owner_ = getpid();

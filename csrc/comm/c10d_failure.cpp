@@ -24,6 +24,16 @@ std::string announced(c10d::Store& store, const std::string& key) {
   return {text.begin(), text.end()};
 }
 
+void look_for_failure(c10d::Store& store, const std::string& key) {
+  std::string what;
+  try {
+    what = announced(store, key);
+  } catch (const std::exception& error) {
+    what = std::string("the store does not answer: ") + error.what();
+  }
+  if (!what.empty()) throw std::runtime_error(what);
+}
+
 }  // namespace
 
 // A rank that dies breaks the operations of its neighbours at once; ranks that wait for a neighbour would wait for the
@@ -35,11 +45,10 @@ void C10dCommunicator::wait(c10d::Work& work) {
   }
   const auto type = work.retrieveOpType();
   if (type == c10d::OpType::SEND || type == c10d::OpType::RECV) {
-    std::call_once(looking_, [this] {
-      lookout_ = std::make_unique<Lookout>(
-          [store = store_, failed = key("failed")] { return announced(*store, failed); });
-    });
-    return lookout_->wait(work);
+    const Look look = [store = store_, failed = key("failed")] { look_for_failure(*store, failed); };
+    if (call_ != nullptr) return call_->wait(work, look);
+    std::call_once(looking_, [this] { lookout_ = std::make_unique<Lookout>(); });
+    return lookout_->wait(work, look);
   }
   while (true) {
     try {
@@ -86,7 +95,8 @@ std::string C10dCommunicator::key(const std::string& leaf) const { return "gossa
 
 void C10dCommunicator::fail(const char* operation, int64_t bytes, const std::exception& error) {
   const std::string reason = first_line(error.what());
-  if (shared_memory_) raise_python(ErrorKind::comm, reason);  // it names operation and ranks
+  const bool is_known = shared_memory_ != nullptr || dynamic_cast<const KnownFailure*>(&error) != nullptr;
+  if (is_known) raise_python(ErrorKind::comm, reason);  // it names operation and ranks
   raise_python(ErrorKind::comm, operation, " of ", readable_bytes(bytes), " failed on rank ", place(), ": ",
                reason, who_is_to_blame(reason));
 }

@@ -30,9 +30,10 @@ struct Swap {
   int to, source;
 };
 
-class ByHosts;    // comm/by_hosts.h
-class PeerBlock;  // backend/peers.h
-class Route;      // route/route.h
+class ByHosts;     // comm/by_hosts.h
+class CallAcross;  // backend/across.h
+class PeerBlock;   // backend/peers.h
+class Route;       // route/route.h
 
 class Communicator {
  public:
@@ -55,6 +56,11 @@ class Communicator {
                                         std::vector<int64_t> x_bytes) = 0;
   virtual PendingPtr broadcast(at::Tensor x, int source) = 0;       // in place
   virtual PendingPtr exchange(const std::vector<Swap>& swaps) = 0;  // all at once
+
+  // Whether what crosses hosts can be the messages of a call that hosts have not compared; see backend/across.h.
+  virtual bool takes_calls() const { return false; }
+  // all_to_all, all_gather and exchange belong to `call` from now on, until it is null again. They may throw CallsDiffer.
+  virtual void set_call(CallAcross* /*call*/) {}
 
   // Whether the group reduces int16, uint16 and uint32 besides what Gloo and NCCL reduce.
   virtual bool reduces_every_integer() const { return false; }

@@ -4,11 +4,13 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <utility>
 
+#include "comm/by_hosts.h"
 #include "errors.h"
 #include "float_dtype.h"
 #include "shm/pieces.h"
@@ -87,13 +89,29 @@ bool CodecBackend::encodes(const shm::Summing& summing, const Flat& x, int64_t b
   return sum && encodes(options_->codec, x, bytes);
 }
 
+Communicator& CodecBackend::one_level() const {
+  ByHosts* hosts = comm_->by_hosts();
+  return hosts == nullptr ? *comm_ : *hosts->world();
+}
+
 template <class Run>
-void CodecBackend::run(const shm::Call& call, shm::Deadline deadline, Run&& run) {
-  agree(call, deadline);
+void CodecBackend::run(Communicator& comm, const shm::Call& call, shm::Deadline deadline, Run&& run) {
+  std::unique_ptr<CallAcross> across;
+  if (comm.takes_calls() && call.count > 0) {
+    across = enter(call, deadline);
+  } else {
+    agree(call, deadline);
+  }
   // This thread does not have the caller's inference mode.
   const at::AutoDispatchBelowADInplaceOrView below;
+  comm.set_call(across.get());
+  const auto reset = c10::make_scope_exit([&comm] { comm.set_call(nullptr); });
   try {
-    run(calls_++);
+    run(calls_);
+    ++calls_;
+  } catch (const CallsDiffer& error) {
+    scratch_ = Scratch();  // messages of this call may still come
+    raise_python(ErrorKind::config, error.what());
   } catch (const std::exception& error) {
     announce(first_line(error.what()));  // nobody shall wait for this rank, in either kind of operation
     throw;
@@ -103,7 +121,7 @@ void CodecBackend::run(const shm::Call& call, shm::Deadline deadline, Run&& run)
 void CodecBackend::all_reduce(const Flat& flat, const shm::Summing& summing, shm::Deadline deadline) {
   const at::Tensor& x = flat.tensor();
   if (!encodes(summing, flat, flat.bytes())) return GossamerBackend::all_reduce(flat, summing, deadline);
-  run(shm::call_for(shm::CallKind::all_reduce, x.numel(), summing), deadline, [&](uint64_t nonce) {
+  run(*comm_, shm::call_for(shm::CallKind::all_reduce, x.numel(), summing), deadline, [&](uint64_t nonce) {
     if (summing.factor != 1) at::Tensor(x).mul_(summing.factor);  // of PREMUL_SUM; each rank has its own
     two_shot::all_reduce(*comm_, *options_->codec, x.view({-1}), scale_of(summing), scratch_, nonce);
   });
@@ -114,21 +132,24 @@ void CodecBackend::reduce_scatter(const std::vector<void*>& ins, const Flat& out
   const at::Tensor& part = out.tensor();
   if (!encodes(summing, out, out.bytes() * getSize()))
     return GossamerBackend::reduce_scatter(ins, out, summing, deadline);
-  run(shm::call_for(shm::CallKind::reduce_scatter, part.numel(), summing), deadline, [&](uint64_t nonce) {
-    at::Tensor whole = joined(ins, part, /*copied=*/true);
-    if (summing.factor != 1) whole = whole.mul(summing.factor);
-    two_shot::reduce_scatter(*comm_, *options_->codec, part.view({-1}), whole, scale_of(summing), scratch_,
-                             nonce);
-  });
+  Communicator& comm = one_level();
+  run(comm, shm::call_for(shm::CallKind::reduce_scatter, part.numel(), summing), deadline,
+      [&](uint64_t nonce) {
+        at::Tensor whole = joined(ins, part, /*copied=*/true);
+        if (summing.factor != 1) whole = whole.mul(summing.factor);
+        two_shot::reduce_scatter(comm, *options_->codec, part.view({-1}), whole, scale_of(summing), scratch_,
+                                 nonce);
+      });
 }
 
 void CodecBackend::all_gather(const Flat& in, const std::vector<void*>& outs, shm::Deadline deadline) {
   const at::Tensor& part = in.tensor();
   if (!encodes(options_->gather_codec, in, in.bytes() * getSize()))
     return GossamerBackend::all_gather(in, outs, deadline);
-  run(shm::call_for(shm::CallKind::all_gather, in.bytes()), deadline, [&](uint64_t nonce) {
+  Communicator& comm = one_level();
+  run(comm, shm::call_for(shm::CallKind::all_gather, in.bytes()), deadline, [&](uint64_t nonce) {
     const at::Tensor whole = joined(outs, part, /*copied=*/false);
-    two_shot::all_gather(*comm_, *options_->gather_codec, whole, part.view({-1}), scratch_, nonce);
+    two_shot::all_gather(comm, *options_->gather_codec, whole, part.view({-1}), scratch_, nonce);
     for (size_t i = 0; whole.data_ptr() != outs[0] && i < outs.size(); ++i) {
       shm::copy(outs[i], bytes_of(whole) + static_cast<int64_t>(i) * in.bytes(), in.bytes());
     }

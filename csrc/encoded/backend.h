@@ -75,9 +75,12 @@ class CodecBackend : public GossamerBackend {
   using Step = std::function<void(OnDevice&)>;
   Reply run_on_device(OnDevice::Call call, at::Device device, Step step);
   OnDevice& on_device(at::Device device);
-  // Runs an encoded operation once all ranks have said in the group itself that they are about to do the same.
+  Communicator& one_level() const;  // between all ranks directly
+  // Runs an encoded operation. All ranks find out in the group itself whether they do the same: before it, or during it by
+  // the messages between hosts.
+  // `comm`: through which it goes.
   template <class Run>
-  void run(const shm::Call& call, shm::Deadline deadline, Run&& run);
+  void run(Communicator& comm, const shm::Call& call, shm::Deadline deadline, Run&& run);
 
   c10::intrusive_ptr<CodecOptions> options_;
   Connect connect_;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "backend/across.h"
 #include "backend/peers.h"
 #include "device_kernels.h"
 #include "errors.h"
@@ -83,12 +84,17 @@ void through_memory(const Sum& sum, const Ground& ground, const Across& across) 
                       }};
   meet(ground.block);
   if (sum.numel > 0) {
-    across(*sum.comm.across(), sum.x.narrow(0, sum.begin, sum.numel), sum.beyond, sum.error_of_part(),
-           around);
+    try {
+      across(*sum.comm.across(), sum.x.narrow(0, sum.begin, sum.numel), sum.beyond, sum.error_of_part(),
+             around);
+    } catch (const CallsDiffer&) {
+      // All ranks of the host learn of it in the meeting.
+    }
     const int64_t moved = 2 * (ranks - 1) * sum.numel * element;
     sum.comm.count(moved, moved);
   }
   meet(ground.block);
+  sum.comm.end_call();
 }
 
 // The tensors lie in memory that the ranks read in each other. A carrier writes into all of them.
@@ -103,9 +109,10 @@ void through_tensors(const Sum& sum, PeerBlock& block, const Across& across) {
   through_memory(sum, ground, across);
 }
 
-// The tensors lie on devices that meet in memory of the host. A rank copies its tensor there. A carrier leaves its result in
-// its own memory, where the others read it; no rank overwrites a result before all have come to the next meeting.
-void through_host(const Sum& sum, const Across& across) {
+// The tensors lie elsewhere, perhaps on devices. A rank copies its tensor to memory that the ranks share. A carrier leaves
+// its result in its own memory, where the others read it; no rank overwrites a result before all have come to the next
+// meeting.
+void through_copies(const Sum& sum, const Across& across) {
   Communicator& inside = sum.comm.inside();
   const auto me = static_cast<size_t>(inside.rank());
   const auto element = static_cast<int64_t>(sum.x.element_size());
@@ -115,7 +122,12 @@ void through_host(const Sum& sum, const Across& across) {
   const auto& bases = shared.block->bases();
   const flat::Segment copy{bases.at(me), 0, sum.x.numel()};
   sum.kernels.scatter(sum.dtype, &copy, 1, sum.x.data_ptr(), 1.0);
-  through_memory(sum, {*shared.block, bases, {bases[me] + results}}, across);
+  try {
+    through_memory(sum, {*shared.block, bases, {bases[me] + results}}, across);
+  } catch (const CallsDiffer&) {
+    sum.kernels.gather(sum.dtype, &copy, 1, sum.x.data_ptr(), 1.0);
+    throw;
+  }
   std::vector<flat::Segment> parts;
   for (int64_t carrier = 0; carrier < sum.comm.carriers(); ++carrier) {
     const int64_t begin = std::min(carrier * sum.share, sum.x.numel());
@@ -176,12 +188,8 @@ void sum_by_hosts(ByHosts& comm, const at::Tensor& x, double scale, int64_t bloc
           numel,          inside,
           scale / inside, error.defined() ? error.view({error.numel()}) : error};
   if (!comm.inside().shares_memory()) return by_operations(sum, across);
-  if (comm.inside().sums_by_rows()) return through_host(sum, across);
   if (PeerBlock* peers = comm.inside().peers_of(flat)) return through_tensors(sum, *peers, across);
-  sum.x = comm.stage(static_cast<int64_t>(flat.nbytes())).view(flat.scalar_type());
-  sum.x.copy_(flat);
-  through_tensors(sum, *comm.inside().peers_of(sum.x), across);
-  at::Tensor(flat).copy_(sum.x);
+  through_copies(sum, across);
 }
 
 }  // namespace gossamer

@@ -70,6 +70,13 @@ std::string describe(const Call& call) {
   return text.str();
 }
 
+std::string describe_difference(const Call& one, int rank_of_one, const Call& two, int rank_of_two) {
+  std::ostringstream text;
+  text << "every rank must make the same call, got " << describe(one) << " on rank " << rank_of_one << " and "
+       << describe(two) << " on rank " << rank_of_two;
+  return text.str();
+}
+
 Group::Group(Meeting meeting)
     : region_(std::move(meeting.region)),
       layout_(static_cast<int>(meeting.hosts[meeting.host].size())),
@@ -254,8 +261,8 @@ void Group::compare() {
   }
   for (int peer = 0; peer < size(); ++peer) {
     if (alike(call_of(peer), call_of(0))) continue;
-    raise(ErrorKind::config, "every rank must make the same call, got ", describe(call_of(0)), " on rank ",
-          global_rank(0), " and ", describe(call_of(peer)), " on rank ", global_rank(peer));
+    throw Error(ErrorKind::config,
+                describe_difference(call_of(0), global_rank(0), call_of(peer), global_rank(peer)));
   }
 }
 

@@ -50,6 +50,11 @@ class Group {
   // Replaces an operation that this rank cannot begin. All ranks throw, and the group goes on.
   void refuse(const std::string& reason, Deadline deadline);
 
+  // This rank has found that the group's call of this number differs on another host, and what it last said so of. The ranks
+  // that meet afterwards read it.
+  void mark_different(uint64_t number) { slot(rank_).different.store(number); }
+  uint64_t found_different(int peer) const { return slot(peer).different.load(); }
+
   // Tells the others that this rank takes part in nothing any more.
   void leave();
 
@@ -110,5 +115,8 @@ bool alike(const Call& a, const Call& b);
 
 // "all_reduce of 1024 float32 (SUM)", for messages.
 std::string describe(const Call& call);
+
+// The error of ranks that do not mean the same operation.
+std::string describe_difference(const Call& one, int rank_of_one, const Call& two, int rank_of_two);
 
 }  // namespace gossamer::shm

@@ -53,6 +53,7 @@ struct alignas(kLine) Slot {
   uint64_t process_space;
   int32_t rank;                              // in the whole group
   uint64_t proof;                            // the number from the meeting, see meet.cpp
+  std::atomic<uint64_t> different;           // see Group::mark_different
   alignas(kLine) Call calls[2];              // by parity of the round
   alignas(kLine) char reason[kReasonBytes];  // why it has failed
   char refusals[2][kReasonBytes];            // why it refused its call; by parity of the round

@@ -1,14 +1,12 @@
 """Ranks on several hosts (network namespaces, gossamer.netlab): ranks find out who shares memory; results are right.
 
-Every process claims that all ranks are on its host (LOCAL_WORLD_SIZE), as a bare `mpirun` or a container may do.
+Every process claims that all ranks are on its host, as a bare `mpirun` or a container may do.
 """
 
 import json
 import os
 import signal
-import sys
 import time
-from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
@@ -19,7 +17,6 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions
 import gossamer
 from gossamer import comm as comms
 from gossamer import netlab
-from tests import ROOT
 from tests.backend.jobs import (
     DTYPES,
     FLOAT8,
@@ -35,8 +32,7 @@ from tests.backend.jobs import (
     run_group,
     values,
 )
-from tests.support.forks import Script
-from tests.support.started import Started, starting
+from tests.support.on_hosts import partition_of, printed, run_on_hosts
 
 FLOATING = [dtype for dtype in (*FLOATS, *FLOAT8) if dtype in DTYPES]
 COUNTS = [1, 2, 257, 65_537, 300_001]
@@ -124,52 +120,18 @@ def lose_the_last(group: dist.ProcessGroup) -> dict:
     return found
 
 
-def run_hosts(hosts: netlab.Hosts, ranks_of: list[int], *, container: bool) -> list[dict]:
-    """Starts ranks_of[i] processes on host i, with consecutive ranks. Returns what they printed, in rank order.
-
-    The processes are forks, but in a container.
-    """
+def check_hosts(ranks_of: list[int], *, container: bool = False) -> None:
     size = sum(ranks_of)
-    argv = ["-c", "from tests.backend import test_hosts; test_hosts.host_job()"]
-    with starting(sys.executable, ROOT) as start, ExitStack() as stack:
-        processes: list[Script | Started] = []
-        for rank, host in enumerate(host for host, count in enumerate(ranks_of) for _ in range(count)):
-            environment = {
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(size),
-                "MASTER_ADDR": hosts.address(0),
-                "MASTER_PORT": "29431",
-                "GLOO_SOCKET_IFNAME": netlab.DEVICE,
-                "OMP_NUM_THREADS": "1",
-            }
-            if container:
-                prefix = hosts.prefix(host, container=True)
-                processes.append(start(argv, env=environment, prefix=prefix))
-            else:
-                script = Script(argv, environment, ROOT, network=hosts.namespace(host))
-                processes.append(stack.enter_context(script))
-        ends = [process.finish(150) for process in processes]
+    partition = partition_of(ranks_of)
+    job = "from tests.backend import test_hosts; test_hosts.host_job()"
+    with netlab.Hosts(len(ranks_of)) as hosts:
+        ends = run_on_hosts(hosts, ranks_of, job, container=container)
     survivors = size if TESTED == "gloo" else size - 1
     for code, out, err in ends[:survivors]:
         assert code == 0, out[-2000:] + err[-4000:]
-    found = []
-    for _, out, err in ends:
-        found.append({})
-        for line in out.splitlines():
-            found[-1] |= json.loads(line) if line.startswith("{") else {}
-        assert "last" in found[-1], out[-2000:] + err[-4000:]
-    return found
-
-
-def check_hosts(ranks_of: list[int], *, container: bool = False) -> None:
-    size = sum(ranks_of)
-    with netlab.Hosts(len(ranks_of)) as hosts:
-        found = run_hosts(hosts, ranks_of, container=container)
-    first = [sum(ranks_of[:host]) for host in range(len(ranks_of))]
-    partition = [list(range(begin, begin + count)) for begin, count in zip(first, ranks_of, strict=True)]
+    found = [printed(end) for end in ends]
+    for one, (_, out, err) in zip(found, ends, strict=True):
+        assert "last" in one, out[-2000:] + err[-4000:]
     for rank, one in enumerate(found):
         assert one["rank"] == rank
         assert one["last"] == [size] * 3

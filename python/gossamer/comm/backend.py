@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from gossamer import _C
 from gossamer._C import Communicator
-from gossamer.comm.c10d import from_backend, make_backend
+from gossamer.comm.c10d import from_backend, make_backend, split
 from gossamer.comm.hierarchical import Hierarchical, connect_by_hosts
 from gossamer.errors import ConfigError
 
@@ -62,7 +62,11 @@ def connect_codec(
     device: torch.device,
 ) -> Communicator:
     """Makes the connections on which the encoded rows of a group's tensors on `device` travel. Collective."""
-    control = from_backend(make_backend(NAME, store, rank, size, timeout), store=store, name="codec")
+    shared = make_backend(NAME, store, rank, size, timeout)
+    control = from_backend(shared, store=store, name="codec")
+    if len(shared.hosts) == size > 1:
+        # No ranks share a host, so there is Gloo alone, over which rows go in pieces where the link is slow.
+        control = split(control, range(size), kind="gloo") or control
     comm = control
     if device.type != "cpu":
         own = dist.PrefixStore(device.type, store)

@@ -1,5 +1,5 @@
-// See lookout.h. The thread is detached, because the process that hosts its store may be stopped.
-#include "comm/lookout.h"
+// See lookout.h. The thread is detached, because the process that hosts the store of a look may be stopped.
+#include "backend/lookout.h"
 
 #include <c10/util/thread_name.h>
 #include <unistd.h>
@@ -7,10 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <stdexcept>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace gossamer {
@@ -18,42 +17,49 @@ namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(200);
 
+std::exception_ptr reason_of(const Look& look) {
+  try {
+    look();
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 }  // namespace
 
 struct Lookout::Post {
+  struct Wait {
+    c10d::Work* work;  // null once the wait has ended
+    Look look;
+    std::exception_ptr reason;
+  };
+
   void run() {
     c10::setThreadName("gossamer-look");
     std::unique_lock<std::mutex> lock(mutex);
     while (!changed.wait_for(lock, kPoll, [this] { return closed; })) {
-      if (waited_for.empty()) continue;
-      lock.unlock();
-      std::string seen = ask();
-      lock.lock();
-      if (closed || seen.empty()) continue;
-      failed = std::move(seen);
-      for (c10d::Work* work : waited_for) work->abort();
+      const auto present = waits;
+      for (const auto& wait : present) {
+        lock.unlock();
+        const auto reason = reason_of(wait->look);
+        lock.lock();
+        if (closed) return;
+        if (!reason || wait->work == nullptr) continue;
+        wait->reason = reason;
+        wait->work->abort();
+      }
     }
   }
 
-  std::string ask() const {
-    try {
-      return what_failed();
-    } catch (const std::exception& error) {
-      return std::string("the store does not answer: ") + error.what();
-    }
-  }
-
-  std::function<std::string()> what_failed;
   const pid_t owner = getpid();
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<c10d::Work*> waited_for;  // alive until their waiter has had the mutex
-  std::string failed;
+  std::vector<std::shared_ptr<Wait>> waits;
   bool closed = false;
 };
 
-Lookout::Lookout(std::function<std::string()> failed) : post_(std::make_shared<Post>()) {
-  post_->what_failed = std::move(failed);
+Lookout::Lookout() : post_(std::make_shared<Post>()) {
   std::thread([post = post_] { post->run(); }).detach();
 }
 
@@ -64,12 +70,12 @@ Lookout::~Lookout() {
   post_->changed.notify_all();
 }
 
-void Lookout::wait(c10d::Work& work) {
+void Lookout::wait(c10d::Work& work, const Look& look) {
   Post& post = *post_;
+  const auto wait = std::make_shared<Post::Wait>(Post::Wait{&work, look, nullptr});
   {
     const std::lock_guard<std::mutex> lock(post.mutex);
-    if (!post.failed.empty()) throw std::runtime_error(post.failed);
-    post.waited_for.push_back(&work);
+    post.waits.push_back(wait);
   }
   std::exception_ptr error;
   try {
@@ -78,8 +84,9 @@ void Lookout::wait(c10d::Work& work) {
     error = std::current_exception();
   }
   const std::lock_guard<std::mutex> lock(post.mutex);
-  post.waited_for.erase(std::find(post.waited_for.begin(), post.waited_for.end(), &work));
-  if (!post.failed.empty()) throw std::runtime_error(post.failed);
+  post.waits.erase(std::find(post.waits.begin(), post.waits.end(), wait));
+  wait->work = nullptr;
+  if (wait->reason) error = wait->reason;
   if (error) std::rethrow_exception(error);
 }
 

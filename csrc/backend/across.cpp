@@ -1,0 +1,156 @@
+// See across.h.
+#include "backend/across.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace gossamer {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+constexpr auto kForReasons = std::chrono::milliseconds(500), kPoll = std::chrono::milliseconds(20);
+const std::string kFailed = "failed";  // where hosts.cpp writes why a rank has
+
+std::string key_of_host(int host) { return "call/" + std::to_string(host); }
+
+// A tag of Gloo's, which must not be negative.
+int mix(uint64_t number, const std::vector<int64_t>& words) {
+  uint64_t state = number;
+  const auto stir = [&state](uint64_t word) {  // as splitmix64 does
+    state += word + 0x9e3779b97f4a7c15;
+    state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
+    state = (state ^ (state >> 27)) * 0x94d049bb133111eb;
+    state ^= state >> 31;
+  };
+  stir(0);
+  for (const int64_t word : words) stir(static_cast<uint64_t>(word));
+  return static_cast<int>(state & 0x7fffffff);
+}
+
+}  // namespace
+
+struct CallAcross::Facts {
+  // What a rank that waits has written under its host's key. Before that, the key holds less.
+  struct Record {
+    uint64_t number;
+    int32_t rank;  // the first one of the host
+    shm::Call call;
+  };
+
+  c10::intrusive_ptr<c10d::Store> store;
+  RollCall roll_call;
+  int hosts, host;
+  Record own;
+  shm::Deadline deadline;
+  bool written = false;
+
+  std::string key_of_error() const { return "differ/" + std::to_string(own.number); }
+
+  std::string differ(const std::string& text) const {
+    const auto first = store->compareSet(key_of_error(), {}, Bytes(text.begin(), text.end()));
+    return {first.begin(), first.end()};
+  }
+
+  std::vector<Bytes> records() const {
+    std::vector<std::string> keys;
+    for (int other = 0; other < hosts; ++other) keys.push_back(key_of_host(other));
+    if (!store->check(keys)) return {};  // a host has not made its part of the group yet
+    if (store->hasExtendedApi()) return store->multiGet(keys);
+    std::vector<Bytes> values;
+    for (const auto& key : keys) values.push_back(store->get(key));
+    return values;
+  }
+
+  void compare() {
+    if (store->check({key_of_error()})) throw CallsDiffer(differ({}));
+    if (!std::exchange(written, true)) {
+      const auto* bytes = reinterpret_cast<const uint8_t*>(&own);
+      store->set(key_of_host(host), Bytes(bytes, bytes + sizeof(own)));
+    }
+    for (const Bytes& value : records()) {
+      Record other;
+      if (value.size() != sizeof(other)) continue;
+      std::memcpy(&other, value.data(), sizeof(other));
+      if (other.number != own.number || shm::alike(other.call, own.call)) continue;
+      const auto& [one, two] =
+          std::minmax(own, other, [](const Record& a, const Record& b) { return a.rank < b.rank; });
+      throw CallsDiffer(differ(shm::describe_difference(one.call, one.rank, two.call, two.rank)));
+    }
+  }
+
+  // What another rank says of a failure, which its host may know better. Waits for it a moment. Empty if none does.
+  std::string told() const {
+    try {
+      const auto until = shm::Clock::now() + kForReasons;
+      do {
+        if (store->check({kFailed})) {
+          const Bytes text = store->get(kFailed);
+          return {text.begin(), text.end()};
+        }
+        std::this_thread::sleep_for(kPoll);
+      } while (shm::Clock::now() < until);
+    } catch (const std::exception&) {
+      // The process that hosts the store is gone.
+    }
+    return {};
+  }
+
+  void look() {
+    if (store->check({kFailed})) throw KnownFailure(told());
+    roll_call.answer_if_asked();
+    compare();
+    if (shm::Clock::now() > deadline) throw std::runtime_error("Timed out");
+  }
+};
+
+void CallAcross::prepare(const Place& place) {
+  if (place.local.rank() == 0) place.store->set(key_of_host(place.local.host()), Bytes{0});
+}
+
+CallAcross::CallAcross(Place& place, uint64_t number, const shm::Call& call, shm::Deadline deadline)
+    : place_(place) {
+  const auto& hosts = place.local.hosts();
+  const int host = place.local.host();
+  const Facts::Record own{number, hosts[static_cast<size_t>(host)][0], call};
+  facts_ = std::make_shared<Facts>(
+      Facts{place.store, place.roll_call, static_cast<int>(hosts.size()), host, own, deadline});
+}
+
+int CallAcross::tag() const {
+  const shm::Call& call = facts_->own.call;
+  return mix(facts_->own.number,
+             {static_cast<int64_t>(call.kind), call.type, call.op, call.root, call.count});
+}
+
+int CallAcross::tag_of_number() const { return mix(facts_->own.number, {}); }
+
+void CallAcross::wait(c10d::Work& work, const Look& also) {
+  try {
+    place_.lookout.wait(work, [facts = facts_, also] {
+      facts->look();
+      if (also) also();
+    });
+  } catch (const CallsDiffer&) {
+    place_.local.mark_different(facts_->own.number);
+    throw;
+  } catch (const KnownFailure&) {
+    throw;
+  } catch (const std::exception&) {
+    if (const auto reason = facts_->told(); !reason.empty()) throw KnownFailure(reason);
+    throw;
+  }
+}
+
+std::string CallAcross::differ(const std::string& text) { return facts_->differ(text); }
+
+void CallAcross::end() {
+  for (int peer = 0; peer < place_.local.size(); ++peer)
+    if (place_.local.found_different(peer) == facts_->own.number) throw CallsDiffer(facts_->differ({}));
+}
+
+}  // namespace gossamer
