@@ -117,9 +117,9 @@ class GossamerBackend : public c10d::Backend {
                               shm::Deadline deadline);
   // The ranks compare what they are about to do outside this group's own operations. Throws on all if they differ.
   void agree(const shm::Call& call, shm::Deadline deadline);
-  // The same without waiting for ranks of other hosts, if every rank will need data of every other: see Hosts::enter. Returns
-  // null where all ranks share a host; they have compared the call then.
-  std::unique_ptr<CallAcross> enter(const shm::Call& call, shm::Deadline deadline);
+  // The same without waiting for ranks of other hosts, if every rank will need data of every other: see Hosts::begin. Returns
+  // nothing where all ranks share a host; they have compared the call then.
+  std::optional<CallAcross> enter(const shm::Call& call, shm::Deadline deadline);
   // A group of this class for split(). `options` are what its caller gave; may be null.
   virtual c10::intrusive_ptr<GossamerBackend> make_part(const c10::intrusive_ptr<c10d::Store>& store,
                                                         int rank, int size,

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "errors.h"
@@ -13,7 +12,6 @@
 namespace gossamer {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(100);
 at::Tensor byte_tensor(int64_t bytes) { return at::empty({bytes}, at::TensorOptions().dtype(at::kByte)); }
 
 }  // namespace
@@ -50,6 +48,8 @@ Hosts::~Hosts() {
 void Hosts::run(const std::function<void()>& body) {
   try {
     body();
+  } catch (const CallsDiffer& error) {
+    throw Error(ErrorKind::config, error.what());
   } catch (const Error& error) {
     if (error.kind != ErrorKind::comm) throw;
     fail(error.what());
@@ -81,69 +81,70 @@ void Hosts::announce(const std::string& reason) noexcept {
   }
 }
 
-// Waits for a work of Gloo, and looks meanwhile whether any rank of any host has failed.
-void Hosts::wait(c10d::Work& work, shm::Deadline deadline) {
-  while (true) {
-    try {
-      work.wait(kLook);
-      return;
-    } catch (const std::exception& error) {
-      if (work.isCompleted()) {
-        if (work.isSuccess()) return;
-        raise(ErrorKind::comm, "between hosts, on rank ", rank_, ": ", first_line(error.what()), "; ",
-              place_.roll_call.silent_ranks());
-      }
+// All receives are posted before the sends; why, is said in comm/c10d.cpp. Each rank begins at another peer.
+void Hosts::exchange(Buffers& out, Buffers& in, int tag, CallAcross& call) {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  const auto leave = [&] { left_.insert(left_.end(), works.begin(), works.end()); };
+  try {
+    for (int apart = 1; apart < size_; ++apart) {
+      const int source = (rank_ + size_ - apart) % size_;
+      if (!in[source].empty()) works.push_back(gloo_->recv(in[source], source, tag));
     }
-    gave_up_ = true;  // also if the store does not answer
-    if (store_->check({"failed"})) raise(ErrorKind::comm, "a rank of another host has failed");
-    place_.roll_call.answer_if_asked();
-    for (int peer = 0; peer < local_.size(); ++peer) {
-      const std::string why = local_.trouble(peer);
-      if (!why.empty()) raise(ErrorKind::comm, why);
+    for (int apart = 1; apart < size_; ++apart) {
+      const int to = (rank_ + apart) % size_;
+      if (!out[to].empty()) works.push_back(gloo_->send(out[to], to, tag));
     }
-    if (shm::Clock::now() > deadline) {
-      raise(ErrorKind::comm, "between hosts, on rank ", rank_, ": Timed out; ",
-            place_.roll_call.silent_ranks());
-    }
-    gave_up_ = false;
+    for (const auto& work : works) call.wait(*work);
+  } catch (const CallsDiffer&) {
+    leave();
+    throw;
+  } catch (const std::exception& error) {
+    leave();
+    raise(ErrorKind::comm, "between hosts, on rank ", rank_, ": ", first_line(error.what()), "; ",
+          place_.roll_call.silent_ranks());
   }
 }
 
-void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& receives,
-                     shm::Deadline deadline) {
-  const auto total = [](const std::vector<Part>& parts, std::vector<int64_t>& by_rank) {
-    int64_t sum = 0;
+void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& receives, CallAcross& call) {
+  const auto buffers = [this](const std::vector<Part>& parts) {
+    std::vector<int64_t> bytes(size_);
+    for (const auto& part : parts) bytes[part.peer] += part.bytes;
+    Buffers made(size_);
+    for (int peer = 0; peer < size_; ++peer)
+      if (bytes[peer] > 0) made[peer] = {byte_tensor(bytes[peer])};
+    return made;
+  };
+  // copy(place in the buffer, part) for each part.
+  const auto each = [this](Buffers& of, const std::vector<Part>& parts, const auto& copy) {
+    std::vector<int64_t> position(size_);
     for (const auto& part : parts) {
-      by_rank[part.peer] += part.bytes;
-      sum += part.bytes;
+      if (part.bytes == 0) continue;
+      copy(shm::at(of[part.peer][0].data_ptr(), position[part.peer]), part);
+      position[part.peer] += part.bytes;
     }
-    return sum;
   };
-  std::vector<int64_t> send_bytes(size_);
-  std::vector<int64_t> receive_bytes(size_);
-  at::Tensor out = byte_tensor(total(sends, send_bytes));
-  at::Tensor in = byte_tensor(total(receives, receive_bytes));
-  // The position of each peer's first part in each of the two tensors.
-  const auto starts = [this](const std::vector<int64_t>& bytes) {
-    std::vector<int64_t> positions(size_);
-    for (int rank = 1; rank < size_; ++rank) positions[rank] = positions[rank - 1] + bytes[rank - 1];
-    return positions;
-  };
-  auto position = starts(send_bytes);
-  for (const auto& part : sends) {
-    shm::copy(shm::at(out.data_ptr(), position[part.peer]), part.data, part.bytes);
-    position[part.peer] += part.bytes;
+  Buffers out = buffers(sends), in = buffers(receives);
+  each(out, sends, [](void* place, const Part& part) { shm::copy(place, part.data, part.bytes); });
+  in[rank_] = out[rank_];
+  exchange(out, in, call.tag(), call);
+  each(in, receives, [](void* place, const Part& part) { shm::copy(part.data, place, part.bytes); });
+}
+
+void Hosts::finish(CallAcross& call, shm::Deadline deadline, const std::function<void()>& across,
+                   const std::function<void()>& inside) {
+  std::string difference;
+  try {
+    across();
+  } catch (const CallsDiffer& error) {
+    difference = error.what();
   }
-  auto from = starts(receive_bytes);
-  c10d::AllToAllOptions options;
-  options.timeout =
-      std::max(std::chrono::milliseconds(1),
-               std::chrono::duration_cast<std::chrono::milliseconds>(deadline - shm::Clock::now())) +
-      std::chrono::seconds(1);
-  wait(*gloo_->alltoall_base(in, out, receive_bytes, send_bytes, options), deadline);
-  for (const auto& part : receives) {
-    shm::copy(part.data, shm::at(in.data_ptr(), from[part.peer]), part.bytes);
-    from[part.peer] += part.bytes;
+  try {
+    if (difference.empty()) return inside();
+    local_.refuse(difference, deadline);
+    local_.compare();
+  } catch (const Error& error) {
+    if (error.kind != ErrorKind::config) throw;
+    throw Error(ErrorKind::config, call.differ(error.what()));
   }
 }
 
@@ -163,36 +164,7 @@ std::string Hosts::compare_here(const shm::Call& call, shm::Deadline deadline, c
   }
 }
 
-std::string Hosts::exchange(std::vector<Entry>& entries, CallAcross& call) {
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  std::vector<std::vector<at::Tensor>> theirs(entries.size());
-  std::vector<at::Tensor> own{byte_tensor(sizeof(Entry))};
-  std::memcpy(own[0].data_ptr(), &entries[local_.host()], sizeof(Entry));
-  try {
-    for (const bool receives : {true, false}) {  // all receives first, see comm/c10d.cpp
-      for (int host = 0; host < host_count(); ++host) {
-        if (host == local_.host()) continue;
-        const int peer = ranks_of(host)[0];
-        if (receives) theirs[host] = {byte_tensor(sizeof(Entry))};
-        works.push_back(receives ? gloo_->recv(theirs[host], peer, call.tag_of_number())
-                                 : gloo_->send(own, peer, call.tag_of_number()));
-      }
-    }
-    for (const auto& work : works) call.wait(*work);
-  } catch (const CallsDiffer& error) {
-    left_.insert(left_.end(), works.begin(), works.end());
-    return error.what();
-  } catch (const std::exception& error) {
-    left_.insert(left_.end(), works.begin(), works.end());
-    raise(ErrorKind::comm, "between hosts, on rank ", rank_, ": ", first_line(error.what()), "; ",
-          place_.roll_call.silent_ranks());
-  }
-  for (int host = 0; host < host_count(); ++host)
-    if (host != local_.host()) std::memcpy(&entries[host], theirs[host][0].data_ptr(), sizeof(Entry));
-  return {};
-}
-
-void Hosts::compare(const shm::Call& call, shm::Deadline deadline, const std::string& refusal) {
+CallAcross Hosts::compare(const shm::Call& call, shm::Deadline deadline, const std::string& refusal) {
   CallAcross across(place_, ++number_, call, deadline);
   std::vector<Entry> entries(host_count());
   const auto refuse = [](Entry& entry, const std::string& text) {
@@ -203,7 +175,22 @@ void Hosts::compare(const shm::Call& call, shm::Deadline deadline, const std::st
     refuse(own, across.differ(trouble));
   own.call = local_.call_of(0);
   if (local_.rank() == 0) {
-    if (const auto error = exchange(entries, across); !error.empty()) refuse(entries[0], error);
+    Buffers out(size_), in(size_);
+    for (int host = 0; host < host_count(); ++host) {
+      if (host == local_.host()) continue;
+      const int peer = ranks_of(host)[0];
+      out[peer] = {byte_tensor(sizeof(Entry))};
+      in[peer] = {byte_tensor(sizeof(Entry))};
+      std::memcpy(out[peer][0].data_ptr(), &own, sizeof(Entry));
+    }
+    try {
+      exchange(out, in, across.tag_of_number(), across);
+      for (int host = 0; host < host_count(); ++host)
+        if (host != local_.host())
+          std::memcpy(&entries[host], in[ranks_of(host)[0]][0].data_ptr(), sizeof(Entry));
+    } catch (const CallsDiffer& error) {
+      refuse(entries[0], error.what());
+    }
   }
   shm::broadcast(local_, entries.data(), static_cast<int64_t>(entries.size() * sizeof(Entry)), 0, deadline);
   for (const Entry& entry : entries) {
@@ -214,6 +201,15 @@ void Hosts::compare(const shm::Call& call, shm::Deadline deadline, const std::st
     throw Error(ErrorKind::config, shm::describe_difference(entries[0].call, ranks_of(0)[0],
                                                             entries[host].call, ranks_of(host)[0]));
   }
+  return across;
+}
+
+CallAcross Hosts::enter(const shm::Call& call, shm::Deadline deadline) {
+  if (call.count == 0) return compare(call, deadline);  // no data moves
+  CallAcross across(place_, ++number_, call, deadline);
+  if (const auto trouble = compare_here(call, deadline, {}); !trouble.empty())
+    throw Error(ErrorKind::config, across.differ(trouble));
+  return across;
 }
 
 }  // namespace gossamer

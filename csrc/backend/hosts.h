@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <functional>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,9 +37,8 @@ class Hosts {
   void barrier(shm::Deadline deadline);
   void agree(const shm::Call& call, shm::Deadline deadline);
   void agree_on_count(int64_t count, shm::Deadline deadline);
-  // Begins a call outside this group's own operations, in which every rank needs data of every other. Only the ranks of each
-  // host compare it; the rest is up to those that wait for messages.
-  std::unique_ptr<CallAcross> enter(const shm::Call& call, shm::Deadline deadline);
+  // Begins an operation that is none of this class's: see enter().
+  CallAcross begin(const shm::Call& call, shm::Deadline deadline);
   // This rank has failed: ends what the ranks of all hosts wait for. Any thread.
   void announce(const std::string& reason) noexcept;
   // This rank refuses its call; the ranks of all hosts throw.
@@ -51,21 +50,29 @@ class Hosts {
     int64_t bytes;
     int peer;
   };
-  // Every rank calls it. Parts for one peer arrive in the order in which they were sent.
-  void transfer(const std::vector<Part>& sends, const std::vector<Part>& receives, shm::Deadline deadline);
-  void wait(c10d::Work& work, shm::Deadline deadline);
-  // The ranks of all hosts compare what they are about to do; all throw alike if the calls differ.
-  void compare(const shm::Call& call, shm::Deadline deadline, const std::string& refusal = {});
+  // Parts for one peer arrive in the order in which they were sent. Throws CallsDiffer.
+  void transfer(const std::vector<Part>& sends, const std::vector<Part>& receives, CallAcross& call);
+  using Buffers = std::vector<std::vector<at::Tensor>>;  // bytes for each rank; none where nothing moves
+  void exchange(Buffers& out, Buffers& in, int tag, CallAcross& call);
+  // The ranks of all hosts compare what they are about to do, as they must where some need no data of others. All throw alike
+  // if the calls differ.
+  CallAcross compare(const shm::Call& call, shm::Deadline deadline, const std::string& refusal = {});
+  // Begins a call in which every rank needs data of every other. Only the ranks of each host compare it; those that wait for
+  // messages find out whether hosts differ. A call that moves nothing is compared.
+  CallAcross enter(const shm::Call& call, shm::Deadline deadline);
   // The ranks of this host compare it. Returns why they refuse it; empty if they do not.
   std::string compare_here(const shm::Call& call, shm::Deadline deadline, const std::string& refusal);
-  // The first ranks of all hosts exchange their entries. Returns the error of the call if one of them is in another.
   struct Entry;
-  std::string exchange(std::vector<Entry>& entries, CallAcross& call);
   // After an error that others may not see: writes the reason into the store, where all ranks look while they wait.
   [[noreturn]] void fail(std::string reason);
   // Runs an operation; an Error(comm) in it becomes an error on all ranks.
   void run(const std::function<void()>& body);
-  void reduce_across(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline);
+  // `across` moves data between hosts, `inside` this one: a collective of local_. If `across` finds that calls differ, all
+  // ranks of this host throw, also those that have nothing to wait for in it.
+  void finish(CallAcross& call, shm::Deadline deadline, const std::function<void()>& across,
+              const std::function<void()>& inside);
+  void reduce_across(void* data, int64_t count, const shm::Summing& summing, CallAcross& call,
+                     shm::Deadline deadline);
 
   const std::vector<int>& ranks_of(int host) const { return local_.hosts()[host]; }
   int host_count() const { return static_cast<int>(local_.hosts().size()); }

@@ -22,7 +22,8 @@ int64_t cut(int64_t count, int64_t parts, int64_t index) {
 // a range may overlap several ranges of another host. The starts of all ranges cut the buffer into stretches; each stretch
 // lies in one range of every host, whose rank carries it. A stretch is cut into one part for each host; that host's
 // carrier sums the part, in the order of the hosts.
-void Hosts::reduce_across(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline) {
+void Hosts::reduce_across(void* data, int64_t count, const shm::Summing& summing, CallAcross& call,
+                          shm::Deadline deadline) {
   const int places = local_.size();
   const int hosts = host_count();
   const int own_host = local_.host();
@@ -83,53 +84,57 @@ void Hosts::reduce_across(void* data, int64_t count, const shm::Summing& summing
       receives.push_back({theirs.back().data(), in.count * wide_element, stretch.carriers[host]});
     }
   }
-  transfer(sends, receives, deadline);
+  const auto across = [&] {
+    transfer(sends, receives, call);
 
-  sends.clear();
-  receives.clear();
-  shm::Fold finish = summing.reduction;
-  finish.from = wide;
-  if (finish.op == shm::Op::premul_sum) finish.op = shm::Op::sum;  // the factors are applied already
-  for (size_t i = 0; i < stretches.size(); ++i) {
-    const shm::Range own = part_of(stretches[i], own_host);
-    std::vector<const void*> sources;
-    for (int host = 0; host < hosts; ++host) {
-      sources.push_back(host == own_host ? partial.data() + (own.begin - begin) * wide_element
-                                         : theirs[i * hosts + host].data());
+    sends.clear();
+    receives.clear();
+    shm::Fold finish = summing.reduction;
+    finish.from = wide;
+    if (finish.op == shm::Op::premul_sum) finish.op = shm::Op::sum;  // the factors are applied already
+    for (size_t i = 0; i < stretches.size(); ++i) {
+      const shm::Range own = part_of(stretches[i], own_host);
+      std::vector<const void*> sources;
+      for (int host = 0; host < hosts; ++host) {
+        sources.push_back(host == own_host ? partial.data() + (own.begin - begin) * wide_element
+                                           : theirs[i * hosts + host].data());
+      }
+      void* result = at(data, own.begin * element);
+      shm::reduce(finish, sources.data(), hosts, &result, 1, own.count);
+      for (int host = 0; host < hosts; ++host) {
+        if (host == own_host) continue;
+        sends.push_back({result, own.count * element, stretches[i].carriers[host]});
+        const shm::Range other = part_of(stretches[i], host);
+        receives.push_back(
+            {at(data, other.begin * element), other.count * element, stretches[i].carriers[host]});
+      }
     }
-    void* result = at(data, own.begin * element);
-    shm::reduce(finish, sources.data(), hosts, &result, 1, own.count);
-    for (int host = 0; host < hosts; ++host) {
-      if (host == own_host) continue;
-      sends.push_back({result, own.count * element, stretches[i].carriers[host]});
-      const shm::Range other = part_of(stretches[i], host);
-      receives.push_back(
-          {at(data, other.begin * element), other.count * element, stretches[i].carriers[host]});
+    transfer(sends, receives, call);
+  };
+  const auto spread = [&] {
+    std::vector<void*> outs;
+    for (int place = 0; place < places; ++place) {
+      outs.push_back(const_cast<void*>(ins[place]));
+      counts[place] *= element;
     }
-  }
-  transfer(sends, receives, deadline);
-
-  std::vector<void*> outs;
-  for (int place = 0; place < places; ++place) {
-    outs.push_back(const_cast<void*>(ins[place]));
-    counts[place] *= element;
-  }
-  shm::all_gather(local_, outs[local_.rank()], outs.data(), counts.data(), deadline);
+    shm::all_gather(local_, outs[local_.rank()], outs.data(), counts.data(), deadline);
+  };
+  finish(call, deadline, across, spread);
 }
 
 void Hosts::all_reduce(void* data, int64_t count, const shm::Summing& summing, shm::Deadline deadline) {
   run([&] {
-    compare(call_for(shm::CallKind::all_reduce, count, summing), deadline);
-    reduce_across(data, count, summing, deadline);
+    CallAcross call = enter(call_for(shm::CallKind::all_reduce, count, summing), deadline);
+    reduce_across(data, count, summing, call, deadline);
   });
 }
 
 void Hosts::reduce(void* data, int64_t count, const shm::Summing& summing, int root, shm::Deadline deadline) {
   run([&] {
-    compare(call_for(shm::CallKind::reduce, count, summing, root), deadline);
+    CallAcross call = compare(call_for(shm::CallKind::reduce, count, summing, root), deadline);
     const int64_t bytes = count * shm::element_size(summing.reduction.from);
     std::vector<uint8_t> copy(static_cast<uint8_t*>(data), static_cast<uint8_t*>(data) + bytes);
-    reduce_across(copy.data(), count, summing, deadline);
+    reduce_across(copy.data(), count, summing, call, deadline);
     if (rank_ == root) shm::copy(data, copy.data(), bytes);
   });
 }
@@ -137,18 +142,18 @@ void Hosts::reduce(void* data, int64_t count, const shm::Summing& summing, int r
 void Hosts::reduce_scatter(const void* const* ins, void* out, int64_t count, const shm::Summing& summing,
                            shm::Deadline deadline) {
   run([&] {
-    compare(call_for(shm::CallKind::reduce_scatter, count, summing), deadline);
+    CallAcross call = enter(call_for(shm::CallKind::reduce_scatter, count, summing), deadline);
     const int64_t bytes = count * shm::element_size(summing.reduction.from);
     std::vector<uint8_t> whole(bytes * size_);
     for (int rank = 0; rank < size_; ++rank) shm::copy(whole.data() + rank * bytes, ins[rank], bytes);
-    reduce_across(whole.data(), count * size_, summing, deadline);
+    reduce_across(whole.data(), count * size_, summing, call, deadline);
     shm::copy(out, whole.data() + rank_ * bytes, bytes);
   });
 }
 
 void Hosts::broadcast(void* data, int64_t bytes, int root, shm::Deadline deadline) {
   run([&] {
-    compare(call_for(shm::CallKind::broadcast, bytes, root), deadline);
+    CallAcross call = compare(call_for(shm::CallKind::broadcast, bytes, root), deadline);
     const int home = host_of_[root];
     std::vector<Part> sends;
     std::vector<Part> receives;
@@ -157,7 +162,7 @@ void Hosts::broadcast(void* data, int64_t bytes, int root, shm::Deadline deadlin
       if (rank_ == root) sends.push_back({data, bytes, ranks_of(host)[0]});
       if (rank_ == ranks_of(host)[0]) receives.push_back({data, bytes, root});
     }
-    transfer(sends, receives, deadline);
+    transfer(sends, receives, call);
     shm::broadcast(local_, data, bytes, local_.host() == home ? place_of_[root] : 0, deadline);
   });
 }
@@ -165,7 +170,7 @@ void Hosts::broadcast(void* data, int64_t bytes, int root, shm::Deadline deadlin
 // Every part crosses once to each other host, to one of its ranks, which then hands it on inside the host.
 void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::Deadline deadline) {
   run([&] {
-    compare(call_for(shm::CallKind::all_gather, bytes), deadline);
+    CallAcross call = enter(call_for(shm::CallKind::all_gather, bytes), deadline);
     // The ranks whose parts each local rank hands on, its own first.
     std::vector<std::vector<int>> carried(local_.size());
     std::vector<Part> sends;
@@ -183,7 +188,6 @@ void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::De
     std::vector<Part> receives;
     shm::copy(mine.data(), in, bytes);
     for (size_t i = 1; i < own.size(); ++i) receives.push_back({mine.data() + i * bytes, bytes, own[i]});
-    transfer(sends, receives, deadline);
 
     std::vector<std::vector<uint8_t>> theirs(local_.size());
     std::vector<void*> parts;
@@ -193,7 +197,9 @@ void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::De
       theirs[place].resize(part_bytes.back());
       parts.push_back(theirs[place].data());
     }
-    shm::all_gather(local_, mine.data(), parts.data(), part_bytes.data(), deadline);
+    finish(
+        call, deadline, [&] { transfer(sends, receives, call); },
+        [&] { shm::all_gather(local_, mine.data(), parts.data(), part_bytes.data(), deadline); });
     for (int place = 0; place < local_.size(); ++place) {
       for (size_t i = 0; i < carried[place].size(); ++i) {
         shm::copy(outs[carried[place][i]], theirs[place].data() + i * bytes, bytes);
@@ -204,28 +210,28 @@ void Hosts::all_gather(const void* in, void* const* outs, int64_t bytes, shm::De
 
 void Hosts::gather(const void* in, void* const* outs, int64_t bytes, int root, shm::Deadline deadline) {
   run([&] {
-    compare(call_for(shm::CallKind::gather, bytes, root), deadline);
+    CallAcross call = compare(call_for(shm::CallKind::gather, bytes, root), deadline);
     std::vector<Part> receives;
     for (int rank = 0; rank_ == root && rank < size_; ++rank) receives.push_back({outs[rank], bytes, rank});
-    transfer({{const_cast<void*>(in), bytes, root}}, receives, deadline);
+    transfer({{const_cast<void*>(in), bytes, root}}, receives, call);
   });
 }
 
 void Hosts::scatter(const void* const* ins, void* out, int64_t bytes, int root, shm::Deadline deadline) {
   run([&] {
-    compare(call_for(shm::CallKind::scatter, bytes, root), deadline);
+    CallAcross call = compare(call_for(shm::CallKind::scatter, bytes, root), deadline);
     std::vector<Part> sends;
     for (int rank = 0; rank_ == root && rank < size_; ++rank) {
       sends.push_back({const_cast<void*>(ins[rank]), bytes, rank});
     }
-    transfer(sends, {{out, bytes, root}}, deadline);
+    transfer(sends, {{out, bytes, root}}, call);
   });
 }
 
 void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* const* outs,
                        const int64_t* out_bytes, shm::Deadline deadline) {
   run([&] {
-    compare(call_for(shm::CallKind::all_to_all, 0), deadline);
+    CallAcross call = compare(call_for(shm::CallKind::all_to_all, 0), deadline);
     std::vector<Part> sends;
     std::vector<Part> receives;
     // Every rank looks at all pairs, so that all throw alike. A row: bytes sent to each rank, then bytes expected from each.
@@ -238,7 +244,7 @@ void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* co
       sends.push_back({table.data(), row_bytes, rank});
       receives.push_back({tables.data() + rank * row, row_bytes, rank});
     }
-    transfer(sends, receives, deadline);
+    transfer(sends, receives, call);
     shm::compare_splits(
         size_, [](int rank) { return rank; },
         [&](int rank, int index) { return tables[rank * row + index]; });
@@ -248,7 +254,7 @@ void Hosts::all_to_all(const void* const* ins, const int64_t* in_bytes, void* co
       sends.push_back({const_cast<void*>(ins[rank]), in_bytes[rank], rank});
       receives.push_back({outs[rank], out_bytes[rank], rank});
     }
-    transfer(sends, receives, deadline);
+    transfer(sends, receives, call);
   });
 }
 
@@ -256,13 +262,10 @@ void Hosts::agree(const shm::Call& call, shm::Deadline deadline) {
   run([&] { compare(call, deadline); });
 }
 
-std::unique_ptr<CallAcross> Hosts::enter(const shm::Call& call, shm::Deadline deadline) {
-  auto across = std::make_unique<CallAcross>(place_, ++number_, call, deadline);
-  run([&] {
-    if (const auto trouble = compare_here(call, deadline, {}); !trouble.empty())
-      throw Error(ErrorKind::config, across->differ(trouble));
-  });
-  return across;
+CallAcross Hosts::begin(const shm::Call& call, shm::Deadline deadline) {
+  std::optional<CallAcross> begun;
+  run([&] { begun.emplace(enter(call, deadline)); });
+  return *std::move(begun);
 }
 
 void Hosts::barrier(shm::Deadline deadline) { agree(shm::Call(), deadline); }

@@ -9,10 +9,10 @@ void GossamerBackend::agree(const shm::Call& call, shm::Deadline deadline) {
   hosts_ ? hosts_->agree(call, deadline) : shm::agree(*group_, call, deadline);
 }
 
-std::unique_ptr<CallAcross> GossamerBackend::enter(const shm::Call& call, shm::Deadline deadline) {
-  if (hosts_) return hosts_->enter(call, deadline);
+std::optional<CallAcross> GossamerBackend::enter(const shm::Call& call, shm::Deadline deadline) {
+  if (hosts_) return hosts_->begin(call, deadline);
   shm::agree(*group_, call, deadline);
-  return nullptr;
+  return {};
 }
 
 void GossamerBackend::agree_on_count(size_t count, shm::Deadline deadline) {

@@ -96,15 +96,15 @@ Communicator& CodecBackend::one_level() const {
 
 template <class Run>
 void CodecBackend::run(Communicator& comm, const shm::Call& call, shm::Deadline deadline, Run&& run) {
-  std::unique_ptr<CallAcross> across;
-  if (comm.takes_calls() && call.count > 0) {
-    across = enter(call, deadline);
+  std::optional<CallAcross> across;
+  if (comm.takes_calls()) {
+    if (auto begun = enter(call, deadline)) across.emplace(*std::move(begun));
   } else {
     agree(call, deadline);
   }
   // This thread does not have the caller's inference mode.
   const at::AutoDispatchBelowADInplaceOrView below;
-  comm.set_call(across.get());
+  comm.set_call(across ? &*across : nullptr);
   const auto reset = c10::make_scope_exit([&comm] { comm.set_call(nullptr); });
   try {
     run(calls_);

@@ -4,6 +4,7 @@
 
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -34,6 +35,7 @@ struct Sum {  // one call
   double inside, beyond;  // the scale as two factors
   at::Tensor error;
 
+  at::Tensor own_part() const { return x.narrow(0, begin, numel); }
   at::Tensor error_of_part() const { return error.defined() ? error.narrow(0, begin, numel) : error; }
 };
 
@@ -50,25 +52,25 @@ void each_range(const Sum& sum, int64_t chunk, int64_t begin, int64_t numel, con
     call(first, std::min({numel, chunk - begin, sum.numel - first}));
 }
 
-// Where the ranks of a host meet: every rank's tensor in the memory of all of them, and the places to which a carrier writes
-// its part of the result, from the part's first element on.
+// Where the ranks of a host meet: every rank's tensor, as this rank reads it; the places to which a carrier writes its part of
+// the result, from the part's first element on; and memory in which it makes its part.
 struct Ground {
   PeerBlock& block;
   std::vector<uint8_t*> tensors, results;
+  at::Tensor part;  // [sum.numel]
 };
 
 void through_memory(const Sum& sum, const Ground& ground, const Across& across) {
   const int64_t ranks = sum.comm.inside().size();
   const auto element = static_cast<int64_t>(sum.x.element_size());
-  uint8_t* own = static_cast<uint8_t*>(sum.x.data_ptr());
+  uint8_t* part = bytes_of(ground.part);
   std::vector<void*> rows(static_cast<size_t>(ranks));
   const Around around{[&](int64_t chunk, int64_t begin, int64_t numel) {
                         const observe::Span span("sum", "host", ranks * numel * element);
                         each_range(sum, chunk, begin, numel, [&](int64_t first, int64_t length) {
-                          const int64_t at = (sum.begin + first) * element;
                           for (size_t rank = 0; rank < rows.size(); ++rank)
-                            rows[rank] = ground.tensors[rank] + at;
-                          void* out = own + at;
+                            rows[rank] = ground.tensors[rank] + (sum.begin + first) * element;
+                          void* out = part + first * element;
                           sum.kernels.sum_rows(sum.dtype, {rows.data(), ranks, &out, 1, length}, sum.inside);
                         });
                       },
@@ -77,16 +79,15 @@ void through_memory(const Sum& sum, const Ground& ground, const Across& across) 
                         std::vector<flat::Segment> segments;
                         each_range(sum, chunk, begin, numel, [&](int64_t first, int64_t length) {
                           for (uint8_t* result : ground.results)
-                            segments.push_back({result + first * element, sum.begin + first, length});
+                            segments.push_back({result + first * element, first, length});
                         });
                         sum.kernels.scatter(sum.dtype, segments.data(), static_cast<int64_t>(segments.size()),
-                                            own, 1.0);
+                                            part, 1.0);
                       }};
   meet(ground.block);
   if (sum.numel > 0) {
     try {
-      across(*sum.comm.across(), sum.x.narrow(0, sum.begin, sum.numel), sum.beyond, sum.error_of_part(),
-             around);
+      across(*sum.comm.across(), ground.part, sum.beyond, sum.error_of_part(), around);
     } catch (const CallsDiffer&) {
       // All ranks of the host learn of it in the meeting.
     }
@@ -101,17 +102,17 @@ void through_memory(const Sum& sum, const Ground& ground, const Across& across) 
 void through_tensors(const Sum& sum, PeerBlock& block, const Across& across) {
   const auto me = static_cast<size_t>(sum.comm.inside().rank());
   const auto element = static_cast<int64_t>(sum.x.element_size());
-  const int64_t offset = static_cast<uint8_t*>(sum.x.data_ptr()) - block.bases().at(me);
-  Ground ground{block, block.bases(), {}};
+  const int64_t offset = bytes_of(sum.x) - block.bases().at(me);
+  Ground ground{block, block.bases(), {}, sum.own_part()};
   for (uint8_t*& tensor : ground.tensors) tensor += offset;
   for (size_t rank = 0; rank < ground.tensors.size(); ++rank)
     if (rank != me) ground.results.push_back(ground.tensors[rank] + sum.begin * element);
   through_memory(sum, ground, across);
 }
 
-// The tensors lie elsewhere, perhaps on devices. A rank copies its tensor to memory that the ranks share. A carrier leaves
-// its result in its own memory, where the others read it; no rank overwrites a result before all have come to the next
-// meeting.
+// The tensors lie elsewhere, perhaps on devices. A rank copies to shared memory what others carry. A carrier leaves its result
+// in its own such memory, where the others read it; no rank overwrites a result before all have come to the next meeting. On
+// the CPU it makes the result there, so a tensor changes only at the end.
 void through_copies(const Sum& sum, const Across& across) {
   Communicator& inside = sum.comm.inside();
   const auto me = static_cast<size_t>(inside.rank());
@@ -120,21 +121,24 @@ void through_copies(const Sum& sum, const Across& across) {
       Route::of(inside).shared(inside, chunk_numel(sum.share * element, 1, kResultAlignment));
   const int64_t results = inside.size() * shared.row_bytes;
   const auto& bases = shared.block->bases();
-  const flat::Segment copy{bases.at(me), 0, sum.x.numel()};
-  sum.kernels.scatter(sum.dtype, &copy, 1, sum.x.data_ptr(), 1.0);
-  try {
-    through_memory(sum, {*shared.block, bases, {bases[me] + results}}, across);
-  } catch (const CallsDiffer&) {
-    sum.kernels.gather(sum.dtype, &copy, 1, sum.x.data_ptr(), 1.0);
-    throw;
-  }
-  std::vector<flat::Segment> parts;
+  std::vector<flat::Segment> copied, parts;
   for (int64_t carrier = 0; carrier < sum.comm.carriers(); ++carrier) {
     const int64_t begin = std::min(carrier * sum.share, sum.x.numel());
     const int64_t length = std::min(sum.share, sum.x.numel() - begin);
-    if (carrier != inside.rank() && length > 0)
-      parts.push_back({bases[static_cast<size_t>(carrier)] + results, begin, length});
+    const bool own = carrier == inside.rank();
+    if (length > 0 && !own) copied.push_back({bases.at(me) + begin * element, begin, length});
+    if (length > 0 && (!own || sum.x.is_cpu()))
+      parts.push_back({bases.at(static_cast<size_t>(carrier)) + results, begin, length});
   }
+  Ground ground{*shared.block, bases, {}, sum.own_part()};
+  ground.tensors[me] = bytes_of(sum.x);
+  if (sum.x.is_cpu()) {
+    ground.part = at::from_blob(bases[me] + results, {sum.numel}, sum.x.options());
+  } else {
+    ground.results = {bases[me] + results};
+  }
+  sum.kernels.scatter(sum.dtype, copied.data(), static_cast<int64_t>(copied.size()), sum.x.data_ptr(), 1.0);
+  through_memory(sum, ground, across);
   sum.kernels.gather(sum.dtype, parts.data(), static_cast<int64_t>(parts.size()), sum.x.data_ptr(), 1.0);
 }
 
