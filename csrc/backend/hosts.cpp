@@ -84,12 +84,16 @@ void Hosts::announce(const std::string& reason) noexcept {
 // All receives are posted before the sends; why, is said in comm/c10d.cpp. Each rank begins at another peer.
 void Hosts::exchange(Buffers& out, Buffers& in, int tag, CallAcross& call) {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  int64_t bytes = 0;
+  for (const auto& buffer : out)
+    if (!buffer.empty()) bytes += static_cast<int64_t>(buffer[0].nbytes());
   const auto leave = [&] { left_.insert(left_.end(), works.begin(), works.end()); };
   try {
     for (int apart = 1; apart < size_; ++apart) {
       const int source = (rank_ + size_ - apart) % size_;
       if (!in[source].empty()) works.push_back(gloo_->recv(in[source], source, tag));
     }
+    let_gloo_run(bytes);
     for (int apart = 1; apart < size_; ++apart) {
       const int to = (rank_ + apart) % size_;
       if (!out[to].empty()) works.push_back(gloo_->send(out[to], to, tag));

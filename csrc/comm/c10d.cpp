@@ -138,6 +138,8 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
   try {
     start(works);
   } catch (const std::exception& error) {
+    leave(std::move(works));
+    if (!disconnected().empty()) fail(operation, bytes, error);
     // Refused before anything was sent, for example an unsupported dtype: the group still works.
     raise_python(ErrorKind::comm, operation, " of ", readable_bytes(bytes), " was refused on rank ", place(),
                  ": ", first_line(error.what()));
@@ -312,6 +314,7 @@ PendingPtr C10dCommunicator::exchange(const char* operation, const std::vector<S
     // already begun, the announcement would wait, and one direction would start only after the other has ended.
     const int tag = call_ == nullptr ? 0 : call_->tag();
     for (auto& [tensors, source] : incoming) works.push_back(backend_->recv(tensors, source, tag));
+    if (uses_sockets()) let_gloo_run(sent);
     for (auto& [tensors, to] : outgoing) works.push_back(backend_->send(tensors, to, tag));
     if (grouped) works = {backend_->endCoalescing()};
   };
