@@ -1,8 +1,8 @@
 """Sums of few elements between hosts: the backend "gossamer", exact and with a codec, against Gloo, in turns.
 
 Hosts are network namespaces with one rank each. Links have RATE; "far" hosts have FAR_S more between the first host and
-the others, there and back. A rank of two hosts has one core for all of its threads, as far as cores last; then Gloo's own
-thread decides much. Needs root.
+the others, there and back. All threads of a rank share one core, as long as there are enough cores, and then much depends
+on Gloo's own thread. Needs root.
 """
 
 import sys
@@ -35,10 +35,7 @@ def sums(rounds: int, repeats: int) -> dict[str, list[float]]:
 
 
 def measure(hosts: int, *, far: bool, quick: bool) -> None:
-    if quick:
-        job = {"rounds": 2, "repeats": 1}
-    else:
-        job = {"rounds": 9, "repeats": 2 if far else 100}
+    job = {"rounds": 2 if quick else 9, "repeats": 1 if quick else 2 if far else 100}
     found = run_hosts(hosts, job, rate=RATE, delays={0: FAR_S / 2} if far else None)
     where = f"{hosts} hosts" + (f", the first {1e3 * FAR_S:g} ms away" if far else "")
     for name in (EXACT, ENCODED):
