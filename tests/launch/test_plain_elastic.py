@@ -186,7 +186,7 @@ def test_a_newcomer_begins_at_the_anchor_of_the_others(fork, tmp_path, local) ->
 
 def test_a_worker_that_trains_alone_in_between_leaves_after_an_averaging(fork, tmp_path) -> None:
     flags = ["--min-np", "1", "-np", "3"]
-    run = begin(fork, tmp_path, flags, epochs=2, term={"0": 5}, local=DILOCO, sleep_s=0.05)
+    run = begin(fork, tmp_path, flags, epochs=2, term={"0": 5}, local=DILOCO, sleep_s=0.02)
     code, _, err = run.finish()
     assert code == 0, err
     assert "worker 0 (slot 0 of localhost) has gone, as it was told; 2 are left" in err
