@@ -14,6 +14,8 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 
 constexpr auto kForReasons = std::chrono::milliseconds(500), kPoll = std::chrono::milliseconds(20);
+constexpr auto kAfterLooks =
+    std::chrono::milliseconds(2000);   // a look ends a wait that is too long, unless the store is gone
 const std::string kFailed = "failed";  // where hosts.cpp writes why a rank has
 
 std::string key_of_host(int host) { return "call/" + std::to_string(host); }
@@ -130,11 +132,14 @@ int CallAcross::tag() const {
 int CallAcross::tag_of_number() const { return mix(facts_->own.number, {}); }
 
 void CallAcross::wait(c10d::Work& work, const Look& also) {
+  const Look look = [facts = facts_, also] {
+    facts->look();
+    if (also) also();
+  };
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(facts_->deadline - shm::Clock::now());
   try {
-    place_.lookout.wait(work, [facts = facts_, also] {
-      facts->look();
-      if (also) also();
-    });
+    place_.lookout.wait(work, look, std::max(left, std::chrono::milliseconds(0)) + kAfterLooks);
   } catch (const CallsDiffer&) {
     place_.local.mark_different(facts_->own.number);
     throw;

@@ -72,7 +72,7 @@ Lookout::~Lookout() {
   post_->changed.notify_all();
 }
 
-void Lookout::wait(c10d::Work& work, const Look& look) {
+void Lookout::wait(c10d::Work& work, const Look& look, std::chrono::milliseconds limit) {
   Post& post = *post_;
   const auto wait = std::make_shared<Post::Wait>(Post::Wait{&work, look, nullptr});
   {
@@ -81,7 +81,7 @@ void Lookout::wait(c10d::Work& work, const Look& look) {
   }
   std::exception_ptr error;
   try {
-    work.wait();
+    work.wait(limit);
   } catch (...) {
     error = std::current_exception();
   }

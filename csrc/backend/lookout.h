@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 
@@ -20,8 +21,9 @@ class Lookout {
   Lookout& operator=(const Lookout&) = delete;
   ~Lookout();
 
-  // Any thread. Throws what work.wait() throws, or what `look` has thrown meanwhile.
-  void wait(c10d::Work& work, const Look& look);
+  // Any thread. Throws what work.wait(limit) throws, or what `look` has thrown meanwhile. A limit that is reached breaks the
+  // connection; by default it is the group's.
+  void wait(c10d::Work& work, const Look& look, std::chrono::milliseconds limit = kNoTimeout);
 
  private:
   struct Post;

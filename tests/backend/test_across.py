@@ -15,10 +15,11 @@ from itertools import combinations
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions
 
 import gossamer as gs
 from gossamer import netlab
-from tests.backend.jobs import TESTED, named_ranks, noise
+from tests.backend.jobs import TESTED, named_ranks, noise, options
 from tests.support.on_hosts import partition_of, printed, run_on_hosts
 
 unavailable = netlab.missing()
@@ -169,3 +170,24 @@ def test_a_rank_that_is_lost_in_an_encoded_call_is_named(ranks_of: list[int], si
         assert "lost" in one, end[1][-2000:] + end[2][-4000:]
         assert sum(ranks_of) - 1 in named_ranks(one["lost"]), one["lost"]
         assert one["lost_s"] < 12, one
+
+
+def waiting_job() -> None:
+    """The second rank comes later than the group's timeout, which the call of the first one does not have."""
+    begin([1, 1], timeout_s=3)
+    for numel in (5000, 5):  # encoded, exact
+        dist.barrier()
+        time.sleep(4 * dist.get_rank())
+        x = torch.ones(numel)
+        limit = options(AllreduceOptions, timeout=timedelta(seconds=30))
+        dist.group.WORLD.allreduce([x], limit).wait()
+        assert x.eq(2).all()
+    print(json.dumps({"done": True}), flush=True)
+    dist.destroy_process_group()
+
+
+def test_the_timeout_of_a_call_may_be_longer_than_that_of_its_group() -> None:
+    with netlab.Hosts(2) as hosts:
+        ends = run_on_hosts(hosts, [1, 1], "from tests.backend import test_across; test_across.waiting_job()")
+    for end in ends:
+        assert printed(end) == {"done": True}, end[1][-2000:] + end[2][-4000:]
