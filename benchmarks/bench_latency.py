@@ -1,8 +1,8 @@
 """Sums of few elements between hosts: the backend "gossamer", exact and with a codec, against Gloo, in turns.
 
-Hosts are network namespaces with one rank each. Links have RATE; "far" hosts have FAR_S more between the first host and
-the others, there and back. All threads of a rank share one core, as long as there are enough cores, and then much depends
-on Gloo's own thread. Needs root.
+Hosts are network namespaces with one rank each. Links have RATE; "far" hosts have FAR_S more between the first host
+and the others, there and back. All threads of a rank share one core, as long as there are enough cores, and then much
+depends on Gloo's own thread. Needs root.
 """
 
 import sys
