@@ -7,7 +7,6 @@ depends on Gloo's own thread. Needs root.
 
 import sys
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,13 +48,9 @@ def measure(hosts: int, *, far: bool, quick: bool) -> None:
         )
 
 
-def sums_of(**job: Any) -> dict[str, Any]:
-    return dict(sums(**job))
-
-
 def main() -> int:
     options = arguments(__doc__)
-    if serve(options, sums_of):
+    if serve(options, sums):
         return 0
     if why := missing():
         note(f"no hosts, so nothing is measured: {why}")

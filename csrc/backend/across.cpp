@@ -8,30 +8,24 @@
 #include <utility>
 #include <vector>
 
+#include "backend/announced.h"
+#include "codec/codec.h"
+
 namespace gossamer {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
 
 constexpr auto kForReasons = std::chrono::milliseconds(500), kPoll = std::chrono::milliseconds(20);
-constexpr auto kAfterLooks =
-    std::chrono::milliseconds(2000);   // a look ends a wait that is too long, unless the store is gone
-const std::string kFailed = "failed";  // where hosts.cpp writes why a rank has
+// A look ends a wait that is too long, unless the store is gone.
+constexpr auto kAfterLooks = std::chrono::milliseconds(2000);
 
 std::string key_of_host(int host) { return "call/" + std::to_string(host); }
 
 // A tag of Gloo's, which must not be negative.
-int mix(uint64_t number, const std::vector<int64_t>& words) {
-  uint64_t state = number;
-  const auto stir = [&state](uint64_t word) {  // as splitmix64 does
-    state += word + 0x9e3779b97f4a7c15;
-    state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
-    state = (state ^ (state >> 27)) * 0x94d049bb133111eb;
-    state ^= state >> 31;
-  };
-  stir(0);
-  for (const int64_t word : words) stir(static_cast<uint64_t>(word));
-  return static_cast<int>(state & 0x7fffffff);
+int tag_of(uint64_t number, int64_t count, int64_t what, int64_t how) {
+  const auto word = [](int64_t x) { return static_cast<uint64_t>(x); };
+  return static_cast<int>(codec::make_key(number, word(count), word(what), word(how)) & 0x7fffffff);
 }
 
 }  // namespace
@@ -90,10 +84,7 @@ struct CallAcross::Facts {
     try {
       const auto until = shm::Clock::now() + kForReasons;
       do {
-        if (store->check({kFailed})) {
-          const Bytes text = store->get(kFailed);
-          return {text.begin(), text.end()};
-        }
+        if (auto text = announced(*store, kFailed); !text.empty()) return text;
         std::this_thread::sleep_for(kPoll);
       } while (shm::Clock::now() < until);
     } catch (const std::exception&) {
@@ -103,7 +94,7 @@ struct CallAcross::Facts {
   }
 
   void look() {
-    if (store->check({kFailed})) throw KnownFailure(told());
+    if (store->check({kFailed})) throw std::runtime_error("another rank has failed");
     roll_call.answer_if_asked();
     compare();
     if (shm::Clock::now() > deadline) throw std::runtime_error("Timed out");
@@ -115,7 +106,7 @@ void CallAcross::prepare(const Place& place) {
 }
 
 CallAcross::CallAcross(Place& place, uint64_t number, const shm::Call& call, shm::Deadline deadline)
-    : place_(place) {
+    : place_(&place) {
   const auto& hosts = place.local.hosts();
   const int host = place.local.host();
   const Facts::Record own{number, hosts[static_cast<size_t>(host)][0], call};
@@ -125,11 +116,14 @@ CallAcross::CallAcross(Place& place, uint64_t number, const shm::Call& call, shm
 
 int CallAcross::tag() const {
   const shm::Call& call = facts_->own.call;
-  return mix(facts_->own.number,
-             {static_cast<int64_t>(call.kind), call.type, call.op, call.root, call.count});
+  const auto pair = [](int32_t high, int32_t low) {
+    return (int64_t{high} << 32) | static_cast<uint32_t>(low);
+  };
+  return tag_of(facts_->own.number, call.count, pair(static_cast<int32_t>(call.kind), call.type),
+                pair(call.op, call.root));
 }
 
-int CallAcross::tag_of_number() const { return mix(facts_->own.number, {}); }
+int CallAcross::tag_of_number() const { return tag_of(facts_->own.number, -1, -1, -1); }
 
 void CallAcross::wait(c10d::Work& work, const Look& also) {
   const Look look = [facts = facts_, also] {
@@ -139,11 +133,9 @@ void CallAcross::wait(c10d::Work& work, const Look& also) {
   const auto left =
       std::chrono::duration_cast<std::chrono::milliseconds>(facts_->deadline - shm::Clock::now());
   try {
-    place_.lookout.wait(work, look, std::max(left, std::chrono::milliseconds(0)) + kAfterLooks);
+    place_->lookout.wait(work, look, std::max(left, std::chrono::milliseconds(0)) + kAfterLooks);
   } catch (const CallsDiffer&) {
-    place_.local.mark_different(facts_->own.number);
-    throw;
-  } catch (const KnownFailure&) {
+    place_->local.mark_different(facts_->own.number);
     throw;
   } catch (const std::exception&) {
     if (const auto reason = facts_->told(); !reason.empty()) throw KnownFailure(reason);
@@ -154,8 +146,8 @@ void CallAcross::wait(c10d::Work& work, const Look& also) {
 std::string CallAcross::differ(const std::string& text) { return facts_->differ(text); }
 
 void CallAcross::end() {
-  for (int peer = 0; peer < place_.local.size(); ++peer)
-    if (place_.local.found_different(peer) == facts_->own.number) throw CallsDiffer(facts_->differ({}));
+  for (int peer = 0; peer < place_->local.size(); ++peer)
+    if (place_->local.found_different(peer) == facts_->own.number) throw CallsDiffer(facts_->differ({}));
 }
 
 }  // namespace gossamer

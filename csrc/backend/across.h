@@ -56,7 +56,7 @@ class CallAcross {
  private:
   struct Facts;  // what a look owns
 
-  Place& place_;
+  Place* place_;
   std::shared_ptr<Facts> facts_;
 };
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/announced.h"
+#include "backend/messages.h"
 #include "errors.h"
 #include "shm/pieces.h"
 
@@ -61,10 +63,7 @@ void Hosts::run(const std::function<void()>& body) {
 void Hosts::fail(std::string reason) {
   gave_up_ = true;
   try {
-    if (store_->check({"failed"})) {
-      const auto first = store_->get("failed");
-      reason = std::string(first.begin(), first.end());
-    }
+    if (const auto first = announced(*store_, kFailed); !first.empty()) reason = first;
   } catch (const std::exception&) {
     reason += "; the store does not answer either";
   }
@@ -75,29 +74,24 @@ void Hosts::fail(std::string reason) {
 void Hosts::announce(const std::string& reason) noexcept {
   try {
     local_.abort(reason);
-    if (!store_->check({"failed"})) store_->set("failed", std::vector<uint8_t>(reason.begin(), reason.end()));
+    gossamer::announce(*store_, kFailed, reason);
   } catch (const std::exception&) {
     // Whoever hosts the store is gone; the others will notice that.
   }
 }
 
-// All receives are posted before the sends; why, is said in comm/c10d.cpp. Each rank begins at another peer.
-void Hosts::exchange(Buffers& out, Buffers& in, int tag, CallAcross& call) {
+// Each rank begins at another peer.
+void Hosts::exchange(const Buffers& out, const Buffers& in, int tag, CallAcross& call) {
+  std::vector<Message> incoming, outgoing;
+  for (int apart = 1; apart < size_; ++apart) {
+    const int source = (rank_ + size_ - apart) % size_, to = (rank_ + apart) % size_;
+    if (in[source].defined()) incoming.push_back({{in[source]}, source});
+    if (out[to].defined()) outgoing.push_back({{out[to]}, to});
+  }
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  int64_t bytes = 0;
-  for (const auto& buffer : out)
-    if (!buffer.empty()) bytes += static_cast<int64_t>(buffer[0].nbytes());
   const auto leave = [&] { left_.insert(left_.end(), works.begin(), works.end()); };
   try {
-    for (int apart = 1; apart < size_; ++apart) {
-      const int source = (rank_ + size_ - apart) % size_;
-      if (!in[source].empty()) works.push_back(gloo_->recv(in[source], source, tag));
-    }
-    let_gloo_run(bytes);
-    for (int apart = 1; apart < size_; ++apart) {
-      const int to = (rank_ + apart) % size_;
-      if (!out[to].empty()) works.push_back(gloo_->send(out[to], to, tag));
-    }
+    post_messages(*gloo_, incoming, outgoing, tag, works);
     for (const auto& work : works) call.wait(*work);
   } catch (const CallsDiffer&) {
     leave();
@@ -115,7 +109,7 @@ void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& re
     for (const auto& part : parts) bytes[part.peer] += part.bytes;
     Buffers made(size_);
     for (int peer = 0; peer < size_; ++peer)
-      if (bytes[peer] > 0) made[peer] = {byte_tensor(bytes[peer])};
+      if (bytes[peer] > 0) made[peer] = byte_tensor(bytes[peer]);
     return made;
   };
   // copy(place in the buffer, part) for each part.
@@ -123,7 +117,7 @@ void Hosts::transfer(const std::vector<Part>& sends, const std::vector<Part>& re
     std::vector<int64_t> position(size_);
     for (const auto& part : parts) {
       if (part.bytes == 0) continue;
-      copy(shm::at(of[part.peer][0].data_ptr(), position[part.peer]), part);
+      copy(shm::at(of[part.peer].data_ptr(), position[part.peer]), part);
       position[part.peer] += part.bytes;
     }
   };
@@ -183,15 +177,15 @@ CallAcross Hosts::compare(const shm::Call& call, shm::Deadline deadline, const s
     for (int host = 0; host < host_count(); ++host) {
       if (host == local_.host()) continue;
       const int peer = ranks_of(host)[0];
-      out[peer] = {byte_tensor(sizeof(Entry))};
-      in[peer] = {byte_tensor(sizeof(Entry))};
-      std::memcpy(out[peer][0].data_ptr(), &own, sizeof(Entry));
+      out[peer] = byte_tensor(sizeof(Entry));
+      in[peer] = byte_tensor(sizeof(Entry));
+      std::memcpy(out[peer].data_ptr(), &own, sizeof(Entry));
     }
     try {
       exchange(out, in, across.tag_of_number(), across);
       for (int host = 0; host < host_count(); ++host)
         if (host != local_.host())
-          std::memcpy(&entries[host], in[ranks_of(host)[0]][0].data_ptr(), sizeof(Entry));
+          std::memcpy(&entries[host], in[ranks_of(host)[0]].data_ptr(), sizeof(Entry));
     } catch (const CallsDiffer& error) {
       refuse(entries[0], error.what());
     }

@@ -52,8 +52,8 @@ class Hosts {
   };
   // Parts for one peer arrive in the order in which they were sent. Throws CallsDiffer.
   void transfer(const std::vector<Part>& sends, const std::vector<Part>& receives, CallAcross& call);
-  using Buffers = std::vector<std::vector<at::Tensor>>;  // bytes for each rank; none where nothing moves
-  void exchange(Buffers& out, Buffers& in, int tag, CallAcross& call);
+  using Buffers = std::vector<at::Tensor>;  // bytes for each rank; undefined where nothing moves
+  void exchange(const Buffers& out, const Buffers& in, int tag, CallAcross& call);
   // The ranks of all hosts compare what they are about to do, as they must where some need no data of others. All throw alike
   // if the calls differ.
   CallAcross compare(const shm::Call& call, shm::Deadline deadline, const std::string& refusal = {});

@@ -264,8 +264,8 @@ void Hosts::agree(const shm::Call& call, shm::Deadline deadline) {
 
 CallAcross Hosts::begin(const shm::Call& call, shm::Deadline deadline) {
   std::optional<CallAcross> begun;
-  run([&] { begun.emplace(enter(call, deadline)); });
-  return *std::move(begun);
+  run([&] { begun = enter(call, deadline); });
+  return *begun;
 }
 
 void Hosts::barrier(shm::Deadline deadline) { agree(shm::Call(), deadline); }

@@ -2,7 +2,6 @@
 #include "backend/lookout.h"
 
 #include <c10/util/thread_name.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +16,6 @@ namespace gossamer {
 namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(200);
-constexpr int64_t kShort = int64_t{32} << 10;
 
 std::exception_ptr reason_of(const Look& look) {
   try {
@@ -90,15 +88,6 @@ void Lookout::wait(c10d::Work& work, const Look& look, std::chrono::milliseconds
   wait->work = nullptr;
   if (wait->reason) error = wait->reason;
   if (error) std::rethrow_exception(error);
-}
-
-void let_gloo_run(int64_t send_bytes) {
-  static const bool one_core = [] {
-    cpu_set_t cores;
-    return sched_getaffinity(0, sizeof(cores), &cores) == 0 && CPU_COUNT(&cores) == 1;
-  }();
-  if (one_core && send_bytes < kShort)
-    std::this_thread::sleep_for(std::chrono::microseconds(1));  // a yield would not be enough
 }
 
 }  // namespace gossamer

@@ -30,9 +30,4 @@ class Lookout {
   std::shared_ptr<Post> post_;
 };
 
-// To be called after receives have been posted, before sends. Gloo's thread spins while another thread uses a connection; on
-// one core that lasts until the scheduler's turn ends, some ms. It has most to do in this moment, so it gets the core first,
-// unless the sends are so long that such a turn does not matter.
-void let_gloo_run(int64_t send_bytes);
-
 }  // namespace gossamer

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "backend/announced.h"
+
 namespace gossamer {
 namespace {
 
@@ -33,7 +35,7 @@ std::string RollCall::silent_ranks() {
     store_->set(kAsked, std::vector<uint8_t>{1});
     const auto until = std::chrono::steady_clock::now() + kTimeout;
     do {
-      if (store_->check({"failed"})) return "another rank has said why";
+      if (store_->check({kFailed})) return "another rank has said why";
       silent.clear();
       for (int rank = 0; rank < size_; ++rank) {
         if (!store_->check({present(rank)}))

@@ -13,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "backend/gil.h"
+#include "backend/messages.h"
 #include "errors.h"
 #include "observe/recorder.h"
 
@@ -276,7 +277,6 @@ std::vector<Swap> C10dCommunicator::as_swaps(const at::Tensor& out, const at::Te
 }
 
 PendingPtr C10dCommunicator::exchange(const char* operation, const std::vector<Swap>& swaps) {
-  using Message = std::pair<std::vector<at::Tensor>, int>;
   std::vector<Message> incoming, outgoing;
   int64_t sent = 0, received = 0, kept = 0;
   for (const Swap& swap : swaps) {
@@ -289,8 +289,8 @@ PendingPtr C10dCommunicator::exchange(const char* operation, const std::vector<S
       kept += x_bytes;
       continue;
     }
-    if (out_bytes > 0) incoming.emplace_back(detached(swap.out), swap.source);
-    if (x_bytes > 0) outgoing.emplace_back(detached(swap.x), swap.to);
+    if (out_bytes > 0) incoming.push_back({detached(swap.out), swap.source});
+    if (x_bytes > 0) outgoing.push_back({detached(swap.x), swap.to});
     received += out_bytes;
     sent += x_bytes;
   }
@@ -310,12 +310,7 @@ PendingPtr C10dCommunicator::exchange(const char* operation, const std::vector<S
     // NCCL deadlocks unless the messages form one group.
     const bool grouped = backend_->supportsCoalescing() && incoming.size() + outgoing.size() > 0;
     if (grouped) backend_->startCoalescing();
-    // Receives first. Gloo announces each receive to its sender over the same connection as its messages: behind a message
-    // already begun, the announcement would wait, and one direction would start only after the other has ended.
-    const int tag = call_ == nullptr ? 0 : call_->tag();
-    for (auto& [tensors, source] : incoming) works.push_back(backend_->recv(tensors, source, tag));
-    if (uses_sockets()) let_gloo_run(sent);
-    for (auto& [tensors, to] : outgoing) works.push_back(backend_->send(tensors, to, tag));
+    post_messages(*backend_, incoming, outgoing, call_ == nullptr ? 0 : call_->tag(), works);
     if (grouped) works = {backend_->endCoalescing()};
   };
   return start(operation, sent + kept, sent, post, std::move(finish), received);

@@ -82,7 +82,7 @@ class C10dCommunicator : public Communicator {
   PendingPtr start(const char* operation, int64_t bytes, int64_t bytes_to_peers, Start&& start,
                    std::function<void()> finish = {}, std::optional<int64_t> bytes_from_peers = {});
   PendingPtr exchange(const char* operation, const std::vector<Swap>& swaps);
-  // What all_to_all and all_gather are as messages: rank i sends its part of `out`, and gets x or its part of x.
+  // all_to_all and all_gather as messages: rank i's part of `out` comes from it, and it gets x, or its part of x.
   std::vector<Swap> as_swaps(const at::Tensor& out, const at::Tensor& x) const;
   PendingPtr reduce_and_take_own(at::Tensor out, const at::Tensor& x, ReduceOp op);
   std::string key(const std::string& leaf) const;

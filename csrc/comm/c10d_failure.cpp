@@ -5,6 +5,7 @@
 #include <sstream>
 #include <thread>
 
+#include "backend/announced.h"
 #include "backend/backend.h"
 #include "comm/c10d.h"
 #include "errors.h"
@@ -16,13 +17,6 @@ constexpr auto kRollCallTimeout = std::chrono::milliseconds(3000);
 constexpr auto kRollCallPoll = std::chrono::milliseconds(20);
 constexpr auto kFailurePoll = std::chrono::milliseconds(200);
 constexpr int kProbeTag = 0x676f73;  // no message has this tag
-
-// What another rank has announced, "rank 1 has ..."; empty if none has. Throws if the store does not answer.
-std::string announced(c10d::Store& store, const std::string& key) {
-  if (!store.check({key})) return {};
-  const auto text = store.get(key);
-  return {text.begin(), text.end()};
-}
 
 void look_for_failure(c10d::Store& store, const std::string& key) {
   std::string what;
@@ -127,8 +121,7 @@ void C10dCommunicator::tell(const std::string& text) noexcept {
   failed_ = true;
   try {
     if (shared_memory_) return shared_memory_->announce(text);
-    if (!store_ || !announced(*store_, key("failed")).empty()) return;  // the first reason stays
-    store_->set(key("failed"), std::vector<uint8_t>(text.begin(), text.end()));
+    if (store_) announce(*store_, key("failed"), text);
   } catch (const std::exception&) {
     // The process that hosts the store is gone; the other ranks will notice that.
   }

@@ -31,7 +31,6 @@ class Forwarding : public Communicator {
   PendingPtr exchange(const std::vector<Swap>& swaps) override { return other_->exchange(swaps); }
   void set_timeout(std::chrono::milliseconds timeout) override { other_->set_timeout(timeout); }
   void abort() override { other_->abort(); }
-  void set_call(CallAcross* call) override { other_->set_call(call); }
   bool reduces_every_integer() const override { return other_->reduces_every_integer(); }
 
  protected:

@@ -98,7 +98,7 @@ template <class Run>
 void CodecBackend::run(Communicator& comm, const shm::Call& call, shm::Deadline deadline, Run&& run) {
   std::optional<CallAcross> across;
   if (comm.takes_calls()) {
-    if (auto begun = enter(call, deadline)) across.emplace(*std::move(begun));
+    across = enter(call, deadline);
   } else {
     agree(call, deadline);
   }

@@ -76,9 +76,8 @@ class CodecBackend : public GossamerBackend {
   Reply run_on_device(OnDevice::Call call, at::Device device, Step step);
   OnDevice& on_device(at::Device device);
   Communicator& one_level() const;  // between all ranks directly
-  // Runs an encoded operation. All ranks find out in the group itself whether they do the same: before it, or during it by
-  // the messages between hosts.
-  // `comm`: through which it goes.
+  // Runs an encoded operation through `comm`. All ranks find out in the group itself whether they do the same: before it, or
+  // during it by the messages between hosts.
   template <class Run>
   void run(Communicator& comm, const shm::Call& call, shm::Deadline deadline, Run&& run);
 

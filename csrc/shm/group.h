@@ -50,8 +50,8 @@ class Group {
   // Replaces an operation that this rank cannot begin. All ranks throw, and the group goes on.
   void refuse(const std::string& reason, Deadline deadline);
 
-  // This rank has found that the group's call of this number differs on another host, and what it last said so of. The ranks
-  // that meet afterwards read it.
+  // This rank has found that the call of this number, of the group over all hosts, differs between hosts. Ranks that meet
+  // afterwards read the last such number of each peer.
   void mark_different(uint64_t number) { slot(rank_).different.store(number); }
   uint64_t found_different(int peer) const { return slot(peer).different.load(); }
 

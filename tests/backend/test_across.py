@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 import gossamer as gs
 from gossamer import netlab
 from tests.backend.jobs import TESTED, named_ranks, noise, options
-from tests.support.on_hosts import partition_of, printed, run_on_hosts
+from tests.support.on_hosts import partition_of, printed, run_ranks
 
 unavailable = netlab.missing()
 pytestmark = [
@@ -126,7 +126,7 @@ def test_different_calls_are_one_error_on_all_ranks_and_the_group_goes_on(
 ) -> None:
     job = f"from tests.backend import test_across; test_across.differing_job({ranks_of}, {first}, {step})"
     with netlab.Hosts(len(ranks_of)) as hosts:
-        ends = run_on_hosts(hosts, ranks_of, job)
+        ends = run_ranks(hosts, ranks_of, job)
     for code, out, err in ends:
         assert code == 0, out[-2000:] + err[-4000:]
     found = [printed(end) for end in ends]
@@ -164,7 +164,7 @@ def losing_job(ranks_of: list[int], sign: int) -> None:
 def test_a_rank_that_is_lost_in_an_encoded_call_is_named(ranks_of: list[int], sign: int) -> None:
     job = f"from tests.backend import test_across; test_across.losing_job({ranks_of}, {int(sign)})"
     with netlab.Hosts(len(ranks_of)) as hosts:
-        ends = run_on_hosts(hosts, ranks_of, job)
+        ends = run_ranks(hosts, ranks_of, job)
     for end in ends[:-1]:
         one = printed(end)
         assert "lost" in one, end[1][-2000:] + end[2][-4000:]
@@ -188,6 +188,6 @@ def waiting_job() -> None:
 
 def test_the_timeout_of_a_call_may_be_longer_than_that_of_its_group() -> None:
     with netlab.Hosts(2) as hosts:
-        ends = run_on_hosts(hosts, [1, 1], "from tests.backend import test_across; test_across.waiting_job()")
+        ends = run_ranks(hosts, [1, 1], "from tests.backend import test_across; test_across.waiting_job()")
     for end in ends:
         assert printed(end) == {"done": True}, end[1][-2000:] + end[2][-4000:]

@@ -32,7 +32,7 @@ from tests.backend.jobs import (
     run_group,
     values,
 )
-from tests.support.on_hosts import partition_of, printed, run_on_hosts
+from tests.support.on_hosts import partition_of, printed, run_ranks
 
 FLOATING = [dtype for dtype in (*FLOATS, *FLOAT8) if dtype in DTYPES]
 COUNTS = [1, 2, 257, 65_537, 300_001]
@@ -125,7 +125,7 @@ def check_hosts(ranks_of: list[int], *, container: bool = False) -> None:
     partition = partition_of(ranks_of)
     job = "from tests.backend import test_hosts; test_hosts.host_job()"
     with netlab.Hosts(len(ranks_of)) as hosts:
-        ends = run_on_hosts(hosts, ranks_of, job, container=container)
+        ends = run_ranks(hosts, ranks_of, job, container=container)
     survivors = size if TESTED == "gloo" else size - 1
     for code, out, err in ends[:survivors]:
         assert code == 0, out[-2000:] + err[-4000:]

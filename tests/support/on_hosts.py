@@ -20,7 +20,7 @@ def partition_of(ranks_of: Sequence[int]) -> list[list[int]]:
     return [list(range(begin, begin + count)) for begin, count in zip(first, ranks_of, strict=True)]
 
 
-def run_on_hosts(
+def run_ranks(
     hosts: netlab.Hosts,
     ranks_of: Sequence[int],
     code: str,
