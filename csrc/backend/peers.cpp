@@ -55,10 +55,14 @@ PeerBlock::PeerBlock(const at::Tensor& memory, c10::intrusive_ptr<symm::Symmetri
     pads[rank] = bases_[rank] + before_pad;
   }
   if (device_kernels(device_.type()).meet == nullptr) return;
-  const size_t needed = (kOfTorch + flat::kMeetingWords) * sizeof(uint32_t);
+  const size_t needed = (kOfTorch + kChannels * flat::kMeetingWords) * sizeof(uint32_t);
   check_argument(handle_->get_signal_pad_size() >= needed, "symmetric memory: torch's signal pads must have ",
                  needed, " bytes, got ", handle_->get_signal_pad_size(), "; call no set_signal_pad_size()");
-  for (uint8_t* pad : pads) pads_.push_back(reinterpret_cast<uint32_t*>(pad) + kOfTorch);
+  for (size_t channel = 0; channel < kChannels; ++channel) {
+    auto& of_channel = pads_.emplace_back();
+    for (uint8_t* pad : pads)
+      of_channel.push_back(reinterpret_cast<uint32_t*>(pad) + kOfTorch + channel * flat::kMeetingWords);
+  }
   missing_ = at::full({1}, -1, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
 }
 
@@ -70,12 +74,11 @@ bool PeerBlock::holds(const at::Tensor& x) const {
   return is_in_use() && x.storage().unsafeGetStorageImpl() == storage_._unsafe_get_target();
 }
 
-void PeerBlock::meet() {
-  constexpr int kChannel = 0;  // one collective at a time
-  if (pads_.empty()) return handle_->barrier(kChannel, static_cast<size_t>(timeout_ms_));
+void PeerBlock::meet(int channel) {
+  if (pads_.empty()) return handle_->barrier(channel, static_cast<size_t>(timeout_ms_));
   device_kernels(device_.type())
-      .meet({pads_.data(), handle_->get_rank(), handle_->get_world_size(), timeout_ms_,
-             missing_.data_ptr<int>()});
+      .meet({pads_.at(static_cast<size_t>(channel)).data(), handle_->get_rank(), handle_->get_world_size(),
+             timeout_ms_, missing_.data_ptr<int>()});
 }
 
 std::optional<int> PeerBlock::missing() const {

@@ -39,7 +39,9 @@ class PeerBlock {
   // Orders the current streams of all ranks: what this rank queues next begins once all that any rank queued before its
   // meet() is done. On the CPU it returns at that time. On CUDA the host does not wait. The device waits for timeout_ms
   // at most. Then no later CUDA call of this process works, and missing() names a rank.
-  void meet();
+  // Meetings of different channels are apart, so two streams can meet those of other ranks at the same time.
+  static constexpr int kChannels = 2;
+  void meet(int channel = 0);
   // The rank that did not come to a meeting of the devices in time.
   std::optional<int> missing() const;
 
@@ -52,8 +54,9 @@ class PeerBlock {
   std::vector<std::shared_ptr<uint8_t>> mapped_;  // memory on the host, as the device's kernels see it
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   std::vector<uint8_t*> bases_;
-  std::vector<uint32_t*> pads_;  // for meetings of the devices; empty where the handle's own barrier serves
-  at::Tensor missing_;           // [1] on the host, which the device writes
+  // By channel, for meetings of the devices; empty where the handle's own barrier serves.
+  std::vector<std::vector<uint32_t*>> pads_;
+  at::Tensor missing_;  // [1] on the host, which the device writes
   int64_t bytes_;
   int64_t timeout_ms_;
 };

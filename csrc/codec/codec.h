@@ -6,6 +6,8 @@
 // (row r holds clamp(numel - r * row_numel, 0, row_numel) elements). Every row, short or not,
 // takes row_bytes(spec, row_numel) wire bytes; bytes that carry no element are written as zero,
 // so equal input gives equal bytes on every device and instruction set.
+// The matrix may be columns of a wider one: its rows then begin `pitch` elements apart, and `pitch` takes the place of
+// row_numel in the count of row r.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +34,8 @@ uint64_t make_key(uint64_t seed, uint64_t nonce, uint64_t phase, uint64_t rank);
 struct Rows {
   int64_t rows;
   int64_t row_numel;
-  int64_t numel;  // <= rows * row_numel
+  int64_t numel;              // from the first element on; not positive if no row has an element
+  int64_t pitch = row_numel;  // from the beginning of one row to that of the next
 };
 
 // Rows of wire memory to read: contiguous from `first`, or each at its own address, such as in other ranks' memory.

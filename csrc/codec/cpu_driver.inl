@@ -279,7 +279,7 @@ int64_t tile_of(const Layout<Codec>& layout) {
 }
 
 int64_t elements_of_row(const Rows& rows, int64_t r) {
-  const int64_t left = rows.numel - r * rows.row_numel;
+  const int64_t left = rows.numel - r * rows.pitch;
   return left < 0 ? 0 : left < rows.row_numel ? left : rows.row_numel;
 }
 
@@ -296,7 +296,7 @@ void encode(const Spec& spec, Dtype source, const void* x, const Rows& rows, uin
         uint8_t* row = wire + r * layout.row_bytes;
         clear_unused(layout, valid, row);
         const Noise noise = noise_of_row(spec.key, r);
-        if (valid > 0) encode_range(layout, from + r * rows.row_numel, 0, valid, noise, row);
+        if (valid > 0) encode_range(layout, from + r * rows.pitch, 0, valid, noise, row);
       }
     };
     using T = typename Codec::Tensor;
@@ -318,8 +318,8 @@ void encode_rows_with_error(const Spec& spec, const Source* x, Sum* error, const
     const Noise noise = noise_of_row(spec.key, r);
     for (int64_t begin = 0; begin < valid; begin += tile) {
       const int64_t count = valid - begin < tile ? valid - begin : tile;
-      Sum* owed = error + r * rows.row_numel + begin;
-      add_to_error<LaneOf<Codec>>(x + r * rows.row_numel + begin, count, owed);
+      Sum* owed = error + r * rows.pitch + begin;
+      add_to_error<LaneOf<Codec>>(x + r * rows.pitch + begin, count, owed);
       encode_range(layout, owed, begin, count, noise, row);
       each_rest(layout, row, begin, count, owed,
                 [&](int64_t i, Sum rest) { owed[i] = finite_or_zero(rest); });
@@ -352,7 +352,7 @@ void decode(const Spec& spec, const WireRows& wire, const Rows& rows, void* out)
     const Layout<Codec> layout(spec, rows.row_numel);
     for (int64_t r = 0; r < rows.rows; ++r) {
       const int64_t valid = elements_of_row(rows, r);
-      auto* to = static_cast<typename Codec::Tensor*>(out) + r * rows.row_numel;
+      auto* to = static_cast<typename Codec::Tensor*>(out) + r * rows.pitch;
       if (valid > 0) decode_range<Codec, false>(layout, wire.row(r, layout.row_bytes), 0, valid, to);
     }
   });

@@ -100,9 +100,9 @@ __device__ void add_rows(const Layout& layout, const Wire& wire, int64_t rows, i
   }
 }
 
-__device__ int64_t elements_of_row(int64_t row, int64_t row_numel, int64_t numel) {
-  const int64_t left = numel - row * row_numel;
-  return left < 0 ? 0 : left < row_numel ? left : row_numel;
+__device__ int64_t elements_of_row(const codec::Rows& rows, int64_t r) {
+  const int64_t left = rows.numel - r * rows.pitch;
+  return left < 0 ? 0 : left < rows.row_numel ? left : rows.row_numel;
 }
 
 // All ranks have seen this NaN or Inf. If it were kept, it would come back in every later step.
@@ -121,25 +121,25 @@ struct TensorRows {
   static constexpr bool kKeepsError = false, kSumsRows = false;
   static constexpr int kWidth = kPack;  // elements of a pack
   const T* x;
-  int64_t row_numel, numel;
+  codec::Rows rows;
 
-  __device__ int64_t valid(int64_t row) const { return elements_of_row(row, row_numel, numel); }
+  __device__ int64_t valid(int64_t row) const { return elements_of_row(rows, row); }
   __device__ Pack<T> load(int64_t row, int64_t, int64_t i, int64_t left) const {
-    const T* p = x + row * row_numel + i;
+    const T* p = x + row * rows.pitch + i;
     return load_pack(p, left, is_aligned(p));
   }
 };
 
 // ... or such rows plus the error of the last call ...
-template <class Rows>
-struct PlusError : Rows {
-  using Element = typename Rows::Codec::Tensor;
+template <class Tensor>
+struct PlusError : Tensor {
+  using Element = typename Tensor::Codec::Tensor;
   static constexpr bool kKeepsError = true;
   Element* error;
 
   __device__ Pack<Element> load(int64_t row, int64_t group, int64_t i, int64_t left) const {
-    const Element* owed = error + row * this->row_numel + i;
-    const auto values = Rows::load(row, group, i, left);
+    const Element* owed = error + row * this->rows.pitch + i;
+    const auto values = Tensor::load(row, group, i, left);
     auto sums = load_pack(owed, left, is_aligned(owed));
 #pragma unroll
     for (int k = 0; k < kPack; ++k)
@@ -147,7 +147,7 @@ struct PlusError : Rows {
     return sums;
   }
   __device__ void keep(int64_t row, int64_t i, int64_t left, const Pack<Element>& rests) const {
-    Element* owed = error + row * this->row_numel + i;
+    Element* owed = error + row * this->rows.pitch + i;
     Pack<Element> kept;
 #pragma unroll
     for (int k = 0; k < kPack; ++k) kept.v[k] = finite_or_zero(rests.v[k]);
@@ -543,11 +543,11 @@ class Groups {
 };
 
 template <class Codec, class Wire>
-__global__ void decode_chunks(Layout layout, int64_t rows, int64_t chunks, Wire wire, int64_t numel,
+__global__ void decode_chunks(Layout layout, codec::Rows rows, int64_t chunks, Wire wire,
                               typename Codec::Tensor* out) {
   using T = typename Codec::Tensor;
-  each_piece(rows, chunks, kWarp, [&](int64_t r, int64_t index) {
-    const int64_t begin = index * kChunk, valid = elements_of_row(r, layout.row_numel, numel);
+  each_piece(rows.rows, chunks, kWarp, [&](int64_t r, int64_t index) {
+    const int64_t begin = index * kChunk, valid = elements_of_row(rows, r);
     const int64_t end = begin + kChunk < valid ? begin + kChunk : valid;
     const Groups<Codec> groups(layout, begin);
     const uint8_t* row = wire.row(r, layout.row_bytes);
@@ -558,7 +558,7 @@ __global__ void decode_chunks(Layout layout, int64_t rows, int64_t chunks, Wire 
       Pack<T> x;
 #pragma unroll
       for (int k = 0; k < kPack; ++k) x.v[k] = dequantised<Codec>(params, codes.v[k]);
-      T* p = out + r * layout.row_numel + i;
+      T* p = out + r * rows.pitch + i;
       store_pack(p, x, end - i, is_aligned(p));
     });
   });

@@ -140,8 +140,8 @@ void Launches<T>::encode(const Spec& spec, Dtype source, const void* x, const Ro
     using Codec = decltype(codec);
     const auto run = [&](auto* from) {
       using Source = TensorRows<Codec, std::remove_const_t<std::remove_pointer_t<decltype(from)>>>;
-      encode_rows(Source{from, rows.row_numel, rows.numel}, layout_of<Codec>(spec, rows.row_numel), rows.rows,
-                  spec.key, 0, wire, nullptr, stream);
+      encode_rows(Source{from, rows}, layout_of<Codec>(spec, rows.row_numel), rows.rows, spec.key, 0, wire,
+                  nullptr, stream);
     };
     if (source == spec.dtype)
       run(static_cast<const T*>(x));
@@ -157,11 +157,11 @@ void Launches<T>::decode(const Spec& spec, const WireRows& wire, const Rows& row
   dispatch<T>(spec, [&](auto codec) {
     using Codec = decltype(codec);
     const Layout layout = layout_of<Codec>(spec, rows.row_numel);
-    if (layout.row_bytes == 0 || rows.rows == 0 || rows.numel == 0) return;
+    if (layout.row_bytes == 0 || rows.rows == 0 || rows.numel <= 0) return;
     const int64_t chunks = ceil_div(rows.row_numel, kChunk);
     with_rows("decode", wire, rows.rows, [&](const auto& from) {
       launch(decode_chunks<Codec, std::decay_t<decltype(from)>>, grid_of(rows.rows, chunks, kThreads / kWarp),
-             kThreads, stream, layout, rows.rows, chunks, from, rows.numel, static_cast<T*>(out));
+             kThreads, stream, layout, rows, chunks, from, static_cast<T*>(out));
     });
   });
   check_launch("decode", ErrorKind::codec);
@@ -199,8 +199,7 @@ void LaunchesWithError<T>::encode_with_error(const Spec& spec, Dtype source, con
     using Codec = decltype(codec);
     const auto run = [&](auto* from) {
       using From = std::remove_const_t<std::remove_pointer_t<decltype(from)>>;
-      const PlusError<TensorRows<Codec, From>> sum{{from, rows.row_numel, rows.numel},
-                                                   static_cast<T*>(error)};
+      const PlusError<TensorRows<Codec, From>> sum{{from, rows}, static_cast<T*>(error)};
       encode_rows(sum, layout_of<Codec>(spec, rows.row_numel), rows.rows, spec.key, 0, wire, nullptr, stream);
     };
     if (source == spec.dtype) return run(static_cast<const T*>(x));

@@ -24,12 +24,8 @@ class Owed {
   void encode(const codec::Spec& spec, const Piece& piece, uint8_t* wire) {
     const observe::Span span("encode", "codec", rows_.rows * piece.row_bytes);
     const Dtype source = to_dtype(flat_.scalar_type(), "all_reduce");
-    if (piece.numel == rows_.row_numel)
-      return kernels_.encode_with_error(spec, source, flat_.data_ptr(), error_.data_ptr(), rows_, wire);
-    each_row(rows_, piece, [&](int64_t row, int64_t first, int64_t length) {
-      kernels_.encode_with_error(spec, source, address_of(flat_, first), address_of(error_, first),
-                                 {1, piece.numel, length}, wire + row * piece.row_bytes);
-    });
+    kernels_.encode_with_error(spec, source, address_of(flat_, piece.begin), address_of(error_, piece.begin),
+                               part_of(rows_, piece), wire);
   }
 
   // Sums `received`, scales, and encodes the result for all ranks. This rank owns the result, elements [begin, begin +
@@ -50,9 +46,10 @@ class Owed {
       flat_.copy_(decoded_);
       return;
     }
-    each_row(rows_, piece, [&](int64_t, int64_t first, int64_t length) {
+    for (int64_t first = piece.begin; first < rows_.numel; first += rows_.pitch) {
+      const int64_t length = std::min(piece.numel, rows_.numel - first);
       flat_.narrow(0, first, length).copy_(decoded_.narrow(0, first, length));
-    });
+    }
   }
 
  private:

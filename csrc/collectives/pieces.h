@@ -1,22 +1,15 @@
 // Encode and decode for one piece of a matrix whose rows travel in pieces. Used by the two-shots.
 #pragma once
 
-#include <algorithm>
-
 #include "device_kernels.h"
 #include "route/rows.h"
 #include "route/scratch.h"
 
 namespace gossamer {
 
-// call(row, first, length) for the piece of each row: `length` of its elements exist, from element `first` of the matrix.
-template <class Call>
-void each_row(const codec::Rows& rows, const Piece& piece, const Call& call) {
-  for (int64_t row = 0; row < rows.rows; ++row) {
-    const int64_t first = std::min(rows.numel, row * rows.row_numel + piece.begin);
-    const int64_t end = std::min(rows.numel, (row + 1) * rows.row_numel);
-    call(row, first, std::clamp<int64_t>(end - first, 0, piece.numel));
-  }
+// The piece of each row. Its first element is element piece.begin of the matrix.
+inline codec::Rows part_of(const codec::Rows& rows, const Piece& piece) {
+  return {rows.rows, piece.numel, rows.numel - piece.begin, rows.pitch};
 }
 
 inline uint8_t* address_of(const at::Tensor& x, int64_t element) {

@@ -143,6 +143,7 @@ void bind_collectives(py::module_& module) {
              return CodecChoice{static_cast<codec::Kind>(kind), block, stochastic, seed};
            }),
            py::arg("kind"), py::arg("block"), py::arg("stochastic") = false, py::arg("seed") = 0)
+      .def_property_readonly("is_divisible", &CodecChoice::is_divisible)
       // The key of an encoding outside of collectives; signed, as torch.ops.gossamer takes it.
       .def_property_readonly("key", [](const CodecChoice& codec) {
         return static_cast<int64_t>(codec.key(0, Phase::alone, 0));

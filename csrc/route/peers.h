@@ -6,7 +6,7 @@
 namespace gossamer {
 
 // PeerBlock::meet, recorded in the counters and the trace.
-void meet(PeerBlock& block);
+void meet(PeerBlock& block, int channel = 0);
 
 // x (contiguous floats) becomes scale * the sum over ranks, added in rank order from zero, in place. x must lie in memory
 // that comm.allocate() made, at the same place on every rank. Returns false, and does nothing, if it does not.

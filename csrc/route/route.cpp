@@ -1,6 +1,8 @@
 // See route.h.
 #include "route/route.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <mutex>
 
 namespace gossamer {
@@ -20,6 +22,14 @@ Route::Shared& Route::shared(Communicator& comm, int64_t row_bytes) {
     shared_.row_bytes = row_bytes;
   }
   return shared_;
+}
+
+c10::Stream Route::side_stream(const Communicator& comm) {
+  if (!side_stream_) {
+    const c10::impl::VirtualGuardImpl devices(comm.device().type());
+    side_stream_ = devices.getStreamFromGlobalPool(comm.device(), /*isHighPriority=*/true);
+  }
+  return *side_stream_;
 }
 
 }  // namespace gossamer

@@ -2,6 +2,10 @@
 // The communicator owns it and knows nothing of it.
 #pragma once
 
+#include <c10/core/Stream.h>
+
+#include <optional>
+
 #include "comm/communicator.h"
 #include "route/pace.h"
 
@@ -20,10 +24,13 @@ class Route {
     at::Tensor memory;
   };
   Shared& shared(Communicator& comm, int64_t row_bytes);
+  // A stream of the communicator's device besides those on which its sums run.
+  c10::Stream side_stream(const Communicator& comm);
 
  private:
   Pace pace_;
   Shared shared_;
+  std::optional<c10::Stream> side_stream_;
 };
 
 }  // namespace gossamer

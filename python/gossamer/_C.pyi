@@ -215,6 +215,9 @@ class CodecChoice:
 
     def __init__(self, kind: int, block: int, stochastic: bool = False, seed: int = 0) -> None: ...
     @property
+    def is_divisible(self) -> bool:
+        """Whether pieces of a row are encoded as they are within it: no statistics of whole rows, no random numbers."""
+    @property
     def key(self) -> int:
         """The random key of an encoding outside of collectives, as torch.ops.gossamer takes it."""
 

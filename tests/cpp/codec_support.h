@@ -199,10 +199,12 @@ inline std::string describe(const Kernels& kernels, const Spec& spec, const Rows
   return std::string(kernels.name) + " codec " + std::to_string(static_cast<int>(spec.kind)) + " dtype " +
          std::to_string(static_cast<int>(spec.dtype)) + " block " + std::to_string(spec.block) + " rows " +
          std::to_string(rows.rows) + " x " + std::to_string(rows.row_numel) + " numel " +
-         std::to_string(rows.numel) + " temper " + std::to_string(static_cast<int>(temper));
+         std::to_string(rows.numel) + " pitch " + std::to_string(rows.pitch) + " temper " +
+         std::to_string(static_cast<int>(temper));
 }
 
-// Row shapes: empty, one, around blocks of 32 and 256 and around the driver's tile, primes; full and ragged.
+// Row shapes: empty, one, around blocks of 32 and 256 and around the driver's tile, primes; full and ragged. Some rows are
+// columns of a wider matrix.
 inline std::vector<Rows> row_shapes() {
   std::vector<Rows> shapes;
   for (int64_t n : {0, 1, 2, 31, 32, 33, 97, 255, 256, 257, 509, 2047, 2048, 2049, 4099}) {
@@ -211,6 +213,7 @@ inline std::vector<Rows> row_shapes() {
     if (n > 1) shapes.push_back({3, n, 2 * n + 1});
     if (n > 2) shapes.push_back({3, n, n - 1});
   }
+  for (int64_t n : {33, 256, 2049}) shapes.push_back({3, n, 2 * (n + 5) + n - 1, n + 5});
   return shapes;
 }
 

@@ -64,6 +64,47 @@ TEST(Kernels, ARowDecodesAloneAsItDoesAmongOthers) {
     });
 }
 
+// Columns 7 to 263 of three rows of 300, of which the last has 200.
+TEST(Kernels, ColumnsOfAMatrixAreEncodedAsIfTheyWereAloneAndWhatLiesBetweenThemIsLeftAlone) {
+  constexpr int64_t first = 7, n = 257, pitch = 300, numel = 2 * pitch + 200;
+  for (const Kernels* kernels : all_kernels())
+    for_each_spec([&](const Spec& spec, Dtype source) {
+      const int64_t bytes = element_size(source);
+      const Rows columns{3, n, numel - first, pitch};
+      const Bytes& x = random_bytes(source, numel, Temper::ordinary, 43);
+      Bytes wire(3 * codec::row_bytes(spec, n), 0xab), alone;
+      kernels->encode(spec, source, x.data() + first * bytes, columns, wire.data());
+      for (int64_t r = 0; r < 3; ++r) {
+        const auto begin = x.begin() + (r * pitch + first) * bytes;
+        const int64_t valid = std::min(n, numel - r * pitch - first);
+        const Bytes row = encode(*kernels, spec, source, {begin, begin + valid * bytes}, {1, n, valid});
+        alone.insert(alone.end(), row.begin(), row.end());
+      }
+      ASSERT_EQ(wire, alone) << describe(*kernels, spec, columns, Temper::ordinary);
+      if (source != spec.dtype) return;
+
+      Bytes out(numel * bytes, 0xab);
+      kernels->decode(spec, wire.data(), columns, out.data() + first * bytes);
+      const int64_t stride = codec::row_bytes(spec, n);
+      Bytes expected(out.size(), 0xab);
+      for (int64_t r = 0; r < 3; ++r) {
+        const Bytes row(wire.begin() + r * stride, wire.begin() + (r + 1) * stride);
+        const Bytes values = decode(*kernels, spec, row, {1, n, std::min(n, numel - r * pitch - first)});
+        std::copy(values.begin(), values.end(), expected.begin() + (r * pitch + first) * bytes);
+      }
+      ASSERT_EQ(out, expected) << describe(*kernels, spec, columns, Temper::ordinary);
+    });
+}
+
+TEST(Kernels, ColumnsWithoutAnElementAreEncodedAsZeros) {
+  for (const Kernels* kernels : all_kernels())
+    for_each_spec([&](const Spec& spec, Dtype source) {
+      const Rows none{2, 257, -3, 300}, zeros{2, 257, 0};
+      ASSERT_EQ(encode(*kernels, spec, source, {}, none), encode(*kernels, spec, source, {}, zeros));
+      kernels->decode(spec, encode(*kernels, spec, source, {}, none).data(), none, nullptr);
+    });
+}
+
 Bytes reduce(const Kernels& kernels, const Spec& spec, const Bytes& wire, int64_t rows, int64_t row_numel,
              int64_t valid, double scale) {
   Bytes out(codec::row_bytes(spec, row_numel), 0xab);

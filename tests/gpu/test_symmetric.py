@@ -67,8 +67,8 @@ codecs = [None, gs.Int8(), gs.Int8(64, stochastic=True), gs.Int4(), gs.OneBit(),
 dtypes = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 facts = []
 for dtype in dtypes:
-    memory = own.allocate(200_003 * dtype.itemsize).view(dtype)
-    for numel in [0, 1, 7, 255, 256, 257, 1021, 200_003]:
+    memory = own.allocate(2_500_003 * dtype.itemsize).view(dtype)
+    for numel in [0, 1, 7, 255, 256, 257, 1021, 200_003, 2_500_003]:
         for codec in codecs:
             x, expected = memory[:numel].copy_(sample(numel, numel, dtype)), sample(numel, numel, dtype)
             staged = expected.cuda()

@@ -3,6 +3,7 @@
 The c10d backend of the simulated device does not connect the ranks. So what arrives has come through the memory.
 """
 
+import itertools
 import os
 import sys
 import time
@@ -62,6 +63,55 @@ def sums(which):
     assert _C.sum(own, exact)
     gs.all_reduce(plain, deterministic=True, group=control)
     assert same_bits(exact.cpu(), plain)
+
+
+def pieces(which):
+    """Rows of more than a MiB go in pieces, on two streams: the bits of CPU tensors, also between sums in one piece."""
+    own, control = groups()
+    native.set_late(late_device.LATENESS[which])
+    codecs = [None, gs.Int8(), gs.Int4(64), gs.OneBit(), gs.MinMaxUInt8(), gs.Int8(stochastic=True)]
+    for call, (codec, numel) in enumerate(itertools.product(codecs, [2_500_003, 77])):
+        for dtype in (torch.float32, torch.bfloat16)[: 1 + (codec is None)]:
+            x, plain = sample(call, numel, dtype).to("late"), sample(call, numel, dtype)
+            for group, tensor in ((own, x), (control, plain)):
+                gs.all_reduce(tensor, codec=codec, deterministic=True, op="mean", nonce=call, group=group)
+            assert same_bits(x.cpu(), plain), (codec, dtype, numel)
+    x, plain = sample(99, 2_500_003), sample(99, 2_500_003)
+    mine, error = torch.zeros_like(x, device="late"), torch.zeros_like(x)
+    for call in range(3):
+        late, cpu = x.to("late"), plain.clone()
+        for group, tensor, owed in ((own, late, mine), (control, cpu, error)):
+            gs.all_reduce(tensor, codec=gs.ErrorFeedback(gs.Int4()), error=owed, nonce=call, group=group)
+        assert same_bits(late.cpu(), cpu)
+        assert same_bits(mine.cpu(), error)
+    for late_stream, harmful in (("main", [0]), ("side", [3, 4, 5])):
+        native.set_late(late_device.LATENESS[late_stream])
+        drop_waits(control, own, control, 3_000_001, harmful)
+
+
+def drop_waits(control, own, plain_group, numel, harmful):
+    """A sum in three pieces is wrong on some rank without any one of the `harmful` waits of a stream for the other.
+
+    Waits 0 to 2 are the side stream's, before it writes a piece, and 3 to 5 those of the caller's stream.
+    """
+
+    def is_right(call, dropped=-1):
+        plain, x = sample(call, numel), torch.zeros(numel, device="late")
+        gs.all_reduce(plain, codec=gs.Int8(), group=plain_group)
+        native.synchronize()
+        x.copy_(sample(call, numel))  # as late as the sum
+        native.drop_wait(dropped)
+        gs.all_reduce(x, codec=gs.Int8(), group=own)
+        waits = native.waits()
+        native.drop_wait(-1)
+        wrong = torch.tensor([float(not same_bits(x.cpu(), plain))])
+        native.synchronize()
+        control.all_reduce(wrong).wait()
+        return waits, wrong.item() == 0
+
+    assert is_right(0) == (6, True)
+    right = [number for number in harmful if is_right(1 + number, number)[1]]
+    assert not right, right
 
 
 class Layer(torch.autograd.Function):
@@ -155,26 +205,30 @@ def two_levels(*layouts):
         x = trained("late", "int4 with feedback", Connections(own, control, None))
         plain = trained("cpu", "int4 with feedback", Connections(plain_group, control, None))
         assert same_bits(x, plain), layout
-    drop_meetings(control, *by_hosts(control, [[0, 1], [2, 3]]))
+    square = by_hosts(control, [[0, 1], [2, 3]])
+    drop_meetings(control, *square, 5003, meetings=4)
+    drop_meetings(control, *square, 5_000_001, meetings=6)  # between hosts three pieces
+    native.set_late(late_device.LATENESS["main"])
+    # Each piece is summed inside the host before it is written.
+    drop_waits(control, *square, 5_000_001, [0, 1, 2])
 
 
-def drop_meetings(control, own, plain_group):
+def drop_meetings(control, own, plain_group, numel, meetings):
     """Without any one of its meetings a sum is wrong: rank 0 is ahead of a rank whose values it needs."""
 
     def is_right(call, dropped=-1):
-        plain, x = sample(call, 5003), sample(call, 5003).to("late")
+        plain, x = sample(call, numel), sample(call, numel).to("late")
         gs.all_reduce(plain, codec=gs.Int8(), group=plain_group)
         native.drop_meeting(dropped)
         gs.all_reduce(x, codec=gs.Int8(), group=own)
-        meetings = native.drop_meeting(-1)
+        met = native.drop_meeting(-1)
         if RANK == 0:  # the others run only what rank 0's meetings wait for
             native.synchronize()
         control.all_reduce(torch.zeros(1)).wait()
-        return meetings, same_bits(x.cpu(), plain)
+        return met, same_bits(x.cpu(), plain)
 
     is_right(0)  # makes the memory
-    meetings, right = is_right(1)
-    assert (meetings, right) == (4, True)
+    assert is_right(1) == (meetings, True)
     for dropped in range(meetings):
         right = is_right(2 + dropped, dropped)[1]
         assert RANK > 0 or not right, dropped

@@ -33,8 +33,8 @@ def test_work_that_is_late_on_a_device_changes_no_result():
 @pytest.mark.parametrize(
     ("size", "calls"),
     [
-        (2, "sums side + training all"),
-        (3, "sums all + training main + memory"),
+        (2, "sums side + training all + pieces main"),
+        (3, "sums all + training main + memory + pieces all"),
         (4, "two_levels 0,1/2,3 0,2/3,1 1/0,3,2"),
     ],
 )

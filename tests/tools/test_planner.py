@@ -172,10 +172,17 @@ def test_gpus_without_peer_access_sum_at_the_speed_of_their_way_to_the_host() ->
     problem = gpt(1e9, compute_s=0.0, speeds=apart)
     network = Network(8, 1, local_bandwidth=22e9, local_latency_s=1e-9)
     row = problem.numel / 8  # bytes of Int8, besides a scale for each block
-    found = predict(problem, network, gs.ByteGrad())
-    assert found.communication_s == pytest.approx((3 * 8 + 1) * row / 22e9, rel=0.04)
-    exact, flat = (predict(problem, network, gs.GradientAllReduce(), flat=flat) for flat in (False, True))
-    assert exact.communication_s == pytest.approx((3 * 8 + 1) * 4 * row / 22e9, rel=0.02)
+    pieces = 25 / 4  # of a MiB of Int8, in a bucket of 25 MiB of float32
+    for codec, bytes_each, count in (
+        (gs.Int8(), 1, pieces),
+        (gs.MinMaxUInt8(), 1, 0),
+        (gs.Int8(stochastic=True), 1, 0),
+        (None, 4, 8),
+    ):
+        moved = 2 * 8 + 8 / count if count else 3 * 8 + 1
+        found = predict(problem, network, gs.GradientAllReduce(codec=codec))
+        assert found.communication_s == pytest.approx(moved * bytes_each * row / 22e9, rel=0.04)
+    flat = predict(problem, network, gs.GradientAllReduce(), flat=True)
     assert flat == predict(gpt(1e9, compute_s=0.0, speeds=quick), network, gs.GradientAllReduce())
 
 

@@ -12,6 +12,9 @@ from gossamer.facts import Cost, Job
 from gossamer.planner.network import Network, RankGroup, all_ranks, between_hosts
 from gossamer.planner.speeds import Speeds
 
+#: Rows in memory of the host go in so many pieces at most, of so many bytes at least: csrc/route/peers.cpp.
+MOST_HOST_PIECES, LEAST_HOST_PIECE = 8, 1 << 20
+
 
 class Reducer:
     """Prices all-reduces on a network.
@@ -109,12 +112,15 @@ class Reducer:
     def _through_host(self, group: RankGroup, numel: int, dtype: torch.dtype, codec: Codec) -> Job:
         """Prices csrc/route/peers.cpp through memory of the host.
 
-        A GPU writes a row for each rank, reads as many, writes its result, and reads those of all. Codecs compute on
-        the way.
+        A GPU writes a row for each rank, reads as many, writes its result, and reads those of all. With pieces it
+        writes beside the reads, but for the first piece. Codecs compute on the way.
         """
         network, n = self.network, group.size
         _, coding_s, row = self._two_shot(group, numel, dtype, codec)
-        moved = (3 * n + 1) * row
+        pieces = 1
+        if codec.native is not None and codec.native.is_divisible:
+            pieces = min(MOST_HOST_PIECES, math.ceil(n * row / LEAST_HOST_PIECE))
+        moved = (3 * n + 1) * row if pieces == 1 else (2 + 1 / pieces) * n * row
         seconds = 2 * network.local_latency_s + moved / network.local_bandwidth
         return Job(Cost(seconds, 2 * (n - 1) * row), beside_s=coding_s)
 
