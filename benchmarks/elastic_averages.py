@@ -1,4 +1,7 @@
-"""What elastic_loop.py trains by with "local" in its plan, and the replay of such a run in one process."""
+"""What elastic_loop.py trains by with "local" or "rounds" in its plan.
+
+A run with "local" is replayed in one process. Of one with "rounds" each mean is checked.
+"""
 
 import copy
 from collections import Counter, defaultdict
@@ -31,6 +34,34 @@ class NotedLocalSGD(gs.LocalSGD):
     def follow(self, own: dict[str, Any], other: dict[str, Any]) -> None:
         super().follow(own, other)
         self._note(late_after=own["rounds"], back_after=other["rounds"])
+
+
+class NotedAsync(gs.AsyncModelAverage):
+    """gs.AsyncModelAverage that notes each mean: round, ranks, bits, sum, and this rank's share."""
+
+    def __init__(self, note: Callable[..., None], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._note = note
+
+    def _round(self, comm: Any, buckets: list[Any], question: Any, *, own: int) -> tuple[int, bool]:
+        training, all_ended = super()._round(comm, buckets, question, own=own)
+        if own:
+            means = [bucket.flat("mean").clone() for bucket in buckets]
+            totals = [
+                sum(bucket.flat(name).sum().item() for bucket in buckets) for name in ("mean", "snapshot")
+            ]
+            self._note(
+                mean=self.rounds + 1,
+                ranks=training,
+                bits=checksum_of(means),
+                total=totals[0],
+                share=totals[1],
+            )
+        return training, all_ended
+
+    def _add_result(self) -> None:
+        super()._add_result()
+        self._note(added=self.rounds)
 
 
 class Averages:
@@ -110,6 +141,24 @@ def check_anchors(lines: dict[int, list[dict]]) -> int:
     for number, of_number in bits.items():
         assert len(of_number) == 1, f"averaging {number}: the ranks differ"
     return len(bits)
+
+
+def check_rounds(lines: dict[int, list[dict]]) -> dict[str, float]:
+    """Check the means of all rounds. Return rounds, and the worst deviation of a mean from that of the shares."""
+    means: dict[tuple[int, int], list[dict]] = defaultdict(list)  # by group and round
+    for worker, own in lines.items():
+        added = [line["added"] for line in own if "added" in line]
+        assert added == sorted(set(added)), f"worker {worker} has added a round twice: {added}"
+        for line in own:
+            if "mean" in line:
+                means[line["group"], line["mean"]].append(line)
+    worst = 0.0
+    for key, of_round in means.items():
+        assert len({(line["bits"], line["ranks"]) for line in of_round}) == 1, f"group and round {key} differ"
+        if len(of_round) == of_round[0]["ranks"]:  # else one has died before it noted its share
+            mean = sum(line["share"] for line in of_round) / len(of_round)
+            worst = max(worst, abs(of_round[0]["total"] / mean - 1))
+    return {"rounds": max(number for _, number in means), "worst": worst}
 
 
 def times_drawn(folder: Path) -> dict[str, float]:

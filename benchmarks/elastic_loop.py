@@ -14,6 +14,7 @@ journal of its own. Entries of the plan:
     task     "text" for a GPT on text instead of a small network on numbers; "saved" then has the validation loss
     local    the arguments of gs.LocalSGD, by which the ranks train then, with "outer": true for DiLoCo's outer
              optimizer. elastic_averages.py replays such runs
+    rounds   the arguments of gs.AsyncModelAverage, by which the ranks train then
     slow     {number of worker: how many times longer its steps are}
     counts   true: each worker counts 1 + its number as the samples of a step
     backend, and sleep_s for each step
@@ -141,6 +142,10 @@ def main() -> None:
         from elastic_averages import NotedLocalSGD
 
         algorithm = NotedLocalSGD(note, codec=codec, **local)
+    if asynchronous := plan.get("rounds"):
+        from elastic_averages import NotedAsync
+
+        algorithm = NotedAsync(lambda **line: note(**line, **place()), **asynchronous)
     model = gs.DataParallel(inner, optimizer, algorithm=algorithm, bucket_bytes=600, first_bucket_bytes=200)
     if worker == 0 and not any(folder.glob("start.pt")):
         torch.save(inner.state_dict(), folder / "start.pt")
@@ -197,7 +202,9 @@ def main() -> None:
                 bits=checksum_of(inner.parameters()),
             )
             time.sleep(slowness * plan.get("sleep_s", 0))
-    note(end=run.step, total=run.total, rounds=rounds())
+    if asynchronous:
+        model.consensus()
+    note(end=run.step, total=run.total, rounds=rounds(), final=checksum_of(inner.parameters()))
     gs.shutdown()
 
 

@@ -13,6 +13,9 @@ With --local the workers train by gs.LocalSGD, and a step lost or doubled is an 
 (period_s), nothing is replayed. Then the anchors of all ranks are compared, and samples that an epoch has left out are
 counted. With --deadline and --stall some workers are late in such a run.
 
+With --rounds they train by gs.AsyncModelAverage. Then it is checked that each round has one mean, which is that of its
+ranks' weights, and no rank adds a round twice.
+
 With --every a worker that trains is killed so often, and another comes. The summary then has the share of its
 undisturbed steps that a living worker makes: from its first step to its last, as many as a step takes before the first
 kill.
@@ -45,7 +48,7 @@ class Soak:
         self.stalls_s = args.stall
         self.random, self.killed = random.Random(args.seed), set[int]()
         plan = {"sleep_s": args.sleep, "codec": args.codec, "backend": args.backend, "local": args.local}
-        plan["task"] = args.task
+        plan["task"], plan["rounds"] = args.task, args.rounds
         plan["slow"] = {"0": args.slow}
         if args.deadline:
             plan["deadline"] = {"deadline_s": args.deadline}
@@ -172,6 +175,7 @@ def main() -> int:
     parser.add_argument("--backend")
     parser.add_argument("--codec", choices=("int8", "sparse"), help="then only equal weights are checked")
     parser.add_argument("--local", type=json.loads, help="arguments of gs.LocalSGD as JSON, and outer: true")
+    parser.add_argument("--rounds", type=json.loads, help="arguments of gs.AsyncModelAverage as JSON")
     parser.add_argument("--every", type=float, help="seconds from a kill to the next")
     parser.add_argument("--task", help="text: a GPT, whose validation loss at the end is told")
     parser.add_argument("--quiet", type=float, default=0.0, help="seconds to train on after the last kill")
@@ -194,7 +198,10 @@ def main() -> int:
     finally:
         soak.process.send_signal(signal.SIGTERM)
         code = soak.process.wait(args.patience)
-    if args.local and "period_s" in args.local:
+    if args.rounds:
+        checked = elastic_averages.check_rounds(elastic_loop.journals(folder))
+        checked |= elastic_averages.times_drawn(folder)
+    elif args.local and "period_s" in args.local:
         averagings = elastic_averages.check_anchors(elastic_loop.journals(folder))
         checked = {"averagings": averagings, "worst": 0.0} | elastic_averages.times_drawn(folder)
     elif args.local:

@@ -5,13 +5,14 @@ The algorithm is Bagua's. Ranks hold different weights: model.consensus() averag
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
 import torch
 
 from gossamer import _C
-from gossamer.algorithms.base import Algorithm, require_steps
+from gossamer.algorithms.base import Algorithm, Question, require_steps
 from gossamer.codec import Identity
 from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator
@@ -66,6 +67,10 @@ class AsyncModelAverage(Algorithm):
     def independent(self) -> bool:
         return True
 
+    @property
+    def uneven_steps(self) -> bool:
+        return True
+
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
         self._next_at = 0.0  # when the next round may begin, by time.monotonic()
@@ -75,6 +80,10 @@ class AsyncModelAverage(Algorithm):
         self._lock = threading.RLock()  # guards these three; a garbage collection within it may call leave()
         self._forward_of = -1  # the step of the last forward
         self._begun: list[_C.Bucket] = []  # the buckets of a round whose result has not been added
+        self._rounds = 0
+        self._ask: Callable[[], Question] | None = None  # see survive()
+        self._said: list[list[int]] = []  # in the round that has ended last
+        self._heard: list[list[int]] = []
         self._background = None
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
@@ -92,7 +101,7 @@ class AsyncModelAverage(Algorithm):
         assert self._background is not None
         # Weights must not change between two forwards of one step: the first one's gradients would not fit them.
         first, self._forward_of = self._forward_of != step, step
-        if not first or self._background.busy() or step < self.warmup_steps:
+        if not first or self._ask is not None or self._background.busy() or step < self.warmup_steps:
             return
         if self._begun:
             self._add_result()
@@ -105,10 +114,12 @@ class AsyncModelAverage(Algorithm):
         for bucket in self._buckets:
             bucket.flat("snapshot").copy_(bucket.flat("weight"))
             bucket.flat("mean").copy_(bucket.flat("weight"))
-        task = partial(self._round, self._background.comm, self._begun, own=1)
+        task = partial(self._round, self._background.comm, self._begun, self._ask and self._ask(), own=1)
         self._background.submit(task, f"step {self.optimizer_steps}: {self!r}")
 
-    def _round(self, comm: Communicator, buckets: list[_C.Bucket], *, own: int) -> tuple[int, bool]:
+    def _round(
+        self, comm: Communicator, buckets: list[_C.Bucket], question: Question | None, *, own: int
+    ) -> tuple[int, bool]:
         """Makes one round on the background thread. `own`: 1 if this rank trains, else 0.
 
         Returns how many ranks train, and whether all ranks have ended, so that no other round comes.
@@ -121,6 +132,8 @@ class AsyncModelAverage(Algorithm):
             mean = bucket.flat("mean")
             mean.mul_(own / training)
             all_reduce(mean, deterministic=True, group=comm)
+        if question is not None:
+            self._said = question(comm)
         return training, all_ended
 
     def _add_result(self) -> None:
@@ -130,6 +143,8 @@ class AsyncModelAverage(Algorithm):
         for bucket in buckets:
             bucket.flat("weight").add_(bucket.flat("mean").sub_(bucket.flat("snapshot")))
         self._next_at = time.monotonic() + self.sync_interval_ms / 1000
+        self._rounds += 1
+        self._heard = self._said
 
     def traffic(self, messages: Messages, *, warm: bool = True) -> Traffic:
         if not warm:
@@ -142,10 +157,15 @@ class AsyncModelAverage(Algorithm):
         """Keeps this rank's weights out of the mean, and unchanged, until resume(). The rank still answers others.
 
         Raises:
-            ConfigError: no model is wrapped with it yet.
+            ConfigError: no model is wrapped with it yet, or gs.elastic trains, where every rank takes part in all rounds.
         """
         if self._background is None:
             raise ConfigError("AsyncModelAverage.abort: no model is wrapped with it yet")
+        if self._ask is not None:
+            raise ConfigError(
+                "AsyncModelAverage.abort: under gs.elastic every rank takes part in all rounds, in which the group "
+                "learns of changes; evaluate without it"
+            )
         self._abort(self._background)
 
     def _abort(self, background: Background) -> None:
@@ -161,7 +181,7 @@ class AsyncModelAverage(Algorithm):
         while self._answers():
             for bucket in self._buckets:
                 bucket.flat("mean").zero_()
-            training, all_ended = self._round(comm, self._buckets, own=0)
+            training, all_ended = self._round(comm, self._buckets, self._ask and self._ask(), own=0)
             if all_ended:
                 return
             if not training:
@@ -201,3 +221,61 @@ class AsyncModelAverage(Algorithm):
                 background.wait()
         finally:
             background.close(crashed=crashed)
+
+    # --- in a run whose group changes ---
+
+    def why_not_elastic(self) -> str:
+        return f"{self!r} must have no warmup_steps" if self.warmup_steps else ""
+
+    def survive(self, ask: Callable[[], Question]) -> None:
+        """From now on rounds are begun, and results added, by advance() and average_now() alone.
+
+        Args:
+            ask: called when a round begins. What it returns is collective over the ranks, and called on another thread
+                at the end of the round. `heard` has its result.
+        """
+        self._ask = ask
+
+    @property
+    def rounds(self) -> int:
+        """Rounds whose result this rank has added. Equal on all ranks after each."""
+        return self._rounds
+
+    @property
+    def heard(self) -> list[list[int]]:
+        """What all ranks have said in the last of these rounds: see survive()."""
+        return self._heard
+
+    def resume_at(self, rounds: int) -> None:
+        """Sets `rounds`."""
+        self._rounds = rounds
+
+    def is_due(self, step: int) -> bool:
+        """Whether advance() has something to do before the first forward of a step."""
+        if not self._begun:
+            return self._training and time.monotonic() >= self._next_at
+        return self._background is not None and not self._background.busy() and self._forward_of != step
+
+    def advance(self) -> bool:
+        """Begins a round, or adds the result of the one that has ended. Returns whether it has added a result."""
+        if self._begun:
+            self._add_result()
+            return True
+        self._begin_round()
+        return False
+
+    def average_now(self) -> None:
+        """Takes part in the next round before it is due, and waits for its result."""
+        if not self._begun:
+            self._begin_round()
+        self._add_result()
+
+    def part(self) -> None:
+        """Ends the connections of the rounds, at a moment when no rank is in one or the group has failed."""
+        background, self._background = self._background, None
+        if background is not None:
+            background.close()
+
+    def lose_group(self) -> None:
+        super().lose_group()
+        self._next_at = 0.0  # the next round fails at once

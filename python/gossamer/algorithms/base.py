@@ -1,6 +1,6 @@
 """What the algorithms share: their base class, which is the engine's, and checks of settings."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from gossamer.facts import Job, Messages
 from gossamer.topology import Mixing, Topology
 
 __all__ = ["Algorithm", "average_with_peers", "job_with_peers", "require_codec", "require_in_optimizer"]
-__all__ += ["require_steps", "swap_with_peers", "whole_chunks"]
+__all__ += ["Question", "require_steps", "swap_with_peers", "whole_chunks"]
+
+#: Returns the numbers of each rank, in rank order. Collective.
+Question = Callable[[Communicator], list[list[int]]]
 
 
 def whole_chunks(comm: Communicator, block: int, codec: object = None) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 from gossamer import _C
 from gossamer.algorithms.base import (
     Algorithm,
+    Question,
     average_with_peers,
     job_with_peers,
     require_codec,
@@ -34,7 +35,6 @@ from gossamer.topology import Topology, resolve
 from gossamer.torch_private import tree_map
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
-Question = Callable[[Communicator], list[list[int]]]  # the numbers of each rank, in rank order
 _BUCKETS_EACH = 2  # about how many buckets a fragment has; each is sent by itself
 _ALONE = "lets ranks train alone between averagings, so their weights differ until the next one"
 

@@ -334,7 +334,9 @@ class Algorithm(ABC):
         """Returns why the group cannot change while gs.elastic() trains; empty if it can."""
         if self.uneven_inputs and self.lockstep and set(self.state_fields) <= {"error"}:
             return ""
-        return f"{self!r} keeps more on each rank than gradients; train by gradient_allreduce, bytegrad or local_sgd"
+        return (
+            f"{self!r} keeps more on each rank than gradients; train by gradient_allreduce, bytegrad, local_sgd or async"
+        )
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:

@@ -8,7 +8,6 @@ that has it. The loop calls work() at each boundary, which does what LocalSGD do
 
 import contextlib
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.comm import Communicator, gather_numbers
+from gossamer.algorithms import LocalSGD
+from gossamer.comm import gather_numbers
 from gossamer.engine import Connections, Unsent, broadcast_everywhere, broadcast_state
 from gossamer.engine.state import Fields, save_fields
-from gossamer.regroup.survival import Survivor, Wish
+from gossamer.regroup.apart import ApartSurvivor
 
 
 @dataclass(frozen=True)
@@ -43,30 +43,16 @@ class OwnAverages:
     averaging: dict[str, Any]
 
 
-class AveragingSurvivor(Survivor[OwnAverages]):
-    """See the module. What the ranks do together are averagings."""
+class AveragingSurvivor(ApartSurvivor[OwnAverages]):
+    """See the module."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._algorithm: Any = self._face.engine.algorithm
-        self._changes = self._stops = self._finished = False
+        assert isinstance(self._face.engine.algorithm, LocalSGD)
+        self._algorithm: LocalSGD = self._face.engine.algorithm
         self._pending: list[int] = []  # steps after which the algorithm is still to be called
         # By parameter: weight - anchor, of a rank that others have left out.
         self._gaps: dict[str, Tensor] = {}
-
-    @property
-    def count(self) -> int:
-        """See Survivor."""
-        return int(self._algorithm.rounds)
-
-    @property
-    def wished(self) -> Wish:
-        """See Survivor."""
-        return Wish(max((wish for wish, *_ in self._algorithm.heard), default=Wish.NOTHING))
-
-    def wish(self, *, change: bool, stop: bool) -> None:
-        """See Survivor."""
-        self._changes, self._stops = change, stop
 
     def work(self) -> Callable[[], None] | None:
         """See Survivor."""
@@ -97,12 +83,7 @@ class AveragingSurvivor(Survivor[OwnAverages]):
             yield
         if self.count > before:
             self._deadline.waited(time.monotonic() - began)
-            self._data.heard([own for _, *own in self._algorithm.heard])
-
-    def _question(self) -> Callable[[Communicator], list[list[int]]]:
-        wish = Wish.CHANGE if self._changes else Wish.DIVISION if self._data.is_dry else Wish.NOTHING
-        numbers = (wish, *self._data.numbers())
-        return lambda comm: gather_numbers(comm, *numbers)
+            self._hear()
 
     def finish(self) -> None:
         """See Survivor."""
@@ -119,8 +100,7 @@ class AveragingSurvivor(Survivor[OwnAverages]):
         if self._member is None and not self._data.uneven:
             return
         self._pending = self._face.engine.defer_steps(pending)
-        question = weakref.WeakMethod(self._question)
-        self._algorithm.survive(lambda: call() if (call := question()) is not None else lambda _: [])
+        self._begin_to_ask()
 
     # --- in the next group ---
 

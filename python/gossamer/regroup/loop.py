@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from gossamer import config, membership, runtime
+from gossamer.algorithms import Algorithm, AsyncModelAverage
 from gossamer.comm import gather_numbers
 from gossamer.engine import Face, optimizers_of
 from gossamer.engine.survival import why_not_elastic
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.membership import GOING, STOP, Member
+from gossamer.regroup.asynchronous import AsyncSurvivor
 from gossamer.regroup.averaging import AveragingSurvivor
 from gossamer.regroup.data import EvenData, UnevenData
 from gossamer.regroup.deadline import Deadline
@@ -41,7 +43,7 @@ class Elastic:
 
     Attributes:
         epoch: the number of the present epoch, from 0.
-        step: synchronised steps so far, by all workers together; by local_sgd, steps of each worker.
+        step: synchronised steps so far, by all workers together; by local_sgd and async, steps of each worker.
     """
 
     epoch: int
@@ -80,8 +82,7 @@ class Elastic:
             if algorithm.uneven_steps
             else EvenData(sampler)
         )
-        kind = AveragingSurvivor if algorithm.independent else GradientSurvivor
-        self._survivor: Survivor[Any] = kind(
+        self._survivor: Survivor[Any] = _kind_for(algorithm)(
             model, optimizers, data=self._data, deadline=deadline, save=self._save, load=self._load
         )
         self._divided_at: int | None = None  # the survivor's count at the last division of data
@@ -94,7 +95,7 @@ class Elastic:
 
     @property
     def step(self) -> int:
-        """Synchronised steps so far, by all workers together; by local_sgd, steps of each worker."""
+        """Synchronised steps so far, by all workers together; by local_sgd and async, steps of each worker."""
         return self._face.engine.backward_count
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -180,6 +181,8 @@ class Elastic:
         assert member is not None
         mine = _STOPS if self._all_stop(member) else _GOES if member.going else _NO
         every = [what for [what] in gather_numbers(self._survivor.control, mine)]
+        if mine == _GOES or _STOPS in every:
+            self._survivor.part()
         if _STOPS in every or all(what == _GOES for what in every):
             if self._on_stop is not None:
                 self._on_stop()
@@ -222,6 +225,12 @@ class Elastic:
         random.setstate(state["random"])
 
 
+def _kind_for(algorithm: Algorithm) -> type[Survivor[Any]]:
+    if isinstance(algorithm, AsyncModelAverage):
+        return AsyncSurvivor
+    return AveragingSurvivor if algorithm.independent else GradientSurvivor
+
+
 def _unreadable(values: dict[str, Any]) -> str:
     """Return the names and classes of the values that a newcomer could not read without unpickling objects."""
     bad = []
@@ -257,13 +266,13 @@ def elastic(
     >>>         optimizer.step()
 
     When a worker dies, the others form a group inside backward(), and end that step with their own gradients. By
-    local_sgd they train on, and form it at the next averaging. Nothing is done again, and no exception reaches the
+    local_sgd and async they train on, and form it at the next averaging. Nothing is done again, and no exception reaches the
     loop. A new worker takes weights, buffers, the state of the optimizer, the place in the data and `values` from one
     that trains. In any other run the loop works too, and a death ends it.
 
     Args:
         loader: a DataLoader with a batch_size and sampler=gs.ElasticSampler(dataset).
-        model: a gs.DataParallel on the CPU, by gradient_allreduce, bytegrad or local_sgd.
+        model: a gs.DataParallel on the CPU, by gradient_allreduce, bytegrad, local_sgd or async.
         optimizer: the model's optimizer, or several.
         scheduler: objects with state_dict() and load_state_dict() that newcomers take too: one, several or None.
         on_stop: called on every worker when the launcher has been told to end (SIGTERM), before the worker ends with
@@ -288,9 +297,9 @@ def elastic(
     if known := sorted(set(values) & set(dir(Elastic))):
         raise ConfigError(f"elastic: values must have names that the result does not have, got {known}")
     deadline = Deadline(deadline_s, deadline_mads)
-    if deadline.given and not model.engine.algorithm.independent:
+    if deadline.given and _kind_for(model.engine.algorithm) is not AveragingSurvivor:
         raise ConfigError(
-            f"elastic: a deadline needs gs.LocalSGD, between whose averagings workers train alone, got "
+            f"elastic: a deadline needs gs.LocalSGD, in whose averagings workers wait for each other, got "
             f"{model.engine.algorithm!r}"
         )
     if not runtime.is_initialized():

@@ -91,6 +91,9 @@ class Survivor(ABC, Generic[OwnT]):
     def finish(self) -> None:
         """Called at the boundary after the last step, which is the same on all ranks."""
 
+    def part(self) -> None:
+        """Called before this rank ends while the others go on."""
+
     def begin(self) -> None:
         """Bring all workers to one state: that of those who train, or rank 0's if none does. Collective.
 
