@@ -36,6 +36,7 @@ NAMES = (
     "noloco",
     "muloco",
     "sharded",
+    "fsdp_weights",
     "latency",
 )
 GPU_NAMES = ("codec", "flat", "optim", "step", "symmetric")

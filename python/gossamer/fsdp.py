@@ -7,6 +7,7 @@ The shards stay exact, and so do the optimizer and its states. See docs/fsdp.md.
 """
 
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from gossamer._C import CodecBackend
-from gossamer.codec import BF16, Codec, Int8
+from gossamer.codec import BF16, Codec, Delta, Int8
 from gossamer.collectives import all_gather, all_reduce, reduce_scatter
 from gossamer.errors import ConfigError
-from gossamer.torch_private import premultiplier, replicated_meshes
+from gossamer.torch_private import gathers_for_backward, premultiplier, replicated_meshes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -31,7 +32,7 @@ def compress(
     model: nn.Module,
     codec: Codec | None = _GRADIENTS,
     *,
-    weights: Codec | None = _WEIGHTS,
+    weights: Codec | Delta | None = _WEIGHTS,
     replicate: "ProcessGroup | None" = None,
 ) -> None:
     """Set the codecs of every module of `model` that fully_shard() has sharded. Call it before training.
@@ -44,7 +45,8 @@ def compress(
             sends rounds once, and sums are in float32. None keeps FSDP's own reduce-scatter and all-reduce. A replicate
             axis whose group has gossamer.Options keeps these options.
         weights: the codec of the all-gather before forward and backward. Layers compute with rounded weights; the
-            optimizer steps exact shards. None keeps FSDP's own all-gather.
+            optimizer steps exact shards. With a Delta, differences are sent. After loading other weights, call compress
+            again: the next gather is then exact. None keeps FSDP's own all-gather.
         replicate: for a model that is sharded over the mesh of the shards alone: the ranks that hold the same shard of
             other replicas. Their mean is taken after the reduce-scatter. Leave it out for a mesh with a replicate axis.
 
@@ -55,7 +57,8 @@ def compress(
     if codec is None and weights is None and replicate is None:
         raise ConfigError("fsdp.compress: give a codec for gradients or for weights, got None for both")
     for what, given in {"codec": codec, "weights": weights}.items():
-        if given is not None and (not isinstance(given, Codec) or given.feeds_back):
+        is_delta = what == "weights" and isinstance(given, Delta)
+        if given is not None and not is_delta and (not isinstance(given, Codec) or given.feeds_back):
             raise ConfigError(
                 f"fsdp.compress: {what} must be a Codec without error feedback, or None, got {given!r}"
             )
@@ -76,7 +79,9 @@ def compress(
             module.set_custom_reduce_scatter(_ReduceScatter(codec))  # type: ignore[arg-type]
             for mesh in replicated_meshes(module):
                 mesh.replicate_process_group = _encoded(mesh.replicate_process_group, codec)
-        if weights is not None:
+        if isinstance(weights, Delta):
+            module.set_custom_all_gather(_GatherDifferences(weights.codec, module))  # type: ignore[arg-type]
+        elif weights is not None:
             module.set_custom_all_gather(_AllGather(weights))  # type: ignore[arg-type]
         if replicate is not None:
             stream: dict[str, Any] = {"stream": torch.cuda.Stream()} if cuda else {}
@@ -109,12 +114,47 @@ class _AllGather(_Comm):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> None:
-        if not input_tensor.is_floating_point():
-            raise ConfigError(
-                "fsdp.compress: the weights of a module must have one floating-point dtype to be gathered through a "
-                f"codec, got {input_tensor.dtype}: FSDP sends several as bytes; shard them apart, or give weights=None"
-            )
+        _require_floats(input_tensor)
         all_gather(input_tensor, codec=self._codec, nonce=next(self._nonces), group=group, out=output_tensor)
+
+
+class _GatherDifferences(_Comm):
+    """See Delta. All ranks hold equal weights, which they change by what arrives."""
+
+    def __init__(self, codec: Codec, module: nn.Module) -> None:
+        super().__init__(codec)
+        self._module = weakref.ref(module)
+        self._held: Tensor | None = None  # [ranks, elements of a shard], as gathered last
+        self._written: torch.Event | None = None  # FSDP's streams may differ between forward and backward
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        _require_floats(input_tensor)
+        if self._written is not None:
+            self._written.wait()
+        held = self._held
+        if held is None:
+            all_gather(input_tensor, group=group, out=output_tensor)
+            self._held = output_tensor.view(-1, input_tensor.numel()).clone()
+        else:
+            module = self._module()
+            if module is None or not gathers_for_backward(module):
+                difference = input_tensor - held[group.rank()]
+                arrived = all_gather(difference, codec=self._codec, nonce=next(self._nonces), group=group)
+                held.add_(arrived.view_as(held))
+            output_tensor.copy_(held.view_as(output_tensor))
+        if input_tensor.is_cuda:
+            self._written = torch.Event(input_tensor.device)
+            self._written.record()
+
+
+def _require_floats(weights: Tensor) -> None:
+    if not weights.is_floating_point():
+        raise ConfigError(
+            "fsdp.compress: the weights of a module must have one floating-point dtype to be gathered through a "
+            f"codec, got {weights.dtype}: FSDP sends several as bytes; shard them apart, or give weights=None"
+        )
 
 
 def _mean_between_replicas(codec: Codec | None, group: "ProcessGroup") -> Callable[[Tensor], None]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gossamer import _C
-from gossamer.codec import Codec
+from gossamer.codec import Codec, Delta
 from gossamer.codec.base import settings_text
 from gossamer.errors import ConfigError
 
@@ -52,6 +52,11 @@ class Options(_C.CodecOptions):
 def _native(name: str, codec: Any) -> _C.CodecChoice | None:
     if codec is None:
         return None
+    if isinstance(codec, Delta):
+        raise ConfigError(
+            f"Options: {name} must be a Codec or None, got {codec!r}: a process group does not know whose weights it "
+            f"gathers; use gs.fsdp.compress(model, weights={codec!r})"
+        )
     if not isinstance(codec, Codec):
         raise ConfigError(f"Options: {name} must be a Codec or None, got {codec!r}")
     if codec.feeds_back:

@@ -22,8 +22,8 @@ from torch.utils._pytree import (
 )
 
 __all__ = ["AnyBatchNorm", "BufferCommHookLocation", "at_end_of_backward", "default_store", "premultiplier"]
-__all__ += ["keystr", "reduces_in_python", "replicated_meshes", "tree_flatten", "tree_flatten_with_path"]
-__all__ += ["tree_leaves", "tree_map", "tree_map_only", "tree_unflatten"]
+__all__ += ["gathers_for_backward", "keystr", "reduces_in_python", "replicated_meshes", "tree_flatten"]
+__all__ += ["tree_flatten_with_path", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten"]
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
@@ -55,9 +55,16 @@ def replicated_meshes(module: Any) -> list[Any]:
 
     FSDP reads the attribute `replicate_process_group` of each at every all-reduce.
     """
+    meshes = {id(group.mesh_info): group.mesh_info for group in _fsdp_groups(module)}
+    return [mesh for mesh in meshes.values() if hasattr(mesh, "replicate_process_group")]
+
+
+def gathers_for_backward(module: Any) -> bool:
+    """Return whether FSDP now gathers the weights of a sharded module for backward, and not for forward."""
+    return any(group._training_state.name == "PRE_BACKWARD" for group in _fsdp_groups(module))
+
+
+def _fsdp_groups(module: Any) -> list[Any]:
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.12 and later
-    if groups is None:
-        groups = filter(None, [state._fsdp_param_group])
-    meshes = {id(group.mesh_info): group.mesh_info for group in groups}
-    return [mesh for mesh in meshes.values() if hasattr(mesh, "replicate_process_group")]
+    return list(filter(None, [state._fsdp_param_group]) if groups is None else groups)

@@ -285,6 +285,7 @@ def test_ranks_with_other_options_are_all_told_when_the_group_is_made() -> None:
     [
         ({"codec": "int8"}, "codec must be a Codec or None, got 'int8'"),
         ({"gather_codec": 8}, "gather_codec must be a Codec or None, got 8"),
+        ({"gather_codec": gs.Delta(gs.Int4())}, r"use gs.fsdp.compress\(model, weights=Delta\(Int4"),
         ({"codec": gs.ErrorFeedback(gs.Int8())}, "without error feedback, got ErrorFeedback"),
         ({"codec": gs.TopK(0.1)}, "must be a native codec, got TopK"),
         ({"min_bytes": -1}, "min_bytes must be an integer of at least 0, got -1"),

@@ -143,6 +143,55 @@ def test_weights_alone_go_through_a_codec():
 
 
 @in_job
+def test_weights_go_as_differences_in_4_bits_once_a_step():
+    delta = {"codec": gs.Int8(), "weights": gs.Delta(gs.Int4())}
+    sent, four = sent_per_step(world().get_group(), sharded(world()), **delta), exact_bytes()
+    assert 0.4 * four < sent < (0.27 + 0.15 + 1 / STEPS) * four, (sent, four)  # the first gather is exact
+
+
+@in_job
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_backward_takes_the_weights_of_forward_and_what_was_left_out_comes_with_the_next(precision):
+    policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=precision)}
+    model, exact = sharded(world(), **policy), sharded(world(), **policy)
+    gs.fsdp.compress(model, None, weights=gs.Delta(gs.Int4()))
+    comm = from_group(world().get_group(), "cpu")
+    loss_of(model, 0).backward()
+    with torch.no_grad():
+        for param, other in zip(model.parameters(), exact.parameters(), strict=True):
+            shard = param.to_local()
+            shard.add_(torch.randn(shard.shape, generator=torch.Generator().manual_seed(9)), alpha=0.1)
+            other.to_local().copy_(shard)
+    row = text()[0, :1]
+    expected, gaps, sent = exact(row), [], []
+    for _ in range(8):
+        sent.append(comm.bytes_sent)
+        out = model(row)
+        sent.append(comm.bytes_sent)
+        out.sum().backward()
+        assert comm.bytes_sent == sent[-1] > sent[-2], "backward sends nothing"
+        gaps.append((out - expected).abs().max().item())
+        every = gs.all_gather(out.detach())
+        assert all(torch.equal(other, every[:1]) for other in every.split(1)), "the ranks have equal weights"
+    assert gaps[-1] < gaps[0] / 10, gaps
+
+
+@in_job
+def test_differences_are_of_each_replica_and_a_second_call_gathers_exactly():
+    model, exact = sharded(grid()), sharded(grid())
+    gs.fsdp.compress(model, None, weights=gs.Delta(gs.Int4()))
+    last_loss(model, steps=2)
+    with torch.no_grad():
+        for param, other in zip(model.parameters(), exact.parameters(), strict=True):
+            other.to_local().copy_(param.to_local())
+    rounded, expected = loss_of(model, 5), loss_of(exact, 5)
+    assert rounded.item() != expected.item()
+    rounded.backward()  # until then FSDP keeps the root's weights gathered
+    gs.fsdp.compress(model, None, weights=gs.Delta(gs.Int4()))
+    assert loss_of(model, 5).item() == expected.item()
+
+
+@in_job
 def test_replicas_average_through_the_codec_and_stay_equal():
     model, between = sharded(grid()["shard"]), grid()["replicate"].get_group()
     sent = sent_per_step(between, model, codec=gs.Int8(), replicate=between) / 2
@@ -241,9 +290,16 @@ def test_a_replicate_axis_with_options_keeps_them():
             "codec must be a Codec without error feedback, or None, got Error",
         ),
         ({"weights": "bf16"}, "weights must be a Codec without error feedback, or None, got 'bf16'"),
+        ({"codec": gs.Delta(gs.Int4())}, r"codec must be a Codec .* or None, got Delta\(Int4"),
         ({"replicate": 3}, "replicate must be a process group or None, got 3"),
     ],
 )
 def test_compress_refuses_what_it_cannot_do(settings, text):
     with pytest.raises(gs.ConfigError, match=text):
         gs.fsdp.compress(mlp(), **settings)
+
+
+@pytest.mark.parametrize("codec", [gs.ErrorFeedback(gs.Int4()), "int4", gs.Delta(gs.Int4())], ids=str)
+def test_differences_need_a_codec_without_error_feedback(codec):
+    with pytest.raises(gs.ConfigError, match="Delta: codec must be a Codec without error feedback, got"):
+        gs.Delta(codec)

@@ -157,7 +157,7 @@ class AsyncModelAverage(Algorithm):
         """Keeps this rank's weights out of the mean, and unchanged, until resume(). The rank still answers others.
 
         Raises:
-            ConfigError: no model is wrapped with it yet, or gs.elastic trains, where every rank takes part in all rounds.
+            ConfigError: no model is wrapped with it yet, or gs.elastic trains, which needs every rank in all rounds.
         """
         if self._background is None:
             raise ConfigError("AsyncModelAverage.abort: no model is wrapped with it yet")

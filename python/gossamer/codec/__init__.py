@@ -8,6 +8,7 @@ from gossamer.codec.adaptive import Adaptive
 from gossamer.codec.base import Codec, CodecFacts, CodecSpeed, NativeCodec, settings_text
 from gossamer.codec.cast import BF16, FP16, Identity
 from gossamer.codec.chunk_topk import ChunkTopK
+from gossamer.codec.delta import Delta
 from gossamer.codec.feedback import ErrorFeedback
 from gossamer.codec.int2 import Int2
 from gossamer.codec.int4 import Int4
@@ -33,6 +34,6 @@ CODECS: dict[str, type[Codec]] = {
 }
 """The codecs, by the names that the benchmarks take."""
 
-__all__ = ["CODECS", "Adaptive", "Codec", "CodecFacts", "CodecSpeed", "ErrorFeedback", "NativeCodec"]
+__all__ = ["CODECS", "Adaptive", "Codec", "CodecFacts", "CodecSpeed", "Delta", "ErrorFeedback", "NativeCodec"]
 __all__ += ["BF16", "FP16", "ChunkTopK", "Identity", "Int2", "Int4", "Int8", "MinMaxUInt8", "OneBit", "TopK"]
 __all__ += ["accumulate_dtype", "settings_text"]

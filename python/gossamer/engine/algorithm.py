@@ -335,7 +335,8 @@ class Algorithm(ABC):
         if self.uneven_inputs and self.lockstep and set(self.state_fields) <= {"error"}:
             return ""
         return (
-            f"{self!r} keeps more on each rank than gradients; train by gradient_allreduce, bytegrad, local_sgd or async"
+            f"{self!r} keeps more on each rank than gradients; train by gradient_allreduce, bytegrad, local_sgd or "
+            f"async"
         )
 
     @contextlib.contextmanager
