@@ -1,6 +1,7 @@
 """Kills workers of a plain loop under gs.elastic at random, and replays what the others did.
 
     python benchmarks/soak.py --kills 50 [--workers 4] [--backend gloo] [--codec int8] [--seed 1]
+    python benchmarks/soak.py --kills 50 --hosts 2
     python benchmarks/soak.py --kills 90 --workers 8 --every 20 --sleep 0.2 --local '{"period": 30, "outer": true}'
 
 Any worker may be hit at any moment, also rank 0 and workers that just start or join, sometimes two at once. One that
@@ -16,12 +17,16 @@ counted. With --deadline and --stall some workers are late in such a run.
 With --rounds they train by gs.AsyncModelAverage. Then it is checked that each round has one mean, which is that of its
 ranks' weights, and no rank adds a round twice.
 
+With --hosts the workers are on network namespaces with an sshd each, equally many on each. Then workers that just start
+are not hit. It needs root and openssh-server.
+
 With --every a worker that trains is killed so often, and another comes. The summary then has the share of its
 undisturbed steps that a living worker makes: from its first step to its last, as many as a step takes before the first
 kill.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -36,6 +41,10 @@ from statistics import median
 
 import elastic_averages
 import elastic_loop
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+from gossamer import netlab
+from tests.launch import sshd
 
 EPOCHS = 1_000_000  # a signal ends it
 
@@ -53,16 +62,28 @@ class Soak:
         if args.deadline:
             plan["deadline"] = {"deadline_s": args.deadline}
         flags = ["--min-np", "1", "--max-np", str(args.workers), "--blacklist-cooldown-range", "0", "0"]
+        self.ends, prefix, environment = contextlib.ExitStack(), [], dict(os.environ)
+        self.far = args.hosts > 1
+        if self.far:
+            hosts = self.ends.enter_context(netlab.Hosts(args.hosts))
+            ssh = self.ends.enter_context(sshd.Reachable(hosts, folder / "ssh"))
+            listing = [f"{hosts.address(host)}:{args.workers // args.hosts}" for host in range(args.hosts)]
+            flags += ["-H", ",".join(listing), "-p", str(sshd.PORT), "-i", ssh.key]
+            prefix, environment = hosts.prefix(0), environment | ssh.env
         job = [elastic_loop.__file__, str(folder), str(EPOCHS), json.dumps(plan)]
         self.log = open(folder / "log", "w")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gossamer.launch.cli", "run", *flags, *job],
+            [*prefix, sys.executable, "-m", "gossamer.launch.cli", "run", *flags, *job],
             stdout=self.log,
             stderr=self.log,
+            env=environment,
         )
 
     def living(self) -> list[int]:
-        """Return the processes of workers, also of those that are starting."""
+        """Return the processes of workers, on one host also of those that are starting."""
+        if self.far:
+            begun = [own[0]["pid"] for own in elastic_loop.journals(self.folder).values() if own]
+            return [pid for pid in begun if pid not in self.killed and Path(f"/proc/{pid}").exists()]
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -164,6 +185,7 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sleep", type=float, default=0.01, help="seconds of a step")
     parser.add_argument("--slow", type=float, default=1.0, help="how many times longer worker 0's steps are")
@@ -198,6 +220,7 @@ def main() -> int:
     finally:
         soak.process.send_signal(signal.SIGTERM)
         code = soak.process.wait(args.patience)
+        soak.ends.close()
     if args.rounds:
         checked = elastic_averages.check_rounds(elastic_loop.journals(folder))
         checked |= elastic_averages.times_drawn(folder)

@@ -9,6 +9,8 @@ import pytest
 from gossamer import netlab
 from tests.launch import elastic_job, sshd
 from tests.launch.test_elastic import EXACT, begin, ends
+from tests.launch.test_plain_elastic import begin as begin_plain
+from tests.launch.test_plain_elastic import loop as plain
 
 unavailable = sshd.missing()
 
@@ -31,6 +33,20 @@ def test_survivors_on_two_hosts_go_on_when_a_worker_of_one_dies(fork, tmp_path, 
     journals = elastic_job.journals(tmp_path)
     assert len(journals) == 3
     assert {line["local_size"] for lines in journals.values() for line in lines if line["size"] == 2} == {1}
+
+
+@pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
+def test_a_plain_loop_goes_on_by_hosts_when_a_worker_of_each_host_dies(fork, tmp_path, tmp_path_factory) -> None:
+    kill = {"3": [5, "backward"], "0": [9, "after"]}
+    with netlab.Hosts(2) as hosts, sshd.Reachable(hosts, tmp_path_factory.mktemp("sshd")) as ssh:
+        listing = f"{hosts.address(0)}:2,{hosts.address(1)}:2"
+        flags = ["--min-np", "1", "-H", listing, "-p", str(sshd.PORT), "-i", ssh.key]
+        run = begin_plain(fork, tmp_path, flags, kill=kill, env=ssh.env, prefix=hosts.prefix(0))
+        code, out, err = run.finish()
+    assert code == 0, out + err
+    assert err.count("was killed by signal 9 (SIGKILL)") == 2
+    assert plain.check(tmp_path)["worst"] < EXACT
+    assert {worker for worker, own in plain.journals(tmp_path).items() if "end" in own[-1]} == {1, 2}
 
 
 LOOKS = """

@@ -33,9 +33,9 @@ ALL_COME_AGAIN = ["--blacklist-cooldown-range", "0", "0"]
 EXACT = 1e-9  # after some hundred steps of Adam, whose sums may be in another order
 
 
-def begin(start, folder: Path, flags: list[str], *, epochs: int = 1, **plan):
+def begin(start, folder: Path, flags: list[str], *, epochs: int = 1, env=None, prefix=(), **plan):
     argv = ["-m", "gossamer.launch.cli", "run", *flags, str(LOOP), str(folder), str(epochs), json.dumps(plan)]
-    return start(argv)
+    return start(argv, env=env, prefix=prefix)
 
 
 def ends(folder: Path) -> dict[int, dict]:
