@@ -11,6 +11,7 @@ journal of its own. Entries of the plan:
     deadline the arguments of gs.elastic for one
     donors   numbers of workers that kill themselves while they save their state for a newcomer
     codec    "int8", with error feedback, or "sparse"
+    rank     of gs.PowerSGD, by which the ranks train then
     task     "text" for a GPT on text instead of a small network on numbers; "saved" then has the validation loss
     local    the arguments of gs.LocalSGD, by which the ranks train then, with "outer": true for DiLoCo's outer
              optimizer. elastic_averages.py replays such runs
@@ -142,6 +143,8 @@ def main() -> None:
         from elastic_averages import NotedLocalSGD
 
         algorithm = NotedLocalSGD(note, codec=codec, **local)
+    if rank := plan.get("rank"):
+        algorithm = gs.PowerSGD(rank, min_compression_rate=1.0)
     if asynchronous := plan.get("rounds"):
         from elastic_averages import NotedAsync
 

@@ -57,7 +57,7 @@ class Soak:
         self.stalls_s = args.stall
         self.random, self.killed = random.Random(args.seed), set[int]()
         plan = {"sleep_s": args.sleep, "codec": args.codec, "backend": args.backend, "local": args.local}
-        plan["task"], plan["rounds"] = args.task, args.rounds
+        plan |= {"task": args.task, "rounds": args.rounds, "rank": args.rank}
         plan["slow"] = {"0": args.slow}
         if args.deadline:
             plan["deadline"] = {"deadline_s": args.deadline}
@@ -197,6 +197,7 @@ def main() -> int:
     parser.add_argument("--backend")
     parser.add_argument("--codec", choices=("int8", "sparse"), help="then only equal weights are checked")
     parser.add_argument("--local", type=json.loads, help="arguments of gs.LocalSGD as JSON, and outer: true")
+    parser.add_argument("--rank", type=int, help="of gs.PowerSGD; then only equal weights are checked")
     parser.add_argument("--rounds", type=json.loads, help="arguments of gs.AsyncModelAverage as JSON")
     parser.add_argument("--every", type=float, help="seconds from a kill to the next")
     parser.add_argument("--task", help="text: a GPT, whose validation loss at the end is told")
@@ -232,7 +233,7 @@ def main() -> int:
         outer = args.local.get("outer", False)
         checked = elastic_averages.check(folder, period=args.local["period"], outer=outer, exact=exact)
     else:
-        checked = elastic_loop.check(folder, exact=not (args.codec or args.task))
+        checked = elastic_loop.check(folder, exact=not (args.codec or args.task or args.rank))
     left = sorted(set(os.listdir("/dev/shm")) - before)
     seconds = [each["s"] for each in rounds if each["of_them_training"]]
     summary = {"kills": sum(each["killed"] for each in rounds), "exit_code": code, "left_in_dev_shm": left}

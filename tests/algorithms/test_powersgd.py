@@ -105,3 +105,30 @@ def test_what_powersgd_leaves_out_arrives_later():
     left = sum(error for _, error, _ in results) / 2
     for total, _, _ in results:
         torch.testing.assert_close(total + left, exact, rtol=1e-3, atol=1e-2)
+
+
+def test_factors_of_before_a_backward_are_there_until_the_next_forward():
+    def body(comm):
+        algorithm = gs.PowerSGD(1, min_compression_rate=1.0)
+        net = seeded(lambda: nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 6)))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        sizes = {"bucket_bytes": 400, "first_bucket_bytes": 400}
+        model = gs.DataParallel(net, optimizer, algorithm=algorithm, process_group=comm, **sizes)
+
+        def state(begun=()):
+            return {name: right.clone() for name, right in algorithm.shared_state(begun)["right"].items()}
+
+        seen = []
+        for step in range(3):
+            loss = model(torch.randn(4, 8, generator=torch.Generator().manual_seed(step))).square().mean()
+            before = state()
+            loss.backward()
+            seen.append((before, state(), state(range(9))))
+        model.close()
+        return seen
+
+    for seen in run_ranks(2, body):
+        for before, after, back in seen:
+            assert len(before) == 2
+            assert all(torch.equal(back[name], before[name]) for name in before)
+            assert not any(torch.equal(after[name], before[name]) for name in before)

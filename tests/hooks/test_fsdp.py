@@ -114,16 +114,21 @@ def test_int8_gradients_and_bf16_weights_send_less():
 
 
 @in_job
-def test_the_planner_counts_the_bytes_of_both_codecs():
-    options = gs.Options(gs.Int8(), gather_codec=gs.BF16(), min_bytes=0)
+@pytest.mark.parametrize("weights", [gs.BF16(), gs.Delta(gs.Int4())], ids=str)
+def test_the_planner_counts_the_bytes_of_both_codecs(weights):
+    is_delta = isinstance(weights, gs.Delta)
+    options = gs.Options(gs.Int8(), gather_codec=None if is_delta else weights, min_bytes=0)
     # What is not in the two blocks is the root, which stays gathered between forward and backward.
     names, parameters = zip(*network().named_parameters(), strict=True)
     names = tuple(name if name[0] in "12" else "root" for name in names)
     found = planner.predict(
-        planner.Problem(parameters, names, 0.1), planner.Network(SIZE), planner.Sharded(options=options)
+        planner.Problem(parameters, names, 0.1),
+        planner.Network(SIZE),
+        planner.Sharded(options=options, weights=weights if is_delta else None),
     )
     model = sharded(world())
-    gs.fsdp.compress(model, gs.Int8(), weights=gs.BF16())
+    gs.fsdp.compress(model, gs.Int8(), weights=weights)
+    last_loss(model, steps=1)  # the first gather of a Delta is exact
     comm = from_group(world().get_group(), "cpu")
     before = comm.bytes_sent
     last_loss(model, steps=2)

@@ -6,7 +6,7 @@ factors and what is not compressed, one for the right factors. Matrices of one s
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -62,6 +62,7 @@ class PowerSGD(Algorithm):
     def connect(self, worker: Worker) -> None:
         super().connect(worker)
         self._right: dict[str, Tensor] = {}  # Q by parameter name, [columns of M, rank]
+        self._before: dict[int, dict[str, Tensor]] = {}  # by bucket: Q before the backward that has begun
         self._groups: dict[int, list[_Group]] = {}
 
     def for_any_buckets(self) -> "PowerSGD":
@@ -113,6 +114,7 @@ class PowerSGD(Algorithm):
     def _reduce(self, bucket: _C.Bucket) -> None:
         views, errors = bucket.views(), bucket.views("error")
         groups = self._groups[bucket.index] if self.optimizer_steps >= self.start_step else []
+        self._before[bucket.index] = {name: self._right[name] for name in bucket.names if name in self._right}
         compressed = {position for group in groups for position in group.positions}
         for group in groups:
             rights = [self._right[bucket.names[position]] for position in group.positions]
@@ -129,7 +131,7 @@ class PowerSGD(Algorithm):
         for group in groups:
             group.store(views, errors)
             for position, right in zip(group.positions, group.right, strict=True):
-                self._right[bucket.names[position]].copy_(right.mT.nan_to_num(0.0, 0.0, 0.0))
+                self._right[bucket.names[position]] = right.mT.nan_to_num(0.0, 0.0, 0.0)
 
     def _mean(self, tensors: list[Tensor]) -> None:
         """Replaces the tensors by their mean over the ranks, by one all-reduce in float32 (float64 for float64)."""
@@ -140,6 +142,21 @@ class PowerSGD(Algorithm):
         all_reduce(flat, deterministic=self._in_rank_order, group=self._comm)
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))
+
+    def before_forward(self, step: int) -> None:
+        self._before.clear()
+
+    def why_not_elastic(self) -> str:
+        return ""
+
+    def shared_state(self, begun: Iterable[int] = ()) -> dict[str, Any]:
+        right = dict(self._right)
+        for index in begun:
+            right |= self._before.get(index, {})
+        return {"right": right}
+
+    def take_shared_state(self, state: dict[str, Any]) -> None:
+        self._right |= state["right"]
 
     def state_dict(self) -> dict[str, Any]:
         return {"right": {name: right.clone() for name, right in self._right.items()}}

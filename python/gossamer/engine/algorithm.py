@@ -335,9 +335,20 @@ class Algorithm(ABC):
         if self.uneven_inputs and self.lockstep and set(self.state_fields) <= {"error"}:
             return ""
         return (
-            f"{self!r} keeps more on each rank than gradients; train by gradient_allreduce, bytegrad, local_sgd or "
-            f"async"
+            f"{self!r} keeps more on each rank than gradients; train by gradient_allreduce, bytegrad, powersgd, "
+            f"local_sgd or async"
         )
+
+    def shared_state(self, begun: Iterable[int] = ()) -> dict[str, Any]:
+        """Returns what all ranks hold alike besides weights, for this rank or another one in the next group.
+
+        Args:
+            begun: indices of the buckets on which a backward has begun that has failed: as it was before them.
+        """
+        return {}
+
+    def take_shared_state(self, state: dict[str, Any]) -> None:
+        """Takes what shared_state() returned, perhaps on another rank."""
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:

@@ -33,6 +33,12 @@ class Own:
     gradients: dict[str, Tensor]
     _before: Fields
     _after: Fields
+    _shared_before: dict[str, Any]
+    _shared_after: dict[str, Any]
+
+    def shared(self, *, redo: bool) -> dict[str, Any]:
+        """Return the algorithm's shared_state(), at the same time as fields()."""
+        return self._shared_before if redo else self._shared_after
 
     def fields(self, *, redo: bool) -> Fields:
         """Return the algorithm's fields: as they were before the backward, or as that backward has left them.
@@ -66,7 +72,8 @@ def own_of(
                 before[field][name] = _part(bucket, position, kept[field])
                 if not done:
                     after[field][name] = before[field][name].new_zeros(before[field][name].shape)
-    return Own(*counts, in_backward, buckets.names, gradients, before, after)
+    shared = algorithm.shared_state(begun), algorithm.shared_state()
+    return Own(*counts, in_backward, buckets.names, gradients, before, after, *shared)
 
 
 def _part(bucket: _C.Bucket, position: int, flat: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gossamer.algorithms import ALGORITHMS
-from gossamer.codec import Int8
+from gossamer.codec import Delta, Int4, Int8
 from gossamer.errors import ConfigError
 from gossamer.facts import APART, COMPRESSED, EXACT, ROUNDED, Method, Settings
 from gossamer.process_group import Options
@@ -38,11 +38,13 @@ class Sharded:
         hybrid: shards lie inside a host, with replicas on the other hosts (HSDP). False: all ranks hold shards.
         options: of the groups in which shards are gathered and scattered.
         between: of the groups between replicas.
+        weights: how gs.fsdp.compress gathers shards, instead of the options.
     """
 
     hybrid: bool = False
     options: Options = field(default_factory=Options)
     between: Options = field(default_factory=Options)
+    weights: Delta | None = None
 
 
 def _stock(name: str, hook: str | None, kind: str, changes: str, page: str = "hooks.md") -> Method:
@@ -63,6 +65,14 @@ _STOCK = (
         "post_local_sgd",
         APART,
         "lets ranks train alone between averagings, so their weights differ until the next one",
+    ),
+    Method(
+        "fsdp2_delta",
+        partial(_made, Sharded(options=Options(Int8()), weights=Delta(Int4()))),
+        COMPRESSED,
+        "sums gradients in 8 bits, and gathers changes of the weights in 4",
+        "fsdp.md",
+        advised=False,
     ),
     *(
         Method(name, partial(_made, program), kind, changes, "process-group.md", advised=False)

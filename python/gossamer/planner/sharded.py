@@ -39,9 +39,10 @@ def sharded_traffic(problem: Problem, network: Network, program: Sharded) -> Tra
     forward: list[Job] = []
     backward: list[Job] = []
     for unit in _units(problem, shards.size):
-        gathering = price.gather(shards, unit, program.options)
+        gathering = price.gather(shards, unit, program)
         forward.insert(0, gathering)
-        if not unit.root:  # it stays gathered between forward and backward
+        # The root stays gathered between forward and backward. Differences are kept.
+        if not unit.root and program.weights is None:
             backward.append(gathering.after(unit.begun))
         summing = price.scatter(shards, unit, program.options) + price.mean(replicas, unit, program.between)
         backward.append(summing.after(unit.done))
@@ -87,11 +88,15 @@ class _Prices:
         self.reducer = reducer
         self.memory: float = reducer.speeds.memory
 
-    def gather(self, group: RankGroup, unit: _Unit, options: Options) -> Job:
+    def gather(self, group: RankGroup, unit: _Unit, program: Sharded) -> Job:
         nbytes = unit.numel * unit.dtype.itemsize
-        job = self.reducer.gather(
-            group, unit.shard, unit.dtype, _codec(options.gather_codec, nbytes, options)
-        )
+        if program.weights is not None:
+            job = self.reducer.gather(group, unit.shard, unit.dtype, program.weights.codec)
+            return self._with_passes(
+                job, 3, nbytes
+            )  # added to the copy, which is copied, and into the parameters
+        codec = _codec(program.options.gather_codec, nbytes, program.options)
+        job = self.reducer.gather(group, unit.shard, unit.dtype, codec)
         return self._with_passes(job, 1, nbytes)  # into the parameters
 
     def scatter(self, group: RankGroup, unit: _Unit, options: Options) -> Job:

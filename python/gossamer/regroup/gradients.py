@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from gossamer.comm import gather_numbers
-from gossamer.engine import Connections, broadcast_bytes, broadcast_everywhere, weak_call
+from gossamer.engine import (
+    Connections,
+    broadcast_bytes,
+    broadcast_everywhere,
+    broadcast_state,
+    weak_call,
+)
 from gossamer.engine.survival import Own
 from gossamer.regroup.survival import Survivor, Wish
 
@@ -88,8 +94,9 @@ class GradientSurvivor(Survivor[Own]):
         plan = json.loads(broadcast_bytes(links.control, json.dumps(own.plan).encode(), ahead))
         redo = own.in_backward and own.backwards == last
         engine.adopt(plan, own.fields(redo=redo), (own.backwards, own.optimizer_steps))
+        engine.algorithm.take_shared_state(own.shared(redo=redo))
         if any(count < last for count, _ in counts):
-            self._take_mean(links, ahead, take=own.backwards < last)
+            self._take_mean(links, own, ahead, take=own.backwards < last)
             engine.resume_at(last, own.optimizer_steps)
         self.changes_at = last + any(busy and count == last for count, busy in counts)
         if redo:
@@ -101,7 +108,7 @@ class GradientSurvivor(Survivor[Own]):
             self._keep_mean()
         self._arm()
 
-    def _take_mean(self, links: Connections, ahead: int, *, take: bool) -> None:
+    def _take_mean(self, links: Connections, own: Own, ahead: int, *, take: bool) -> None:
         """Give the mean of the last step, which rank `ahead` has, to the ranks that have missed the agreement."""
         params = self._face.engine.params
         names = json.loads(broadcast_bytes(links.control, json.dumps(self._with_mean).encode(), ahead))
@@ -109,8 +116,10 @@ class GradientSurvivor(Survivor[Own]):
         tensors = [self._means[name] if is_source else torch.empty_like(params[name]) for name in names]
         with torch.no_grad():
             broadcast_everywhere(links.comm, links.control, tensors, ahead)
+        shared = broadcast_state(links.control, lambda: own.shared(redo=False), ahead, take=take)
         if not take:
             return
+        self._face.engine.algorithm.take_shared_state(shared)
         for param in params.values():
             param.grad = None
         for name, tensor in zip(names, tensors, strict=True):
@@ -120,13 +129,16 @@ class GradientSurvivor(Survivor[Own]):
     # --- newcomers ---
 
     def _state_of(self, own: Own) -> dict[str, Any]:
-        return {"counts": [own.backwards, own.optimizer_steps], "plan": own.plan}
+        counts = [own.backwards, own.optimizer_steps]
+        return {"counts": counts, "plan": own.plan, "shared": own.shared(redo=False)}
 
     def _common(self) -> list[Tensor]:
         return list(self._face.engine.params.values())
 
     def _take(self, own: Own, state: dict[str, Any] | None) -> None:
+        engine, shared = self._face.engine, own.shared(redo=False)
         plan, counts = (own.plan, (own.backwards, own.optimizer_steps))
         if state is not None:
-            plan, counts = state["plan"], tuple(state["counts"])
-        self._face.engine.adopt(plan, own.fields(redo=False), counts)
+            plan, counts, shared = state["plan"], tuple(state["counts"]), state["shared"]
+        engine.adopt(plan, own.fields(redo=False), counts)
+        engine.algorithm.take_shared_state(shared)

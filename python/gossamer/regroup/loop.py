@@ -272,7 +272,7 @@ def elastic(
 
     Args:
         loader: a DataLoader with a batch_size and sampler=gs.ElasticSampler(dataset).
-        model: a gs.DataParallel on the CPU, by gradient_allreduce, bytegrad, local_sgd or async.
+        model: a gs.DataParallel on the CPU, by gradient_allreduce, bytegrad, powersgd, local_sgd or async.
         optimizer: the model's optimizer, or several.
         scheduler: objects with state_dict() and load_state_dict() that newcomers take too: one, several or None.
         on_stop: called on every worker when the launcher has been told to end (SIGTERM), before the worker ends with

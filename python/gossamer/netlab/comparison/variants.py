@@ -105,9 +105,7 @@ def hybrid_sharded(network: nn.Module, ranks_per_host: int, options: gs.Options 
     Args:
         options: of the groups between hosts; all groups are then of the backend gossamer. None: of the default group's.
     """
-    # The import takes a second.
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     chosen: Any = options and {"hosts": ("gossamer", options), "shards": ("gossamer", None)}
     mesh = init_device_mesh(
@@ -116,10 +114,26 @@ def hybrid_sharded(network: nn.Module, ranks_per_host: int, options: gs.Options 
         mesh_dim_names=("hosts", "shards"),
         backend_override=chosen,
     )
+    return _sharded(network, mesh)
+
+
+def _sharded(network: nn.Module, mesh: Any) -> nn.Module:
+    # The import takes a second.
+    from torch.distributed.fsdp import fully_shard
+
     for block in getattr(network, "blocks", ()):
         fully_shard(block, mesh=mesh)
     fully_shard(network, mesh=mesh)
     return network
+
+
+def _fsdp2(network: nn.Module, _: Setting, weights: gs.Delta | None = None) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    sharded = _sharded(network, init_device_mesh("cpu", (dist.get_world_size(),)))
+    if weights is not None:
+        gs.fsdp.compress(sharded, gs.Int8(), weights=weights)
+    return sharded
 
 
 def _hsdp(network: nn.Module, setting: Setting, options: gs.Options | None = None) -> nn.Module:
@@ -151,8 +165,12 @@ FLAT = {
     "flat_bytegrad": replace(OURS["bytegrad"], flat=True),
     "flat_int4": replace(OURS["int4"], flat=True),
 }
-# torch's own programs, as they are and over a group with a codec. Hybrid sharding needs several ranks on a host.
-PROGRAMS = {"ddp_int8_group": Variant(wrap=_ddp_with_codec)}
+# torch's own programs, as they are and with codecs. Hybrid sharding needs several ranks on a host.
+PROGRAMS = {
+    "ddp_int8_group": Variant(wrap=_ddp_with_codec),
+    "fsdp2": Variant(wrap=_fsdp2),
+    "fsdp2_delta": Variant(wrap=partial(_fsdp2, weights=gs.Delta(gs.Int4()))),
+}
 SHARDED = {
     "hsdp": Variant(wrap=_hsdp),
     "hsdp_int8_group": Variant(wrap=partial(_hsdp, options=gs.Options(gs.Int8()))),
