@@ -19,7 +19,6 @@ from torch.distributed.fsdp import fully_shard
 import gossamer as gs
 from gossamer.comm import from_group
 
-RANKS = 4
 EXACT = "float32"
 WEIGHTS = {
     EXACT: gs.Identity(),
@@ -66,10 +65,10 @@ def main() -> int:
     options = arguments(__doc__)
     if serve(options, train):
         return 0
-    seeds, steps = (1, 5) if options.quick else (3, tasks.text().steps)
+    seeds, ranks, steps = (1, 2, 5) if options.quick else (3, 4, tasks.text().steps)
     names = (EXACT, "Delta(Int4)") if options.quick else WEIGHTS
     found = {
-        name: [run_processes(RANKS, {"weights": name, "seed": seed, "steps": steps}) for seed in range(seeds)]
+        name: [run_processes(ranks, {"weights": name, "seed": seed, "steps": steps}) for seed in range(seeds)]
         for name in names
     }
     peer = {what: [each[what] for each in found[EXACT]] for what in ("loss", "sent")}
@@ -82,7 +81,7 @@ def main() -> int:
             own = [each[what] for each in runs]
             ratios = paired(own, peer[what])
             report(
-                f"{text}, FSDP2 with weights in {name}, {RANKS} ranks, {steps} steps",
+                f"{text}, FSDP2 with weights in {name}, {ranks} ranks, {steps} steps",
                 statistics.median(own),
                 unit,
                 baseline=(EXACT, statistics.median(peer[what])),
