@@ -42,7 +42,7 @@ def main() -> int:
     options = arguments(__doc__, steps=(0, "steps of a training; 0: those of the task"))
     torch.set_num_threads(1)
     task = tasks.text()
-    seeds, steps = (1, 15) if options.quick else (3, int(options.steps) or task.steps)
+    seeds, ranks, steps = (1, 2, 15) if options.quick else (3, RANKS, int(options.steps) or task.steps)
     inner = {"MuLoCo": with_muon, "DiLoCo": with_adamw}
     for period in PERIODS[:1] if options.quick else PERIODS:
         found: dict[str, list[Trained]] = {}
@@ -50,14 +50,14 @@ def main() -> int:
             for changes, codec in CODECS.items():
                 algorithm = partial(gs.LocalSGD, period, CALM_OUTER, codec=codec)
                 case = Case(f"{method}({period}), {changes}", algorithm, optimizers=optimizers)
-                found[case.name] = [train(task, case, seed, steps, RANKS) for seed in range(seeds)]
+                found[case.name] = [train(task, case, seed, steps, ranks) for seed in range(seeds)]
         losses = {name: [each.loss for each in trained] for name, trained in found.items()}
         peer = losses[f"MuLoCo({period}), float32"]
         for name, trained in found.items():
             at_most = round(max(peer) / min(peer), 4) if name.startswith("MuLoCo") else None
             sent = round(statistics.median(each.sent_bytes for each in trained))
             against = "MuLoCo, float32", peer
-            report_losses(name, task, steps, losses[name], against, at_most, RANKS, bytes=sent)
+            report_losses(name, task, steps, losses[name], against, at_most, ranks, bytes=sent)
     return 0
 
 

@@ -27,10 +27,10 @@ def test_workers_average_in_the_background_and_draw_every_sample_once_in_an_epoc
     fork, tmp_path, more
 ) -> None:
     code, _, err = begin(
-        fork, tmp_path, ["--min-np", "1", "-np", "3"], epochs=3, rounds=OFTEN, **more
+        fork, tmp_path, ["--min-np", "1", "-np", "3"], epochs=2, rounds=OFTEN, **more
     ).finish()
     assert code == 0, err
-    assert set(times_drawn(tmp_path).values()) == {3}
+    assert set(times_drawn(tmp_path).values()) == {2}
     assert len(times_drawn(tmp_path)) == loop.SAMPLES
     result = averages.check_rounds(loop.journals(tmp_path))
     assert result["worst"] < EXACT
