@@ -134,7 +134,7 @@ class _GatherDifferences(_Comm):
         if self._written is not None:
             self._written.wait()
         held = self._held
-        if held is None:
+        if held is None or (held.dtype, held.size(1)) != (input_tensor.dtype, input_tensor.numel()):
             all_gather(input_tensor, group=group, out=output_tensor)
             self._held = output_tensor.view(-1, input_tensor.numel()).clone()
         else:
