@@ -36,7 +36,9 @@ def test_survivors_on_two_hosts_go_on_when_a_worker_of_one_dies(fork, tmp_path, 
 
 
 @pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
-def test_a_plain_loop_goes_on_by_hosts_when_a_worker_of_each_host_dies(fork, tmp_path, tmp_path_factory) -> None:
+def test_a_plain_loop_goes_on_by_hosts_when_a_worker_of_each_host_dies(
+    fork, tmp_path, tmp_path_factory
+) -> None:
     kill = {"3": [5, "backward"], "0": [9, "after"]}
     with netlab.Hosts(2) as hosts, sshd.Reachable(hosts, tmp_path_factory.mktemp("sshd")) as ssh:
         listing = f"{hosts.address(0)}:2,{hosts.address(1)}:2"

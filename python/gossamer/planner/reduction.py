@@ -67,12 +67,17 @@ class Reducer:
         return Job(cost, alone_s, beside_s=coding_s - alone_s)
 
     def scatter(self, group: RankGroup, part: int, dtype: torch.dtype, codec: Codec | None) -> Job:
-        """Prices a reduce-scatter in which each rank gets the sum of `part` elements. codec None: a ring."""
+        """Prices a reduce-scatter in which each rank gets the sum of `part` elements.
+
+        codec None: a ring with NCCL. Gloo, which torch has for CPUs, makes it of an all-reduce.
+        """
         if group.size == 1:
             return Job(Cost())
         if codec is None:
             nbytes = part * dtype.itemsize
-            return Job(group.all_gather(nbytes), (group.size - 1) * nbytes / self.speeds.memory)
+            whole = group.size * nbytes
+            cost = group.all_reduce(whole) if self.speeds.device == "cpu" else group.all_gather(nbytes)
+            return Job(cost, (group.size - 1) * nbytes / self.speeds.memory)
         speed = self.speeds.of(codec)
         coding_s = 4 * part * group.size * (1 / speed.encode + 1 / speed.decode_add)
         return Job(group.all_to_all(codec.wire_bytes(part, dtype)), coding_s)
