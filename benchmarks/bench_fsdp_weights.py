@@ -14,10 +14,11 @@ import tasks
 import torch
 from harness import arguments, paired, report, run_processes, serve
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from trainings import report_losses
 
 import gossamer as gs
 from gossamer.comm import from_group
+from gossamer.netlab.comparison.variants import sharded
 
 EXACT = "float32"
 WEIGHTS = {
@@ -36,11 +37,8 @@ def train(weights: str, seed: int, steps: int) -> dict[str, Any]:
     task = tasks.text()
     torch.manual_seed(seed)
     plain = task.model()
-    model = copy.deepcopy(plain)
     mesh = init_device_mesh("cpu", (gs.size(),))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    model = sharded(copy.deepcopy(plain), mesh)
     gs.fsdp.compress(model, None, weights=WEIGHTS[weights])
     optimizer = task.optimizer(list(model.parameters()))
     comm, sent = from_group(mesh.get_group(), "cpu"), 0
@@ -65,32 +63,26 @@ def main() -> int:
     options = arguments(__doc__)
     if serve(options, train):
         return 0
-    seeds, ranks, steps = (1, 2, 5) if options.quick else (3, 4, tasks.text().steps)
+    task = tasks.text()
+    seeds, ranks, steps = (1, 2, 5) if options.quick else (3, 4, task.steps)
     names = (EXACT, "Delta(Int4)") if options.quick else WEIGHTS
     found = {
         name: [run_processes(ranks, {"weights": name, "seed": seed, "steps": steps}) for seed in range(seeds)]
         for name in names
     }
-    peer = {what: [each[what] for each in found[EXACT]] for what in ("loss", "sent")}
-    spread = max(peer["loss"]) / min(peer["loss"])
+    exact, whole = ([each[what] for each in found[EXACT]] for what in ("loss", "sent"))
+    spread = round(max(exact) / min(exact), 4)
     for name, runs in found.items():
-        for what, text, unit in (
-            ("sent", "bytes sent for weights", "bytes"),
-            ("loss", "validation loss", "nats"),
-        ):
-            own = [each[what] for each in runs]
-            ratios = paired(own, peer[what])
-            report(
-                f"{text}, FSDP2 with weights in {name}, {ranks} ranks, {steps} steps",
-                statistics.median(own),
-                unit,
-                baseline=(EXACT, statistics.median(peer[what])),
-                ratio=statistics.median(ratios),
-                at_most=round(spread, 4) if what == "loss" else None,
-                target_of="ratio",
-                samples=own,
-                ratios=[round(ratio, 4) for ratio in ratios],
-            )
+        sent, losses = ([each[what] for each in runs] for what in ("sent", "loss"))
+        report(
+            f"bytes sent for weights, FSDP2 with weights in {name}, {ranks} ranks, {steps} steps",
+            statistics.median(sent),
+            "bytes",
+            baseline=(EXACT, statistics.median(whole)),
+            ratio=statistics.median(paired(sent, whole)),
+            samples=sent,
+        )
+        report_losses(f"FSDP2 with weights in {name}", task, steps, losses, (EXACT, exact), spread, ranks)
     return 0
 
 

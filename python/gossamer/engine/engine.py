@@ -396,8 +396,17 @@ class Engine:
         Args:
             in_backward: a backward has failed, whose gradients are to be sent again.
         """
-        counts = self.backward_count, self.optimizer_steps
-        return own_of(self._native, self._buckets, self.algorithm, counts, in_backward=in_backward)
+        return own_of(self._native, self._buckets, self.algorithm, self.counts, in_backward=in_backward)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Backwards and optimizer steps that have ended; see resume_at()."""
+        return self.backward_count, self.optimizer_steps
+
+    @property
+    def plan(self) -> list[list[str]]:
+        """The names of the parameters of each bucket; see adopt()."""
+        return self._buckets.names
 
     def defer_steps(self, pending: Sequence[int] = ()) -> list[int]:
         """Let the caller call the algorithm's after_step() for each step in the list that is returned.

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from gossamer.algorithms import AsyncModelAverage
 from gossamer.comm import gather_numbers
 from gossamer.regroup.apart import ApartSurvivor
@@ -78,8 +76,7 @@ class AsyncSurvivor(ApartSurvivor[OwnCounts]):
 
     def _make_own(self) -> OwnCounts:
         engine = self._face.engine
-        counts = engine.backward_count, engine.optimizer_steps
-        return OwnCounts(self.count, counts, [list(bucket.names) for bucket in engine.buckets])
+        return OwnCounts(self.count, engine.counts, engine.plan)
 
     def _meet(self) -> None:
         own = self._own
@@ -99,9 +96,6 @@ class AsyncSurvivor(ApartSurvivor[OwnCounts]):
 
     def _state_of(self, own: OwnCounts) -> dict[str, Any]:
         return {"counts": list(own.counts), "plan": own.plan, "rounds": own.rounds}
-
-    def _common(self) -> list[Tensor]:
-        return list(self._face.engine.params.values())
 
     def _take(self, own: OwnCounts, state: dict[str, Any] | None) -> None:
         if state is not None:

@@ -113,9 +113,9 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         averaging = self._algorithm.own()  # before the fields: it ends what changes them
         return OwnAverages(
             self.count,
-            (engine.backward_count, engine.optimizer_steps),
+            engine.counts,
             list(self._pending),
-            [list(bucket.names) for bucket in engine.buckets],
+            engine.plan,
             save_fields(engine.buckets, ("anchor", Unsent.FIELD)),
             averaging,
         )

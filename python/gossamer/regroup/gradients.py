@@ -132,9 +132,6 @@ class GradientSurvivor(Survivor[Own]):
         counts = [own.backwards, own.optimizer_steps]
         return {"counts": counts, "plan": own.plan, "shared": own.shared(redo=False)}
 
-    def _common(self) -> list[Tensor]:
-        return list(self._face.engine.params.values())
-
     def _take(self, own: Own, state: dict[str, Any] | None) -> None:
         engine, shared = self._face.engine, own.shared(redo=False)
         plan, counts = (own.plan, (own.backwards, own.optimizer_steps))

@@ -154,9 +154,9 @@ class Survivor(ABC, Generic[OwnT]):
     def _state_of(self, own: OwnT) -> dict[str, Any]:
         """Return what a newcomer needs besides _common() and `save`."""
 
-    @abstractmethod
     def _common(self) -> list[Tensor]:
         """Return the tensors, besides buffers, that all ranks hold alike."""
+        return list(self._face.engine.params.values())
 
     @abstractmethod
     def _take(self, own: OwnT, state: dict[str, Any] | None) -> None:

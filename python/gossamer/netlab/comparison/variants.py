@@ -114,10 +114,11 @@ def hybrid_sharded(network: nn.Module, ranks_per_host: int, options: gs.Options 
         mesh_dim_names=("hosts", "shards"),
         backend_override=chosen,
     )
-    return _sharded(network, mesh)
+    return sharded(network, mesh)
 
 
-def _sharded(network: nn.Module, mesh: Any) -> nn.Module:
+def sharded(network: nn.Module, mesh: Any) -> nn.Module:
+    """Shards each block of a network and then the rest over a mesh, in place, and returns it."""
     # The import takes a second.
     from torch.distributed.fsdp import fully_shard
 
@@ -130,10 +131,10 @@ def _sharded(network: nn.Module, mesh: Any) -> nn.Module:
 def _fsdp2(network: nn.Module, _: Setting, weights: gs.Delta | None = None) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
 
-    sharded = _sharded(network, init_device_mesh("cpu", (dist.get_world_size(),)))
+    sharded(network, init_device_mesh("cpu", (dist.get_world_size(),)))
     if weights is not None:
-        gs.fsdp.compress(sharded, gs.Int8(), weights=weights)
-    return sharded
+        gs.fsdp.compress(network, gs.Int8(), weights=weights)
+    return network
 
 
 def _hsdp(network: nn.Module, setting: Setting, options: gs.Options | None = None) -> nn.Module:
