@@ -77,32 +77,39 @@ class Averages:
         self.draws: dict[int, dict[int, list[dict]]] = defaultdict(dict)  # by averagings before, and worker
         self.taken: dict[int, dict[int, dict]] = defaultdict(dict)  # by averaging and worker
         self.reached: dict[int, int] = {}  # averagings that each worker has the result of
-        # By worker: averagings before, and the worker that it copied.
-        self.began: dict[int, tuple[int, int]] = {}
-        # By worker: averagings before it was left out, before it came back, and the worker that it copied then.
-        self.late: dict[int, tuple[int, int, int]] = {}
-        rank_zero = {
-            line["group"]: worker
-            for worker, own in lines.items()
-            for line in own
-            if "draw" in line and line["rank"] == 0
-        }
+        # By worker: averagings before, the worker whose inner optimizer it copied, and that one's steps since the last.
+        self.began: dict[int, tuple[int, int, int]] = {}
+        # By worker: averagings before it was left out, and then as above for when it came back.
+        self.late: dict[int, tuple[int, int, int, int]] = {}
+        given: dict[int, list[tuple[float, int, int]]] = defaultdict(
+            list
+        )  # by worker: when, and the last two of these
         for worker, own in lines.items():
-            for i, line in enumerate(own):
-                if "late_after" in line:
-                    next_group = next(after["group"] for after in own[i:] if "draw" in after)
-                    self.late[worker] = line["late_after"], line["back_after"], rank_zero[next_group]
+            now = 0  # averagings so far
+            for line in own:
+                now = line.get("average", line.get("rounds", now))
+                if "gives" in line or not line.get("copied", True):
+                    steps = len(self.draws[now].get(worker, ()))
+                    for newcomer in [line["gives"]] if "gives" in line else line["new"]:
+                        given[newcomer].append((line["time"], worker, steps))
                 if "average" in line:
                     self.taken[line["average"]][worker] = line
                 if "rounds" in line:
                     self.reached[worker] = line["rounds"]
-                if "begin" in line:
-                    self.began[worker] = line["rounds"], rank_zero.get(line["group"], worker)
                 if "draw" in line:
                     drawn = line
                     self.draws[line["rounds"]].setdefault(worker, []).append(drawn)
                 if "step" in line:
                     drawn["loss"] = line["loss"]
+        for worker, own in lines.items():
+            for line in own:
+                if {"late_after", "begin"} & set(line):
+                    copied = [each for each in sorted(given[worker]) if each[0] <= line["time"]]
+                    source = copied[-1][1:] if copied else (worker, 0)
+                if "late_after" in line:
+                    self.late[worker] = line["late_after"], line["back_after"], *source
+                if "begin" in line:
+                    self.began[worker] = line["rounds"], *source
 
     def members(self, number: int) -> list[int]:
         """The workers whose weights are in an averaging."""
@@ -110,7 +117,7 @@ class Averages:
         (size,) = {line["size"] for line in taken.values()}
         certain = {worker for worker, reached in self.reached.items() if reached >= number} | set(taken)
         certain = {worker for worker in certain if self.began[worker][0] < number}
-        certain -= {worker for worker, (out, back, _) in self.late.items() if out < number <= back}
+        certain -= {worker for worker, (out, back, *_) in self.late.items() if out < number <= back}
         if len(certain) < size:  # one that died after it had sent its weights
             certain |= {w for w, own in self.draws[number - 1].items() if len(own) == self.period}
         assert len(certain) == size, (number, size, sorted(certain))
@@ -191,10 +198,11 @@ def replay(folder: Path, run: Averages, last: int, *, outer: bool, counts: bool)
     inner: dict[int, torch.optim.Optimizer] = {}  # by worker
     gaps: dict[int, list[torch.Tensor]] = {}  # by worker that was late: its weights - the anchor
     for number in range(1, last + 1):
-        for worker, (before, copied) in run.began.items():
+        for worker, (before, copied, steps) in run.began.items():
             if before == number - 1:
                 inner[worker] = copy.deepcopy(inner.get(copied)) or fresh()
-        for worker, (out, back, copied) in run.late.items():
+                train(anchor, inner[worker], run.draws[before].get(copied, [])[:steps], data)
+        for worker, (out, back, copied, steps) in run.late.items():
             if out == number - 1:
                 model, _ = train(anchor, inner[worker], run.draws[out][worker], data)
                 gaps[worker] = [
@@ -202,11 +210,14 @@ def replay(folder: Path, run: Averages, last: int, *, outer: bool, counts: bool)
                 ]
             if back == number - 1:
                 inner[worker] = copy.deepcopy(inner[copied])
+                train(anchor, inner[worker], run.draws[back][copied][:steps], data)
         weights: list[list[torch.Tensor]] = []
         samples: list[int] = []
         for worker in run.members(number):
             batches = run.draws[number - 1].get(worker, [])
-            out, back, _ = run.late.get(worker, (0, -1, 0))
+            if not batches and run.began[worker][0] == number - 1 > 0:
+                continue  # it has come just now, and has no weight
+            out, back, *_ = run.late.get(worker, (0, -1))
             gap = gaps[worker] if back == number - 1 else None
             model, deviation = train(anchor, inner[worker], batches, data, gap)
             weights.append([param.detach().clone() for param in model.parameters()])

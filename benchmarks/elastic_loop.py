@@ -22,12 +22,13 @@ journal of its own. Entries of the plan:
 """
 
 import json
+import logging
 import os
 import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,21 @@ class Decay(torch.optim.lr_scheduler.StepLR):
         return super().state_dict()
 
 
+class Noted(logging.Handler):
+    """Notes to which workers this one gives its state: before they are in its group, or then."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg.startswith("elastic: gives"):
+            self._note(gives=record.args[0])
+        elif record.msg.startswith("elastic: workers"):
+            new, how = record.args
+            self._note(new=new, copied="while" in how)
+
+
 def main() -> None:
     folder, epochs, plan = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     worker = int(os.environ["GOSSAMER_ELASTIC_WORKER"])
@@ -122,6 +138,8 @@ def main() -> None:
     def note(**line: Any) -> None:
         journal.write(json.dumps(line | {"time": time.time()}) + "\n")
 
+    os.environ["GOSSAMER_LOG_LEVEL"] = "info"
+    logging.getLogger("gossamer").addHandler(Noted(note))
     import gossamer as gs
     from gossamer.engine.agree import checksum_of
     from gossamer.membership import member

@@ -30,6 +30,8 @@ LOCAL = (
 )
 GOING = "going"  # the reason of a worker that ends, as it was told, while the others train on
 ARRIVED = "arrived"  # the reason of a worker that has announced itself
+COPIES = "copies"  # the reason of one that copies the state from a member, before it is ready
+ADDED = "added"  # an update: newcomers are ready
 STOP = "stop"  # an update: the launcher was told to end the run
 STATE = "state"  # JSON (see Member._read) that the driver rewrites at every change
 WATCH_S = 0.2  # between two looks at the board while training
@@ -79,6 +81,7 @@ class Seat:
     sync: bool  # whether the members must agree on their state first; the same for all of them
     host: str  # the driver's host
     port: int  # of a store of this group alone
+    workers: tuple[int, ...] = ()  # by rank
 
     def store(self) -> dist.Store:
         """Connects to the group's store. Raises RuntimeError if the driver has given the group up already."""
@@ -113,12 +116,13 @@ class Member:
         self.seat: Seat | None = None
         self.holds: bool = False  # whether a newcomer can take the state of the training from this worker
         self._announced = False
+        self._attempts = 0  # to copy the state
         self.going: bool = False  # whether this worker was told to end
         self.awaits_state: bool = False  # whether this worker has come while others trained
         self._group: dist.Store | None = None
         self._group_call: tuple[int, Callable[[], None]] | None = None
         self._calls: list[Callable[[], None]] = [abort]
-        self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None}
+        self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None, "copying": {}}
         self._left = -1  # the last group that this worker has told the board to have left
         self._lost = ""
         self._losing = threading.Lock()
@@ -154,6 +158,30 @@ class Member:
             _placement(seats[str(self.worker)], len(seats)),
             [(seat["local_rank"], seat["local_size"]) for seat in by_rank],
         )
+
+    def ask_for_copy(self) -> int:
+        """Asks the members for the state of the training. Returns how often this worker has asked, from 1.
+
+        The group continues without this worker until it calls take_seat(). Raises as take_seat().
+        """
+        self._attempts += 1
+        self._write(left=0, reason=COPIES, skip_sync=False, attempt=self._attempts)
+        return self._attempts
+
+    @property
+    def copying(self) -> dict[int, int]:
+        """By worker that has asked for the state of the training: how often it has asked."""
+        return {int(worker): attempt for worker, attempt in self._state["copying"].items()}
+
+    def copy_store(self, worker: int, attempt: int) -> dist.Store:
+        """Connects to a store in which a worker that has asked for the state meets the member that gives it.
+
+        Raises CommError if the driver does not answer.
+        """
+        with self._answered():
+            return dist.PrefixStore(
+                f"{PREFIX}/copy/{worker}/{attempt}", _client(self.host, int(self.driver.rpartition(":")[2]))
+            )
 
     def enter(self, join: Callable[[Seat, dist.Store], None]) -> None:
         """Joins the next group by join(seat, store). If that group loses a member, joins the one after it.
@@ -204,7 +232,12 @@ class Member:
             seen = max(seen, epoch)
             if own := group.get("seats", {}).get(str(self.worker)):
                 place = _placement(own, len(group["seats"]))
-                self.seat = Seat(epoch, place, own["node_rank"], group["sync"], self.host, group["port"])
+                workers = tuple(
+                    sorted(map(int, group["seats"]), key=lambda each: group["seats"][str(each)]["rank"])
+                )
+                self.seat = Seat(
+                    epoch, place, own["node_rank"], group["sync"], self.host, group["port"], workers
+                )
                 return self.seat
             if self.worker in group.get("removed", ()):
                 raise SystemExit(0)
@@ -289,7 +322,11 @@ class Member:
             self._board.set(worker_key(self.worker), json.dumps(news))
 
     def _read(self) -> dict[str, Any]:
-        """Returns epoch: the newest group; broken: the newest that has lost a member; update: {epoch, kind} or None."""
+        """Returns what the driver says.
+
+        epoch: the newest group; broken: the newest that has lost a member; update: {epoch, kind} or None; copying: by
+        worker that copies the state, how often it has asked for it.
+        """
         self._state = json.loads(self._board.get(STATE))
         return self._state
 

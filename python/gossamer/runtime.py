@@ -197,6 +197,11 @@ def meet(timeout_s: float | None = None) -> tuple[Placement, dist.Store]:
         raise _not_joined("meet", placement, f"in {seconds:g} s: {error}") from error
 
 
+def is_newcomer() -> bool:
+    """Returns whether this process has come while others train, and is in no group with them yet."""
+    return _expected is not None
+
+
 def is_initialized() -> bool:
     """True between ``init()`` and ``shutdown()``."""
     return _expected is not None or (_membership is not None and dist.is_initialized())

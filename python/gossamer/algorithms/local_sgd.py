@@ -8,7 +8,7 @@ arXiv:2506.10911. Between averagings ranks hold different weights: model.consens
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -255,6 +255,8 @@ class LocalSGD(Algorithm):
         self._samples: list[float | None] = [None] * self.fragments  # counted since each was sent
         self._counts = False
         self._weight = 1.0  # of this rank's change; of the background thread
+        # By fragment: this rank's weight in the next mean alone; see weigh_next().
+        self._next_weights: list[float | None] = [None] * self.fragments
         self._ask: Callable[[], Question] | None = None  # see survive()
         self._answers: dict[int, list[list[int]]] = {}  # by fragment
         self._before: dict[int, Tensor] = {}  # by bucket: what was unsent when it was last sent
@@ -283,6 +285,11 @@ class LocalSGD(Algorithm):
                 self._outer[bucket.index] = self.outer_optimizer([bucket.flat("anchor")])
 
     @property
+    def counts(self) -> bool:
+        """Whether ranks count their samples."""
+        return self._counts
+
+    @property
     def rounds(self) -> int:
         """The number of averagings that this rank has taken; each fragment counts. Equal on all ranks after each."""
         return self._rounds
@@ -308,9 +315,7 @@ class LocalSGD(Algorithm):
         if arrived := [fragment for fragment, arrival in self._arrivals.items() if arrival <= step]:
             self._take(arrived[0])
             return True
-        if self._due[0] != step:
-            self._due = step, self._periods.due(step)
-        due = self._due[1]
+        due = self._due_after(step)
         if due and self.period is None and self._arrivals:
             self._take(next(iter(self._arrivals)))
         elif due:
@@ -319,6 +324,11 @@ class LocalSGD(Algorithm):
             return False
         return True
 
+    def _due_after(self, step: int) -> list[int]:
+        if self._due[0] != step:
+            self._due = step, self._periods.due(step)
+        return self._due[1]
+
     def _buckets_of(self, fragment: int) -> list[_C.Bucket]:
         return [self._buckets[index] for index in self._dealt[fragment]]
 
@@ -326,8 +336,11 @@ class LocalSGD(Algorithm):
         assert self._background is not None
         samples = _sum(self._sent.get(fragment), self._samples[fragment])
         self._sent[fragment], self._samples[fragment] = samples, None
+        once, self._next_weights[fragment] = self._next_weights[fragment], None
         if self._counts:
             self._background.submit(partial(self._weigh, samples), f"step {step}: {self!r} counts samples")
+        elif once is not None:
+            self._background.submit(partial(self._weigh, once), f"step {step}: {self!r} weights its ranks")
         averaging = self._rounds + len(self._arrivals)  # the topology's round: equal on all ranks
         for bucket in self._buckets_of(fragment):
             self._keep_unsent(bucket)
@@ -339,6 +352,8 @@ class LocalSGD(Algorithm):
                 change.copy_(bucket.flat("weight"))
                 task = partial(self._change_to_peers, bucket, averaging)
             self._background.submit(task, what)
+        if once is not None:
+            self._background.submit(self._forget_weight, f"step {step}: {self!r} weights its ranks no more")
         if self._ask is not None:
             self._background.submit(
                 partial(self._answer, fragment, self._ask()), f"step {step}: {self!r} asks all ranks"
@@ -360,6 +375,9 @@ class LocalSGD(Algorithm):
             )
         total = sum(counted)
         self._weight = counted[comm.rank] * comm.size / total if total else 0.0
+
+    def _forget_weight(self) -> None:
+        self._weight = 1.0
 
     def _mean_change(self, bucket: _C.Bucket, step: int) -> None:
         assert self._background is not None
@@ -487,7 +505,7 @@ class LocalSGD(Algorithm):
             "samples": list(self._samples),
             "sent": dict(self._sent),
             "counts": self._counts,
-            **self._shared_state(),
+            **self.shared_state(),
         }
 
     def adopt(self, own: dict[str, Any], *, from_other: bool) -> None:
@@ -525,17 +543,32 @@ class LocalSGD(Algorithm):
         for bucket in self._buckets:
             bucket.flat("weight").copy_(bucket.flat("anchor"))
 
-    def average_now(self, step: int) -> None:
-        """Takes the next fragment before it is due."""
-        if not self._again and not self._arrivals:
+    def sends_next(self, step: int) -> bool:
+        """Returns whether advance() after this step is to send a fragment that was not sent before."""
+        takes = self._again or (self.period is None and self._arrivals)
+        return not takes and bool(self._due_after(step))
+
+    def hasten(self, step: int) -> None:
+        """Makes the next fragment due after this step, if none is under way."""
+        if not (self._again or self._arrivals or self._due_after(step)):
             fragment = self._periods.early(step)
+            self._due[1].append(fragment)
             if self._counts:  # there may have been no step
                 self._samples[fragment] = _sum(self._samples[fragment], 0.0)
-            self._send(fragment, step)
+
+    def average_now(self, step: int) -> None:
+        """Takes the next fragment before it is due."""
+        self.hasten(step)
         if self._again:
             self.advance(step)
-        else:
-            self._take(next(iter(self._arrivals)))
+            return
+        if not self._arrivals:
+            self._send(self._due[1].pop(0), step)
+        self._take(next(iter(self._arrivals)))
+
+    def weigh_next(self, weight: float) -> None:
+        """Weights this rank in the next mean of each fragment. All ranks call it, unless they count samples."""
+        self._next_weights = [weight] * self.fragments
 
     @property
     def anchors(self) -> list[Tensor]:
@@ -554,7 +587,8 @@ class LocalSGD(Algorithm):
         assert self._background is not None
         self._answers[fragment] = question(self._background.comm)
 
-    def _shared_state(self) -> dict[str, Any]:
+    def shared_state(self, begun: Iterable[int] = ()) -> dict[str, Any]:
+        """See Algorithm. `begun` is of no use here."""
         outer = {index: copy.deepcopy(optimizer.state_dict()) for index, optimizer in self._outer.items()}
         return {"outer": outer, "rounds": self._rounds, "next": self._periods.next}
 
@@ -569,7 +603,7 @@ class LocalSGD(Algorithm):
     def state_dict(self) -> dict[str, Any]:
         if self._background is not None:
             self._background.wait()
-        return {"arrivals": dict(self._arrivals), "samples": list(self._samples), **self._shared_state()}
+        return {"arrivals": dict(self._arrivals), "samples": list(self._samples), **self.shared_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._arrivals = dict(state["arrivals"])

@@ -12,6 +12,7 @@ from gossamer.comm.c10d import (
     from_backend,
     from_group,
     gather_numbers,
+    make_backend,
     private,
     private_among,
     split,
@@ -42,4 +43,4 @@ __all__ += ["KINDS", "Flat", "GroupLike", "Hierarchical", "connect_by_hosts", "d
 __all__ += ["given_group", "goes_by_hosts", "hierarchy", "is_communicator", "layout_text", "way_of"]
 __all__ += ["MAX_RANKS", "HostMemory", "Symmetric", "host_memory", "symmetric", "why_through_host"]
 __all__ += ["NamedOptions", "open_named", "sums_by_hosts"]
-__all__ += ["register_backend", "split", "store_of", "timeout_of"]
+__all__ += ["make_backend", "register_backend", "split", "store_of", "timeout_of"]

@@ -35,30 +35,49 @@ class Face(Joinable):
     module: Any
     replaceable: ClassVar[bool] = False
     _engine: Engine | None = None
+    _awaiting: Sequence[torch.optim.Optimizer] | None = None  # of a newcomer that enters the group later
     links: Connections
     _given_group: Any  # the group that the model was wrapped with
     _hook_to_begin: ShadowHook | None = None
 
     def _wrap(
         self, algorithm: Algorithm, group: Any, optimizers: Sequence[torch.optim.Optimizer], **settings: Any
-    ) -> Connections:
-        """Make the engine of self.module, and new connections, which are returned. Collective.
+    ) -> None:
+        """Make the engine of self.module, and new connections. Collective.
+
+        A newcomer of an elastic run, which others let in by gs.elastic(), does so when the engine is first needed.
 
         Args:
             settings: the other arguments of Engine.
         """
         algorithm.use_optimizers(optimizers)
         self._wrapped_with = algorithm, group, settings
+        if self.replaceable and group is None and runtime.is_newcomer():
+            self._awaiting = optimizers
+        else:
+            self._begin(optimizers)
+
+    def _begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         while True:
             try:
                 links = self.connect()
                 self.engage(links, optimizers, restored=runtime.state_lives())
-                return links
+                return
             except RuntimeError:  # torch's own too
                 # A newcomer of an elastic run has nothing to lose, nor has a member of the first group.
                 if not runtime.lost_place():
                     raise
             runtime.renew()
+
+    @property
+    def awaits_group(self) -> bool:
+        """Whether this process has come while others train, and enters their group when the engine is first needed."""
+        return self._awaiting is not None
+
+    @property
+    def algorithm_given(self) -> Algorithm:
+        """The algorithm that the model was wrapped with."""
+        return self._wrapped_with[0]
 
     @property
     def wrapped_over(self) -> Any:
@@ -95,6 +114,9 @@ class Face(Joinable):
     @property
     def engine(self) -> Engine:
         """The engine, which does the work."""
+        if self._awaiting is not None:
+            optimizers, self._awaiting = self._awaiting, None
+            self._begin(optimizers)
         assert self._engine is not None
         return self._engine
 

@@ -34,7 +34,7 @@ class ApartSurvivor(Survivor[OwnT]):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._changes = self._stops = self._finished = False
+        self._changes = self._grows = self._stops = self._finished = False
 
     @property
     def count(self) -> int:
@@ -46,22 +46,26 @@ class ApartSurvivor(Survivor[OwnT]):
         """See Survivor."""
         return Wish(max((wish for wish, *_ in self._algorithm.heard), default=Wish.NOTHING))
 
-    def wish(self, *, change: bool, stop: bool) -> None:
+    def wish(self, *, change: bool, grows: bool, stop: bool) -> None:
         """See Survivor."""
-        self._changes, self._stops = change, stop
+        self._changes, self._grows, self._stops = change, grows, stop
 
     def _hear(self) -> None:
         """Called after an averaging."""
-        self._data.heard([own for _, *own in self._algorithm.heard])
+        self._data.heard([own for _, _, *own in self._algorithm.heard])
 
     def _question(self) -> Question:
         wish = Wish.CHANGE if self._changes else Wish.DIVISION if self._data.is_dry else Wish.NOTHING
-        numbers = (wish, *self._data.numbers())
+        numbers = (wish, int(self._expects_newcomers()), *self._data.numbers())
         return lambda comm: gather_numbers(comm, *numbers)
+
+    def _expects_newcomers(self) -> bool:
+        """Return whether this rank knows of workers that are about to be ready."""
+        return self._grows or (self._member is not None and bool(self._member.copying))
 
     def _begin_to_ask(self) -> None:
         question = weakref.WeakMethod(self._question)
-        nothing = [0] * (1 + len(self._data.numbers()))  # once the training loop is gone
+        nothing = [0] * (2 + len(self._data.numbers()))  # once the training loop is gone
 
         def ask() -> Question:
             found = question()

@@ -38,6 +38,10 @@ class AsyncSurvivor(ApartSurvivor[OwnCounts]):
         assert isinstance(self._face.engine.algorithm, AsyncModelAverage)
         self._algorithm: AsyncModelAverage = self._face.engine.algorithm
 
+    def wish(self, *, change: bool, grows: bool, stop: bool) -> None:
+        """See Survivor."""
+        super().wish(change=change or grows, grows=grows, stop=stop)
+
     def work(self) -> Callable[[], None] | None:
         """See Survivor."""
         # After the last epoch a round would wait for ranks that begin no more.
@@ -94,7 +98,7 @@ class AsyncSurvivor(ApartSurvivor[OwnCounts]):
 
     # --- newcomers ---
 
-    def _state_of(self, own: OwnCounts) -> dict[str, Any]:
+    def _state_of(self, own: OwnCounts, copied: bool) -> dict[str, Any]:
         return {"counts": list(own.counts), "plan": own.plan, "rounds": own.rounds}
 
     def _take(self, own: OwnCounts, state: dict[str, Any] | None) -> None:

@@ -4,11 +4,14 @@ Nobody waits for anybody between two averagings, so a death is noticed in the ne
 and average again: each sends the change of its own weights since the last anchor, which all hold. So the share of the
 dead is missing in that averaging, and nothing else. A rank that missed only the last message takes the anchor from one
 that has it. The loop calls work() at each boundary, which does what LocalSGD does by itself after a step elsewhere.
+
+A newcomer has copied the anchor and the outer optimizer before it comes. So it joins before the others send, and takes
+part in that averaging with weight 0. While one copies, all ranks meet before they send.
 """
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +23,28 @@ from gossamer.comm import gather_numbers
 from gossamer.engine import Connections, Unsent, broadcast_everywhere, broadcast_state
 from gossamer.engine.state import Fields, save_fields
 from gossamer.regroup.apart import ApartSurvivor
+
+
+class AveragingCopy:
+    """What a newcomer has copied of the others: anchors, the state of the outer optimizer, and the inner ones'.
+
+    Args:
+        optimizers: its inner optimizers.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        self.anchors: dict[str, Tensor] = {}
+        self.shared: dict[str, Any] = {}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """See newcomer.Copy."""
+        self.anchors, self.shared = state["anchors"], state["shared"]
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+    def change(self, change: Any) -> None:
+        """See newcomer.Copy. Between two averagings nothing changes."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +78,41 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         self._pending: list[int] = []  # steps after which the algorithm is still to be called
         # By parameter: weight - anchor, of a rank that others have left out.
         self._gaps: dict[str, Tensor] = {}
+        self._awaits_newcomers = False  # a rank has said so in the last averaging
+        self._joins = False  # all ranks have found newcomers to be ready before they send
+        self._joining = False  # this group was formed for that, and has not averaged yet
+        self._renewed = -1  # `count` of the state that newcomers copy
+
+    def look(self) -> None:
+        """See Survivor."""
+        if self._donor is not None and self._donor.gives and self._renewed != self.count:
+            self._donor.renew()
+        self._renewed = self.count
+        super().look()
 
     def work(self) -> Callable[[], None] | None:
         """See Survivor."""
-        if self._pending:
-            return self._advance
-        if self._finished:
+        step = self._pending[0] if self._pending else self._face.engine.optimizer_steps
+        averages_now = not self._pending and not self._finished and (self._stops or self._data.is_dry)
+        if averages_now:
+            self._algorithm.hasten(step)
+        elif not self._pending:
             return None
-        return self._average_now if self._stops or self._data.is_dry else None
+        if self._awaits_newcomers and self._algorithm.sends_next(step):
+            return self._find_newcomers
+        return self._average_now if averages_now else self._advance
+
+    @property
+    def wished_first(self) -> bool:
+        """See Survivor."""
+        return self._joins
+
+    def _find_newcomers(self) -> None:
+        """Ask all ranks whether newcomers are ready, and none copies from this rank any more."""
+        copies = self._donor is not None and self._donor.has_unsent
+        every = gather_numbers(self.control, int(self._grows), int(copies))
+        self._awaits_newcomers = False  # until the next averaging
+        self._joins = any(grows for grows, _ in every) and not any(copies for _, copies in every)
 
     def _advance(self) -> None:
         with self._in_time():
@@ -84,6 +136,8 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         if self.count > before:
             self._deadline.waited(time.monotonic() - began)
             self._hear()
+            self._joining = False
+            self._awaits_newcomers = any(expects for _, expects, *_ in self._algorithm.heard)
 
     def finish(self) -> None:
         """See Survivor."""
@@ -93,9 +147,9 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
             self._pending.clear()
 
     def _arm(self) -> None:
-        pending = self._own.pending if self._own is not None else self._pending
-        if self._gaps:  # this rank goes on at the step of the others
-            pending, self._gaps = [], {}
+        # A rank that was late goes on at the step of the others.
+        pending = self._own.pending if self._own is not None and not self._gaps else self._pending
+        self._gaps = {}
         super()._arm()
         if self._member is None and not self._data.uneven:
             return
@@ -126,12 +180,14 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         links = self._connect_holders()
         self._face.engage(links, self._optimizers, restored=True)
         self._take(own, None)
-        counts = gather_numbers(links.control, own.rounds, int(bool(own.pending)))
-        last = max(count for count, _ in counts)
-        if any(count < last for count, _ in counts):
-            ahead = next(rank for rank, (count, _) in enumerate(counts) if count == last)
+        counts = gather_numbers(links.control, own.rounds, int(bool(own.pending)), int(self._joins))
+        last = max(count for count, *_ in counts)
+        if any(count < last for count, *_ in counts):
+            ahead = next(rank for rank, (count, *_) in enumerate(counts) if count == last)
             self._take_averaging(links, own, ahead, take=own.rounds < last)
-        self.changes_at = last + any(busy and count == last for count, busy in counts)
+        self._joins, self._joining = False, any(joins for *_, joins in counts)
+        waits = not self._joining and any(busy and count == last for count, busy, _ in counts)
+        self.changes_at = last + waits
         self._arm()
 
     def _take_averaging(self, links: Connections, own: OwnAverages, ahead: int, *, take: bool) -> None:
@@ -144,24 +200,57 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
 
     # --- newcomers ---
 
-    def _state_of(self, own: OwnAverages) -> dict[str, Any]:
-        return {"counts": list(own.counts), "plan": own.plan, "averaging": own.averaging}
+    def _divides(self) -> bool:
+        # What has been drawn, and is not averaged yet, would be in no mean if its worker died.
+        return not self._joining
+
+    def _welcome(self) -> None:
+        super()._welcome()
+        if self._joining and not self._algorithm.counts:
+            self._algorithm.weigh_next(1.0)
+
+    def _large_state(self) -> Any:
+        return {
+            "anchors": save_fields(self._face.engine.buckets, ("anchor",))["anchor"],
+            "shared": self._algorithm.shared_state(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
+
+    def _large_tensors(self, own: OwnAverages) -> list[Tensor]:
+        anchors, rounds = own.fields["anchor"], own.rounds
+        if isinstance(self._copy, AveragingCopy):
+            anchors, rounds = self._copy.anchors, self._copy.shared["rounds"]
+        return [torch.tensor(rounds), *(anchors[name] for name in sorted(anchors))]
+
+    def _state_of(self, own: OwnAverages, copied: bool) -> dict[str, Any]:
+        averaging = {key: value for key, value in own.averaging.items() if not (copied and key == "outer")}
+        state = {"counts": list(own.counts), "plan": own.plan, "averaging": averaging}
+        return state | {"pending": own.pending, "joining": self._joining}
 
     def _common(self) -> list[Tensor]:
         return list(self._algorithm.anchors)
 
     def _take(self, own: OwnAverages, state: dict[str, Any] | None) -> None:
         engine = self._face.engine
-        if state is not None and self._gaps:
-            engine.adopt(state["plan"], own.fields, tuple(state["counts"]))
-            self._algorithm.follow(own.averaging, state["averaging"])
+        if state is None:
+            engine.adopt(own.plan, own.fields, own.counts)
+            self._algorithm.adopt(own.averaging, from_other=False)
             return
-        if state is not None:
-            engine.adopt(state["plan"], {}, tuple(state["counts"]))
-            self._algorithm.adopt(state["averaging"], from_other=True)
-            return
-        engine.adopt(own.plan, own.fields, own.counts)
-        self._algorithm.adopt(own.averaging, from_other=False)
+        averaging, fields = state["averaging"], own.fields if self._gaps else {}
+        if "outer" not in averaging:
+            assert isinstance(self._copy, AveragingCopy)
+            averaging, fields = (
+                averaging | {"outer": self._copy.shared["outer"]},
+                {"anchor": self._copy.anchors},
+            )
+        engine.adopt(state["plan"], fields, tuple(state["counts"]))
+        if self._gaps:
+            self._algorithm.follow(own.averaging, averaging)
+        else:
+            self._algorithm.adopt(averaging, from_other=True)
+        self._pending, self._joining = list(state["pending"]), state["joining"]
+        if self._joining and not self._algorithm.counts:
+            self._algorithm.weigh_next(1.0 if self._gaps else 0.0)
 
     def _has_common(self) -> None:
         self._algorithm.begin_at_anchors()

@@ -14,6 +14,8 @@ from gossamer.comm import Communicator, gather_numbers
 from gossamer.engine import broadcast_state
 from gossamer.sampler import ElasticSampler
 
+_NOWHERE = -1  # the place of a worker that has no part
+
 
 class Data(ABC):
     """The parts of one sampler's data."""
@@ -35,6 +37,10 @@ class Data(ABC):
     @abstractmethod
     def divide(self, control: Communicator) -> None:
         """Divide what is left among the members of the present group. Collective over those that have drawn."""
+
+    def welcome(self, control: Communicator, *, divides: bool) -> None:
+        """Called before newcomers take the state: divide(), or leave it to the next division. Collective alike."""
+        self.divide(control)
 
     @abstractmethod
     def drew(self, batch: int, samples: int) -> None:
@@ -108,6 +114,7 @@ class UnevenData(Data):
         self._drawn = 0  # samples of this worker's part
         self._seen: list[int] = []  # by place: the samples that were drawn until the last averaging
         self._speeds: list[float] = []  # by place: samples drawn, with those of long ago counting less
+        self._has_all = True  # whether each member of the group has a place
 
     def begin(self) -> None:
         """See Data."""
@@ -136,14 +143,21 @@ class UnevenData(Data):
     def heard(self, numbers: Sequence[Sequence[int]]) -> None:
         """See Data."""
         for epoch, number, place, drawn in numbers:
-            if (epoch, number) == (self._sampler.epoch, self._number):
+            if (epoch, number) == (self._sampler.epoch, self._number) and place != _NOWHERE:
                 self._seen[place] = max(self._seen[place], drawn)
+
+    def welcome(self, control: Communicator, *, divides: bool) -> None:
+        """See Data. Without a division newcomers get no part until the next one."""
+        self._has_all = divides
+        if divides:
+            self.divide(control)
 
     def divide(self, control: Communicator) -> None:
         """See Data."""
         self._follow(control)
         self._tried, size = self._sampler.place()
         every = gather_numbers(control, self._place, self._drawn, self._tried, *self._seen)
+        every = [own for own in every if own[0] != _NOWHERE]
         drawn = [max(seen) for seen in zip(*(own[3:] for own in every), strict=True)]
         for place, own, *_ in every:
             drawn[place] = own
@@ -162,15 +176,17 @@ class UnevenData(Data):
         elif not left or (self._drop_last and len(left) < self._batch):
             epoch, left = epoch + 1, self._sampler.order(epoch + 1)
         self._share(epoch, left, speeds)
+        self._has_all = True
 
     def state_dict(self) -> dict[str, Any]:
         """See Data."""
         division = {"number": self._number, "speeds": list(self._speeds), "seen": list(self._seen)}
-        return super().state_dict() | division
+        return super().state_dict() | division | {"has_all": self._has_all}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See Data."""
-        self._tried, _ = self._sampler.place()
+        self._has_all = state["has_all"]
+        self._tried = self._sampler.place()[0] if self._has_all else _NOWHERE
         self._take(state)
 
     def _take(self, state: dict[str, Any]) -> None:
@@ -193,8 +209,8 @@ class UnevenData(Data):
     def _share(self, epoch: int, left: list[int], speeds: list[float]) -> None:
         self._place, self._speeds = self._tried, speeds
         self._number, self._drawn, self._seen = self._number + 1, 0, [0] * len(speeds)
-        self.is_dry = False
-        begin, end = self._cuts(len(left))[self._place]
+        self.is_dry = self._place == _NOWHERE
+        begin, end = (0, 0) if self.is_dry else self._cuts(len(left))[self._place]
         self._sampler.share_out(epoch, left, begin=begin, end=end)
 
     def _cuts(self, count: int) -> list[tuple[int, int]]:

@@ -7,6 +7,8 @@ is neither lost nor done twice.
 
 import json
 import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,65 @@ from gossamer.engine.survival import Own
 from gossamer.regroup.survival import Survivor, Wish
 
 
+class GradientCopy:
+    """The weights and the optimizers' states of a newcomer, which takes each step of the others that it has missed.
+
+    Args:
+        params: by name.
+        optimizers: as the others have them.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._params, self._optimizers = params, optimizers
+
+    def state(self) -> dict[str, Any]:
+        """Return the present state, without copies."""
+        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
+        return {
+            "params": {name: param.detach() for name, param in self._params.items()},
+            "optimizers": optimizers,
+        }
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors of the state, in an order that is the same on all ranks."""
+        found = [param.detach() for param in self._params.values()]
+        for optimizer in self._optimizers:
+            for param in (param for group in optimizer.param_groups for param in group["params"]):
+                of_param = optimizer.state.get(param, {})
+                found += [of_param[key] for key in sorted(of_param) if isinstance(of_param[key], Tensor)]
+        return found
+
+    def take(self, state: dict[str, Any]) -> None:
+        """See newcomer.Copy."""
+        with torch.no_grad():
+            for name, values in state["params"].items():
+                self._params[name].copy_(values)
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+    @staticmethod
+    def step_of(number: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return what optimizer `number` is about to make a step of: settings and gradients, without copies."""
+        groups = optimizer.param_groups
+        return {
+            "optimizer": number,
+            "settings": [{key: value for key, value in group.items() if key != "params"} for group in groups],
+            "gradients": [[param.grad for param in group["params"]] for group in groups],
+        }
+
+    def change(self, change: dict[str, Any]) -> None:
+        """See newcomer.Copy. Makes the step that step_of() describes."""
+        optimizer = self._optimizers[change["optimizer"]]
+        for group, settings, gradients in zip(
+            optimizer.param_groups, change["settings"], change["gradients"], strict=True
+        ):
+            group.update(settings)
+            for param, gradient in zip(group["params"], gradients, strict=True):
+                param.grad = gradient
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 class GradientSurvivor(Survivor[Own]):
     """See the module. What the ranks do together are synchronised backwards."""
 
@@ -31,6 +92,9 @@ class GradientSurvivor(Survivor[Own]):
         super().__init__(*args, **settings)
         self._means: dict[str, Tensor] = {}  # of the last step; memory of earlier steps is used again
         self._with_mean: list[str] = []  # the parameters that have one
+        self._all = GradientCopy(self._face.engine.params, self._optimizers)
+        for number, optimizer in enumerate(self._optimizers if self._donor is not None else ()):
+            optimizer.register_step_pre_hook(partial(_tell, weakref.ref(self), number))
 
     @property
     def count(self) -> int:
@@ -42,9 +106,9 @@ class GradientSurvivor(Survivor[Own]):
         """See Survivor."""
         return Wish.CHANGE if self._face.engine.wish else Wish.NOTHING
 
-    def wish(self, *, change: bool, stop: bool) -> None:
+    def wish(self, *, change: bool, grows: bool, stop: bool) -> None:
         """See Survivor."""
-        self._face.engine.wish = change
+        self._face.engine.wish = change or grows
 
     # --- in a backward ---
 
@@ -128,7 +192,19 @@ class GradientSurvivor(Survivor[Own]):
 
     # --- newcomers ---
 
-    def _state_of(self, own: Own) -> dict[str, Any]:
+    def _large_state(self) -> Any:
+        return self._all.state()
+
+    def _large_tensors(self, _own: Own) -> list[Tensor]:
+        return self._all.tensors()
+
+    def tell_step(self, number: int) -> None:
+        """Called before optimizer `number` makes a step: tell the newcomers that copy the state."""
+        assert self._donor is not None
+        if self._donor.gives:
+            self._donor.changed(self._all.step_of(number, self._optimizers[number]))
+
+    def _state_of(self, own: Own, copied: bool) -> dict[str, Any]:
         counts = [own.backwards, own.optimizer_steps]
         return {"counts": counts, "plan": own.plan, "shared": own.shared(redo=False)}
 
@@ -139,3 +215,9 @@ class GradientSurvivor(Survivor[Own]):
             plan, counts, shared = state["plan"], tuple(state["counts"]), state["shared"]
         engine.adopt(plan, own.fields(redo=False), counts)
         engine.algorithm.take_shared_state(shared)
+
+
+def _tell(survivor: "weakref.ref[GradientSurvivor]", number: int, *_: Any) -> None:
+    alive = survivor()
+    if alive is not None:
+        alive.tell_step(number)

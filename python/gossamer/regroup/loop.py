@@ -21,12 +21,13 @@ from gossamer.comm import gather_numbers
 from gossamer.engine import Face, optimizers_of
 from gossamer.engine.survival import why_not_elastic
 from gossamer.errors import ConfigError, GossamerError
-from gossamer.membership import GOING, STOP, Member
+from gossamer.membership import ADDED, GOING, STOP, Member
 from gossamer.regroup.asynchronous import AsyncSurvivor
-from gossamer.regroup.averaging import AveragingSurvivor
+from gossamer.regroup.averaging import AveragingCopy, AveragingSurvivor
 from gossamer.regroup.data import EvenData, UnevenData
 from gossamer.regroup.deadline import Deadline
-from gossamer.regroup.gradients import GradientSurvivor
+from gossamer.regroup.gradients import GradientCopy, GradientSurvivor
+from gossamer.regroup.newcomer import Copy, enter_with
 from gossamer.regroup.survival import Survivor, Wish
 from gossamer.sampler import ElasticSampler
 
@@ -58,6 +59,7 @@ class Elastic:
         values: dict[str, Any],
         deadline: Deadline,
         on_stop: Callable[[], None] | None,
+        copy: Copy | None,
     ) -> None:
         sampler = getattr(loader, "sampler", None)
         if not isinstance(sampler, ElasticSampler):
@@ -83,7 +85,7 @@ class Elastic:
             else EvenData(sampler)
         )
         self._survivor: Survivor[Any] = _kind_for(algorithm)(
-            model, optimizers, data=self._data, deadline=deadline, save=self._save, load=self._load
+            model, optimizers, data=self._data, deadline=deadline, save=self._save, load=self._load, copy=copy
         )
         self._divided_at: int | None = None  # the survivor's count at the last division of data
         self._has_new_part = False  # since the last boundary
@@ -112,7 +114,8 @@ class Elastic:
         while self._member is not None:
             self._boundary()
             if self._survivor.at_boundary(self._meet_others):
-                return
+                break
+        self._survivor.close()
 
     def __len__(self) -> int:
         """Return the number of this epoch's batches that are left, if the group stays as it is."""
@@ -148,16 +151,20 @@ class Elastic:
         self._has_new_part = False
         if member is None and not self._data.uneven:
             return False
+        survivor.look()
         while True:
             if member is not None:
-                change = member.going or bool(member.update or member.lost_driver)
-                survivor.wish(change=change, stop=self._all_stop(member))
+                grows = member.update == ADDED
+                change = member.going or bool(member.lost_driver or (member.update and not grows))
+                survivor.wish(change=change, grows=grows, stop=self._all_stop(member))
             changes_at = survivor.changes_at
             stays = changes_at is None
             if changes_at is not None and survivor.count >= changes_at:
                 self._has_new_part = True
                 survivor.complete_change()
                 self._divided_at = survivor.count
+            elif stays and survivor.wished_first:
+                survivor.change()
             elif stays and survivor.wished is Wish.CHANGE:
                 if survivor.at_boundary(self._who_goes):
                     survivor.change()
@@ -203,8 +210,10 @@ class Elastic:
 
     # --- what a newcomer takes ---
 
-    def _save(self) -> dict[str, Any]:
+    def _save(self, with_states: bool) -> dict[str, Any]:
         parts = {kind: [each.state_dict() for each in objects] for kind, objects in self._parts.items()}
+        if not with_states:
+            parts["optimizers"] = [{"param_groups": each["param_groups"]} for each in parts["optimizers"]]
         values = {name: getattr(self, name) for name in self._names}
         return {
             "parts": parts,
@@ -217,12 +226,28 @@ class Elastic:
     def _load(self, state: dict[str, Any]) -> None:
         for kind, objects in self._parts.items():
             for each, saved in zip(objects, state["parts"][kind], strict=True):
-                each.load_state_dict(saved)
+                # Without an optimizer's state: that which the newcomer has copied.
+                copied = (
+                    {} if kind != "optimizers" or "state" in saved else {"state": each.state_dict()["state"]}
+                )
+                each.load_state_dict(saved | copied)
         self._data.load_state_dict(state["data"])
         self._has_new_part = True
         vars(self).update(state["values"])
         self.epoch = state["epoch"]
         random.setstate(state["random"])
+
+
+def _copied(model: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy | None:
+    """On a newcomer, copy the state of those that train on. Return what has it; None: nothing has all of it."""
+    kind = _kind_for(model.algorithm_given)
+    if kind is GradientSurvivor:
+        copy: Copy = GradientCopy(dict(model.module.named_parameters()), optimizers)
+    elif kind is AveragingSurvivor:
+        copy = AveragingCopy(optimizers)
+    else:
+        return None
+    return copy if enter_with(copy) else None
 
 
 def _kind_for(algorithm: Algorithm) -> type[Survivor[Any]]:
@@ -292,6 +317,7 @@ def elastic(
     optimizers = optimizers_of("elastic", optimizer)
     if not optimizers:
         raise ConfigError("elastic: needs the model's optimizer, whose state a newcomer takes, got None")
+    copy = _copied(model, optimizers) if model.awaits_group else None
     if refusal := why_not_elastic(model):
         raise ConfigError(f"elastic: {refusal}")
     if known := sorted(set(values) & set(dir(Elastic))):
@@ -327,4 +353,5 @@ def elastic(
         values=values,
         deadline=deadline,
         on_stop=on_stop,
+        copy=copy,
     )

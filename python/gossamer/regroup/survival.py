@@ -4,6 +4,7 @@ Survivor is what all ways to train have in common: to leave a group, to enter th
 gradients.py and averaging.py say what each rank brings along, and how the ranks agree again. loop.py owns one Survivor.
 """
 
+import logging
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,7 +22,10 @@ from gossamer.errors import CommError
 from gossamer.membership import Member
 from gossamer.regroup.data import Data
 from gossamer.regroup.deadline import Deadline
+from gossamer.regroup.donor import Donor
+from gossamer.regroup.newcomer import Copy
 
+_log = logging.getLogger("gossamer")
 OwnT = TypeVar("OwnT")
 
 
@@ -41,12 +45,16 @@ class Survivor(ABC, Generic[OwnT]):
         optimizers: its optimizers.
         data: what it trains on.
         deadline: how long ranks wait for one that is late.
-        save: returns what a newcomer needs besides the model, as torch.save() takes it.
+        save: returns what a newcomer needs besides the model, as torch.save() takes it; given whether it needs the
+            optimizers' states too.
         load: takes that on a newcomer.
+        copy: on a newcomer, what it has copied before it entered the group; None: nothing.
 
     Attributes:
         changes_at: the value of `count` at which the group of what follows is another one; None: the group stays.
     """
+
+    _copies_common = True  # whether _large_state() has the tensors of _common()
 
     def __init__(
         self,
@@ -55,12 +63,17 @@ class Survivor(ABC, Generic[OwnT]):
         *,
         data: Data,
         deadline: Deadline,
-        save: Callable[[], Any],
+        save: Callable[[bool], Any],
         load: Callable[[Any], None],
+        copy: Copy | None = None,
     ) -> None:
         self._face, self._optimizers, self._save, self._load = face, optimizers, save, load
         self._data, self._deadline = data, deadline
+        self._copy = copy
         self._member: Member | None = membership.member()
+        self._donor: Donor | None = (
+            Donor(self._member, self._large_state) if self._member is not None else None
+        )
         self._own: OwnT | None = None  # while there is no engine that works
         self._failed_at: int | None = None  # `count` when a group failed without a death
         self.changes_at: int | None = None
@@ -81,12 +94,33 @@ class Survivor(ABC, Generic[OwnT]):
         """What all ranks have learned that one of them wishes for."""
 
     @abstractmethod
-    def wish(self, *, change: bool, stop: bool) -> None:
-        """Say whether this rank wishes for a change of the group, and whether because all ranks are to end."""
+    def wish(self, *, change: bool, grows: bool, stop: bool) -> None:
+        """Say what this rank wishes for.
+
+        Args:
+            change: another group.
+            grows: another group, because newcomers are ready.
+            stop: another group, because all ranks are to end.
+        """
+
+    @property
+    def wished_first(self) -> bool:
+        """Whether the group is to change before anything else is done together. Equal on all ranks."""
+        return False
 
     def work(self) -> Callable[[], None] | None:
         """Return what is to be done with the other ranks at this boundary; None: nothing."""
         return None
+
+    def look(self) -> None:
+        """At a boundary: begin to give the state to newcomers that ask this worker."""
+        if self._donor is not None:
+            self._donor.look()
+
+    def close(self) -> None:
+        """Called when the training has ended: give the state to nobody any more."""
+        if self._donor is not None:
+            self._donor.close()
 
     def finish(self) -> None:
         """Called at the boundary after the last step, which is the same on all ranks."""
@@ -121,6 +155,8 @@ class Survivor(ABC, Generic[OwnT]):
     def complete_change(self) -> None:
         """At the boundary `changes_at`: divide the data anew, let newcomers in, and compare the ranks. Collective."""
         self.changes_at = None
+        assert self._donor is not None
+        self._donor.end_copies()
         self.at_boundary(self._welcome)
 
     def at_boundary(self, act: Callable[[], None]) -> bool:
@@ -142,6 +178,18 @@ class Survivor(ABC, Generic[OwnT]):
 
     # --- what differs between ways to train ---
 
+    def _large_state(self) -> Any:
+        """Return what newcomers copy before they enter the group."""
+        return None
+
+    def _large_tensors(self, own: OwnT) -> list[Tensor]:
+        """Return the tensors of _large_state(), or of `_copy` if there is one, that must be equal on all ranks."""
+        return []
+
+    def _divides(self) -> bool:
+        """Return whether the members divide the data anew when they welcome newcomers."""
+        return True
+
     @abstractmethod
     def _make_own(self) -> OwnT:
         """Return what this rank brings into the next group from the engine that it has."""
@@ -151,8 +199,8 @@ class Survivor(ABC, Generic[OwnT]):
         """In the next group: bring the ranks that hold the state to one count, and set `changes_at`. Collective."""
 
     @abstractmethod
-    def _state_of(self, own: OwnT) -> dict[str, Any]:
-        """Return what a newcomer needs besides _common() and `save`."""
+    def _state_of(self, own: OwnT, copied: bool) -> dict[str, Any]:
+        """Return what a newcomer needs besides _common() and `save`, perhaps after it has copied _large_state()."""
 
     def _common(self) -> list[Tensor]:
         """Return the tensors, besides buffers, that all ranks hold alike."""
@@ -231,7 +279,7 @@ class Survivor(ABC, Generic[OwnT]):
     def _welcome(self) -> None:
         member = self._member
         assert member is not None
-        self._data.divide(self.control)
+        self._data.welcome(self.control, divides=self._divides())
         if len(member.holders()) < runtime.size():
             self._keep_own()
             self._leave_engine(crashed=False)
@@ -257,18 +305,40 @@ class Survivor(ABC, Generic[OwnT]):
                 self._take(own, None)
             return
         has_state = control.rank in holders or control.rank == source
+        copied = bool(holders) and self._have_copied(own, source, has_state)
+        if holders and control.rank == source:
+            assert member is not None
+            assert member.seat is not None
+            new = [member.seat.workers[rank] for rank in range(control.size) if rank not in holders]
+            how = "have copied the state while the others trained" if copied else "copy the state now"
+            _log.info("elastic: workers %s %s", new, how)
         state = broadcast_state(
-            control, lambda: self._state_of(own) | {"more": self._save()}, source, take=not has_state
+            control,
+            lambda: self._state_of(own, copied) | {"more": self._save(not copied)},
+            source,
+            take=not has_state,
         )
         with torch.no_grad():
             self._take(own, state)
             # A holder keeps its own buffers, such as BatchNorm's statistics.
             keeps = has_state and control.rank != source
             buffers = [buffer.clone() if keeps else buffer for buffer in engine.buffers]
-            broadcast_everywhere(links.comm, control, [*self._common(), *buffers], source)
+            common = [] if copied and self._copies_common else self._common()
+            broadcast_everywhere(links.comm, control, [*common, *buffers], source)
+            self._copy = None
             if state is not None:
                 self._has_common()
                 self._load(state["more"])
+
+    def _have_copied(self, own: OwnT, source: int, has_state: bool) -> bool:
+        """Return whether all ranks that hold no state have copied that of rank `source`, as it is now. Collective."""
+        if not all(
+            copied for [copied] in gather_numbers(self.control, int(has_state or self._copy is not None))
+        ):
+            return False
+        asked = not has_state or self.control.rank == source
+        sums = gather_numbers(self.control, int(asked), checksum_of(self._large_tensors(own)) if asked else 0)
+        return all(own == sums[source][1] for asked, own in sums if asked)
 
     def _compare(self) -> None:
         """Raise CommError on all ranks if they differ. Collective."""

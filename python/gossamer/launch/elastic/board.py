@@ -19,11 +19,16 @@ GRACE_S = 2.0  # for workers that still look up in a broken group's store which 
 
 @dataclass(frozen=True)
 class News:
-    """The last message of a worker. ``left`` is the group that it has left, or 0 if it has been in none."""
+    """The last message of a worker.
+
+    ``left`` is the group that it has left, or 0 if it has been in none. ``attempt`` says how often it has asked for the
+    state of the training.
+    """
 
     left: int
     reason: str
     skip_sync: bool
+    attempt: int = 0
 
 
 class Board:
@@ -38,7 +43,7 @@ class Board:
         self._address = address
         self._server = self._serve()
         self._store = dist.PrefixStore(PREFIX, self._server)
-        self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None}
+        self._state: dict[str, Any] = {"epoch": 0, "broken": 0, "update": None, "copying": {}}
         self._groups: dict[int, dist.TCPStore] = {}
         self._closing: list[tuple[float, dist.TCPStore]] = []
         self._write()
@@ -94,10 +99,11 @@ class Board:
 
     def announce_update(self, epoch: int, *, kind: str) -> None:
         """Asks the members of this group to leave it together, soon. ``kind`` is "added", "removed" or STOP."""
-        update = {"epoch": epoch, "kind": kind}
-        if self._state["update"] != update:
-            self._state["update"] = update
-            self._write()
+        self._change("update", {"epoch": epoch, "kind": kind})
+
+    def announce_copying(self, attempts: dict[int, int]) -> None:
+        """Tells the members which workers ask for the state of the training, and for the how-manieth time."""
+        self._change("copying", {str(worker): attempt for worker, attempt in attempts.items()})
 
     def close_group(self, epoch: int) -> None:
         """Ends the store of this group after GRACE_S; tidy() does it."""
@@ -106,6 +112,11 @@ class Board:
 
     def tidy(self) -> None:
         self._closing = [(due, store) for due, store in self._closing if due > time.monotonic()]
+
+    def _change(self, key: str, value: Any) -> None:
+        if self._state[key] != value:
+            self._state[key] = value
+            self._write()
 
     def _write(self) -> None:
         self._store.set(STATE, json.dumps(self._state))

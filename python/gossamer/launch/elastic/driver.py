@@ -19,7 +19,7 @@ from gossamer.launch.elastic.newcomers import Newcomers
 from gossamer.launch.elastic.process import Worker
 from gossamer.launch.elastic.slots import Slot, Slots, seats
 from gossamer.launch.outcome import Failure, Outcome, how_it_ended
-from gossamer.membership import GOING, STOP
+from gossamer.membership import ADDED, GOING, STOP
 from gossamer.signals import held_back
 
 STEP_S = 0.05
@@ -148,7 +148,18 @@ class Driver:
         return [number for number in self.members if number in self.workers]
 
     def end_all(self) -> list[Failure]:
-        """Ends all workers, and returns the failures that they then report."""
+        """Ends all workers, and returns the failures that they then report. A signal kills them."""
+        try:
+            return self._end_in_time()
+        except (SignalException, KeyboardInterrupt):
+            with held_back(*STOPPING):
+                for worker in self.workers.values():
+                    worker.kill()
+            raise
+        finally:
+            self.workers.clear()
+
+    def _end_in_time(self) -> list[Failure]:
         for worker in self.workers.values():
             worker.end()
         failures: list[Failure] = []
@@ -160,7 +171,6 @@ class Driver:
                 worker.kill()
             elif isinstance(outcome, Failure):
                 failures.append(self._by_rank(outcome))
-        self.workers.clear()
         return failures
 
     def _by_rank(self, failure: Failure) -> Failure:
@@ -258,7 +268,7 @@ class Driver:
             if self._stopping:
                 self.board.announce_update(self.epoch, kind=STOP)
             elif not self.finished and (going or self.newcomers.gathered(new)):
-                self.board.announce_update(self.epoch, kind="added" if new else "removed")
+                self.board.announce_update(self.epoch, kind=ADDED if new else "removed")
             return
         if any(news[number].reason == "error" for number in left):
             self.board.declare_broken(self.epoch)

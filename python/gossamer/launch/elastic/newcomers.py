@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gossamer.launch.elastic.board import Board, News
 from gossamer.launch.elastic.slots import Slot, seats
-from gossamer.membership import ARRIVED
+from gossamer.membership import ARRIVED, COPIES
 
 GATHER_S = 2.0  # how long a ready worker waits for others to become ready, because each new group costs time
 
@@ -32,7 +32,10 @@ class Newcomers:
             if news.reason == ARRIVED and number not in self.preparing:
                 self.preparing.add(number)
                 self._board.answer(number, seats(slots))
-        return [number for number, news in outside.items() if news.reason != ARRIVED]
+        self._board.announce_copying(
+            {number: news.attempt for number, news in outside.items() if news.reason == COPIES}
+        )
+        return [number for number, news in outside.items() if news.reason not in (ARRIVED, COPIES)]
 
     def without_a_group(self, outside: Iterable[int]) -> list[int]:
         """Returns the newcomers that may form a group while nobody trains.

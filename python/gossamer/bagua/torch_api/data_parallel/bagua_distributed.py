@@ -17,7 +17,7 @@ from gossamer.bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, N
 from gossamer.bagua.torch_api.data_parallel.optimizer_state import broadcast_optimizers
 from gossamer.bagua.torch_api.process_group import default_group, is_initialized, torch_group_of
 from gossamer.comm import KINDS, Flat, Hierarchical, given_group
-from gossamer.engine import Autotune, Connections, Face, autotune_of, weak_call
+from gossamer.engine import Autotune, Face, autotune_of, weak_call
 from gossamer.errors import ConfigError
 
 _numbers: dict[str, "count[int]"] = defaultdict(count)  # of models without a name, by class
@@ -82,9 +82,7 @@ class BaguaDistributedDataParallel(Face):
             native = self._hooked = HookAlgorithm(self, self.bagua_algorithm, bucket_bytes=size)
         settings = {"bucket_bytes": size, "first_bucket_bytes": size, "ignore": self.parameters_to_ignore}
         try:
-            self.links: Connections = self._wrap(
-                native, group, self.bagua_optimizers, autotune=tuning, **settings
-            )
+            self._wrap(native, group, self.bagua_optimizers, autotune=tuning, **settings)
             self.broadcast_optimizers()
             if self._hooked is not None:
                 self._hooked.begin()

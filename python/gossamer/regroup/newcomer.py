@@ -1,0 +1,89 @@
+"""A worker that has come while others train copies their state before it enters their group."""
+
+import threading
+import time
+from typing import Any, Protocol
+
+from gossamer import late_entry, membership
+from gossamer.errors import CommError
+from gossamer.membership import ASK_S, Member
+from gossamer.regroup.channel import Channel, Kind
+from gossamer.regroup.donor import UP_TO_DATE, is_given
+
+
+class Copy(Protocol):
+    """What takes the state on a newcomer."""
+
+    def take(self, state: Any) -> None:
+        """Take all of the state."""
+        ...
+
+    def change(self, change: Any) -> None:
+        """Take what a step has changed."""
+        ...
+
+
+def enter_with(copy: Copy) -> bool:
+    """Copy the state of the training from a member that trains on, and enter its group.
+
+    The copy goes on while this worker waits for its place. Returns whether it is whole: as the state was when the
+    worker had its place.
+
+    Raises:
+        CommError: the driver is gone.
+    """
+    member = membership.member()
+    assert member is not None
+    while True:
+        copying = _Copying(member, copy)
+        if copying.is_ready():
+            late_entry.enter_now()
+            return copying.is_whole()
+        if member.lost_driver:
+            raise CommError(member.lost_driver)
+
+
+class _Copying:
+    """A copy that is under way, on a thread of its own."""
+
+    def __init__(self, member: Member, copy: Copy) -> None:
+        self._member, self._copy = member, copy
+        self._ready = threading.Event()  # it is up to date for a moment, or has ended
+        self._goes_well, self._whole = True, False
+        self._thread = threading.Thread(target=self._run, name="gossamer-newcomer", daemon=True)
+        self._thread.start()
+
+    def is_ready(self) -> bool:
+        """Wait until the state is up to date. Return False if the member that gives it is gone before."""
+        self._ready.wait()
+        return self._goes_well
+
+    def is_whole(self) -> bool:
+        """Wait for the end of the copy. Return whether it has ended well."""
+        self._thread.join()
+        return self._whole
+
+    def _run(self) -> None:
+        try:
+            store = self._member.copy_store(self._member.worker, self._member.ask_for_copy())
+            while not is_given(store):
+                if self._member.lost_driver:
+                    raise CommError(self._member.lost_driver)
+                time.sleep(ASK_S)
+            self._whole = self._take_all(Channel(store, gives=False))
+        except RuntimeError:  # torch's own too
+            self._goes_well = self._ready.is_set()
+        finally:
+            self._ready.set()
+
+    def _take_all(self, channel: Channel) -> bool:
+        while True:
+            message = channel.receive()
+            if message.kind is Kind.STATE:
+                self._copy.take(message.content)
+            elif message.kind is Kind.STEP:
+                self._copy.change(message.content)
+            else:
+                return message.kind is Kind.WHOLE
+            if message.left <= UP_TO_DATE:
+                self._ready.set()
