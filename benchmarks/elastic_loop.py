@@ -9,7 +9,9 @@ journal of its own. Entries of the plan:
     hang     the same with SIGSTOP
     nap      {number of worker: [step, seconds]}: the worker sleeps so long after the backward
     deadline the arguments of gs.elastic for one
-    donors   numbers of workers that kill themselves while they save their state for a newcomer
+    donors   numbers of workers that kill themselves while they save their state for a newcomer in their group
+    givers   numbers of workers that kill themselves when they have begun to give it to one that is not in their group
+    clamps   true: after each step of its optimizer each worker limits its weights
     codec    "int8", with error feedback, or "sparse"
     rank     of gs.PowerSGD, by which the ranks train then
     task     "text" for a GPT on text instead of a small network on numbers; "saved" then has the validation loss
@@ -116,15 +118,21 @@ class Decay(torch.optim.lr_scheduler.StepLR):
 
 
 class Noted(logging.Handler):
-    """Notes to which workers this one gives its state: before they are in its group, or then."""
+    """Notes to which workers this one gives its state: before they are in its group, or then.
 
-    def __init__(self, note: Callable[..., None]) -> None:
+    Args:
+        dies: whether this worker kills itself when it has begun to give.
+    """
+
+    def __init__(self, note: Callable[..., None], *, dies: bool) -> None:
         super().__init__()
-        self._note = note
+        self._note, self._dies = note, dies
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg.startswith("elastic: gives"):
             self._note(gives=record.args[0])
+            if self._dies:
+                os.kill(os.getpid(), signal.SIGKILL)
         elif record.msg.startswith("elastic: workers"):
             new, how = record.args
             self._note(new=new, copied="while" in how)
@@ -139,7 +147,7 @@ def main() -> None:
         journal.write(json.dumps(line | {"time": time.time()}) + "\n")
 
     os.environ["GOSSAMER_LOG_LEVEL"] = "info"
-    logging.getLogger("gossamer").addHandler(Noted(note))
+    logging.getLogger("gossamer").addHandler(Noted(note, dies=worker in plan.get("givers", ())))
     import gossamer as gs
     from gossamer.engine.agree import checksum_of
     from gossamer.membership import member
@@ -212,6 +220,9 @@ def main() -> None:
             if now == kill_at and moment == "after":
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
+            if plan.get("clamps"):
+                for param in inner.parameters():
+                    param.data.clamp_(-0.3, 0.3)
             scheduler.step()
             run.total += 1
             note(

@@ -51,17 +51,20 @@ bool Executor::busy() {
   return state_->busy || !state_->tasks.empty();
 }
 
-void Executor::submit(std::function<void()> run, std::string what, int64_t bucket) {
+uint64_t Executor::submit(std::function<void()> run, std::string what, int64_t bucket) {
   const uint64_t id = recorder().enter("queued: " + what, bucket);
   Task task{std::move(run), std::move(what), bucket, id, profiled_thread()};
+  uint64_t number = 0;
   {
     const std::lock_guard<std::mutex> lock(state_->mutex);
     state_->tasks.push_back(std::move(task));
+    number = ++state_->submitted;
   }
   state_->wake_worker.notify_one();
+  return number;
 }
 
-void Executor::submit_behind_current(std::function<void()> task, std::string what) {
+uint64_t Executor::submit_behind_current(std::function<void()> task, std::string what) {
   if (!side_stream()) return submit(std::move(task), std::move(what));
   auto ready = std::make_shared<c10::Event>(device_.type());
   ready->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
@@ -69,14 +72,17 @@ void Executor::submit_behind_current(std::function<void()> task, std::string wha
     ready->block(side);
     task();
   };
-  submit(behind, std::move(what));
+  return submit(behind, std::move(what));
 }
 
-void Executor::wait(const std::function<void()>& meanwhile) {
+void Executor::wait(const std::function<void()>& meanwhile, std::optional<uint64_t> last) {
   State& state = *state_;
   const observe::Waiting waiting(recorder(), "wait", profiled_thread() != nullptr);
   std::unique_lock<std::mutex> lock(state.mutex);
-  while (!state.wake_waiter.wait_for(lock, kMeanwhile, [&] { return state.tasks.empty() && !state.busy; })) {
+  const auto has_run = [&] {
+    return (state.tasks.empty() && !state.busy) || (last && state.ended >= *last && !state.failure);
+  };
+  while (!state.wake_waiter.wait_for(lock, kMeanwhile, has_run)) {
     lock.unlock();
     meanwhile();
     lock.lock();
@@ -134,8 +140,9 @@ void Executor::run_one(State& state, std::unique_lock<std::mutex>& lock) {
   }
   lock.lock();
   state.busy = false;
+  ++state.ended;
   if (failure) state.failure = std::move(failure);
-  if (state.tasks.empty()) state.wake_waiter.notify_all();
+  state.wake_waiter.notify_all();
 }
 
 }  // namespace gossamer

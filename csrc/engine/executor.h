@@ -34,16 +34,17 @@ class Executor {
   void stop();
   bool busy();  // something was submitted that has not ended
 
-  // `what` and `bucket` name the task for observers: the recorder, and through it a trace or a profiler.
-  void submit(std::function<void()> task, std::string what = "task", int64_t bucket = -1);
+  // Returns the task's number, from 1. `what` and `bucket` name the task for observers: the recorder, and through it a
+  // trace or a profiler.
+  uint64_t submit(std::function<void()> task, std::string what = "task", int64_t bucket = -1);
 
   // The same; the task runs after what the caller's current stream holds.
-  void submit_behind_current(std::function<void()> task, std::string what = "task");
+  uint64_t submit_behind_current(std::function<void()> task, std::string what = "task");
 
-  // Returns when every task has run; rethrows the first exception. After an exception, later tasks are dropped until it has
-  // been rethrown. Afterwards the caller's current stream waits for the side stream. `meanwhile` is called ten times a
-  // second, and may end the wait by throwing.
-  void wait(const std::function<void()>& meanwhile);
+  // Returns when every task up to the number `last` has run, by default all; rethrows the first exception. After an
+  // exception, later tasks are dropped until it has been rethrown. Afterwards the caller's current stream waits for the
+  // side stream. `meanwhile` is called ten times a second, and may end the wait by throwing.
+  void wait(const std::function<void()>& meanwhile, std::optional<uint64_t> last = std::nullopt);
 
   std::optional<c10::Stream> side_stream() const { return state_->side_stream; }
   observe::Recorder& recorder() const { return *state_->recorder; }
@@ -66,6 +67,8 @@ class Executor {
     std::condition_variable wake_worker;
     std::condition_variable wake_waiter;
     std::deque<Task> tasks;
+    uint64_t submitted = 0;
+    uint64_t ended = 0;
     bool busy = false;
     bool stop = false;
     std::exception_ptr failure;

@@ -101,13 +101,15 @@ void bind_buckets(py::module_& module) {
           [](Executor& executor, py::object task) {
             auto call = std::make_shared<PythonCallable>(std::move(task));
             const py::gil_scoped_release release;
-            executor.submit_behind_current([call = std::move(call)] { (*call)(); });
+            return executor.submit_behind_current([call = std::move(call)] { (*call)(); });
           },
           py::arg("task"))
       .def("busy", &Executor::busy, Release())
       .def_property_readonly("recorder", &Executor::shared_recorder)
       .def(
-          "wait", [](Executor& executor) { executor.wait(raise_interrupt); }, Release())
+          "wait",
+          [](Executor& executor, std::optional<uint64_t> last) { executor.wait(raise_interrupt, last); },
+          py::arg("last") = py::none(), Release())
       .def("stop", &Executor::stop, Release());
 }
 

@@ -390,12 +390,14 @@ class Executor:
     """One native thread that runs tasks in the order in which they were submitted."""
 
     def __init__(self, device: torch.device) -> None: ...
-    def submit(self, task: Callable[[], object]) -> None: ...
+    def submit(self, task: Callable[[], object]) -> int:
+        """Return the task's number, from 1."""
+
     def busy(self) -> bool: ...
     @property
     def recorder(self) -> Recorder: ...
-    def wait(self) -> None:
-        """Return when all tasks have run; raise the first error."""
+    def wait(self, last: int | None = None) -> None:
+        """Return when all tasks have run, or those up to the number `last`; raise the first error."""
 
     def stop(self) -> None: ...
 

@@ -261,6 +261,7 @@ class LocalSGD(Algorithm):
         self._answers: dict[int, list[list[int]]] = {}  # by fragment
         self._before: dict[int, Tensor] = {}  # by bucket: what was unsent when it was last sent
         self._sent: dict[int, float | None] = {}  # by fragment under way: the samples counted for it
+        self._last_task: dict[int, int] = {}  # by fragment: of the background
         self._heard: list[list[int]] = []
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
@@ -351,13 +352,16 @@ class LocalSGD(Algorithm):
             else:
                 change.copy_(bucket.flat("weight"))
                 task = partial(self._change_to_peers, bucket, averaging)
-            self._background.submit(task, what)
+            last = self._background.submit(task, what)
         if once is not None:
-            self._background.submit(self._forget_weight, f"step {step}: {self!r} weights its ranks no more")
+            last = self._background.submit(
+                self._forget_weight, f"step {step}: {self!r} weights its ranks no more"
+            )
         if self._ask is not None:
-            self._background.submit(
+            last = self._background.submit(
                 partial(self._answer, fragment, self._ask()), f"step {step}: {self!r} asks all ranks"
             )
+        self._last_task[fragment] = last
         self._arrivals[fragment] = step + self.delay
 
     def _weigh(self, samples: float | None) -> None:
@@ -402,7 +406,7 @@ class LocalSGD(Algorithm):
     def _take(self, fragment: int) -> None:
         assert self._background is not None
         began = self._periods.clock()
-        self._background.wait()
+        self._background.wait(self._last_task[fragment])
         self._periods.arrived(began)
         self._rounds += 1
         self._heard = self._answers.pop(fragment, [])

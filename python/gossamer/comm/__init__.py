@@ -9,10 +9,10 @@ from gossamer._C import Communicator
 from gossamer._C import Pending as Work
 from gossamer.comm.backend import register as register_backend
 from gossamer.comm.c10d import (
+    connect_pair,
     from_backend,
     from_group,
     gather_numbers,
-    make_backend,
     private,
     private_among,
     split,
@@ -43,4 +43,4 @@ __all__ += ["KINDS", "Flat", "GroupLike", "Hierarchical", "connect_by_hosts", "d
 __all__ += ["given_group", "goes_by_hosts", "hierarchy", "is_communicator", "layout_text", "way_of"]
 __all__ += ["MAX_RANKS", "HostMemory", "Symmetric", "host_memory", "symmetric", "why_through_host"]
 __all__ += ["NamedOptions", "open_named", "sums_by_hosts"]
-__all__ += ["make_backend", "register_backend", "split", "store_of", "timeout_of"]
+__all__ += ["connect_pair", "register_backend", "split", "store_of", "timeout_of"]

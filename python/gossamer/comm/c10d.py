@@ -76,6 +76,24 @@ def from_backend(
     return comm
 
 
+def connect_pair(store: Any, rank: int, *, name: str, connect_s: float, timeout_s: float) -> Communicator:
+    """Makes connections between two processes that need not be in one group, for CPU tensors over Gloo. Collective.
+
+    Args:
+        store: both meet in it.
+        rank: 0 or 1.
+        name: as for from_backend().
+        connect_s: seconds in which the other process must come.
+        timeout_s: seconds that one collective may take afterwards.
+
+    Raises:
+        RuntimeError: the other process has not come in time.
+    """
+    backend = make_backend("gloo", store, rank, 2, timedelta(seconds=connect_s))
+    backend._set_default_timeout(timedelta(seconds=timeout_s))
+    return from_backend(backend, store=store, name=name)
+
+
 def split(
     comm: Communicator,
     ranks: Sequence[int],

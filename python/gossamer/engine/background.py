@@ -33,8 +33,11 @@ class Background:
         self._watch = watch_of(self, self.comm, None, describe=str, unit="background task")
         _open.add(self)
 
-    def submit(self, task: Callable[[], object], what: str) -> None:
-        """Queue a task. On an accelerator it runs behind what the current stream holds. wait() raises its error."""
+    def submit(self, task: Callable[[], object], what: str) -> int:
+        """Queue a task, and return its number. wait() raises its error.
+
+        On an accelerator it runs behind what the current stream holds.
+        """
         comm, guarded = self.comm, with_context(task, f"{what} raised", self.comm)
 
         def run() -> None:  # it does not hold this object
@@ -44,20 +47,21 @@ class Background:
                 comm.announce_failure()
                 raise
 
-        self._executor.submit(run)
+        number = self._executor.submit(run)
         self.step = self.step + 1
         self._last = what
+        return number
 
     def busy(self) -> bool:
         """Whether a submitted task has not ended."""
         return self._executor.busy()
 
-    def wait(self) -> None:
-        """Return when all tasks have ended; raise the first error."""
+    def wait(self, last: int | None = None) -> None:
+        """Return when all tasks have ended, or those up to the number `last`; raise the first error."""
         self._waiting = True
         try:
             with self._watch.waiting(self._last):
-                self._executor.wait()
+                self._executor.wait(last)
         finally:
             self._waiting = False
 

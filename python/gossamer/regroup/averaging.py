@@ -146,6 +146,10 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         if self._finished:
             self._pending.clear()
 
+    def part(self) -> None:
+        """See Survivor."""
+        self._algorithm.close()  # ends what still changes the fields
+
     def _arm(self) -> None:
         # A rank that was late goes on at the step of the others.
         pending = self._own.pending if self._own is not None and not self._gaps else self._pending
@@ -159,7 +163,7 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
     # --- in the next group ---
 
     def _keep_own(self) -> None:
-        self._algorithm.close()  # ends what still changes the fields
+        self.part()
         super()._keep_own()
 
     def _make_own(self) -> OwnAverages:

@@ -4,7 +4,6 @@ Messages are trees of lists, dictionaries, numbers, texts and tensors. Both ends
 """
 
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import IntEnum
 from typing import Any
 
@@ -13,11 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer import config
-from gossamer.comm import Communicator, from_backend, make_backend
+from gossamer.comm import Communicator, connect_pair
 from gossamer.engine import broadcast_state, broadcast_tensors
 from gossamer.torch_private import tree_leaves, tree_map_only
 
 _GIVER = 0
+CONNECT_S = 15.0  # in which the other end must come, once both know of each other
 
 
 class Kind(IntEnum):
@@ -60,10 +60,10 @@ class Channel:
     """
 
     def __init__(self, store: dist.Store, *, gives: bool) -> None:
-        backend = make_backend(
-            "gloo", store, _GIVER if gives else 1, 2, timedelta(seconds=config.current().timeout_s)
+        rank, timeout_s = _GIVER if gives else 1, config.current().timeout_s
+        self._comm: Communicator = connect_pair(
+            store, rank, name="copy", connect_s=CONNECT_S, timeout_s=timeout_s
         )
-        self._comm: Communicator = from_backend(backend, store=store, name="copy")
 
     def send(self, message: Message) -> None:
         """Send a message, and return when the other end has begun to take it."""

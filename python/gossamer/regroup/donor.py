@@ -23,6 +23,7 @@ from gossamer.torch_private import tree_map_only
 _log = logging.getLogger("gossamer")
 _CLAIM = "claim"  # the key of a newcomer's store under which members count that give it the state
 UP_TO_DATE = 1  # messages that may wait behind the one of which a newcomer says that it is ready
+LEAST_BYTES = 64 << 20  # may wait in any case: to connect takes the time of many small steps
 _MOST_RENEWALS = 2
 _END_S = 5.0
 _open: "weakref.WeakSet[Donor]" = weakref.WeakSet()
@@ -46,7 +47,8 @@ class Gift:
         self.worker: int = worker
         self.over: bool = False  # nothing more is sent
         self._waiting = deque([Message(Kind.STATE, content=state)])
-        self._most_bytes = self._waiting[0].nbytes  # of changes that wait: all of the state would be as quick
+        # Of changes that wait. It takes no longer to send all of the state.
+        self._most_bytes = max(self._waiting[0].nbytes, LEAST_BYTES)
         self._renewals = 0
         self._sends = False
         self._news = threading.Condition()  # guards the four above
