@@ -42,7 +42,8 @@ def init(backend: str | None = None, *, timeout_s: float | None = None) -> None:
     rendezvous goes through mpi4py) or of srun. Without any of them the process is alone, with size 1.
     If ``torch.distributed`` is initialised already, its default group is adopted as it is. In an elastic run
     init() waits for a place in the first group. Later, while others train, it returns at once: rank() and the like
-    are then what they would be in the next group, which the process enters when it wraps its model.
+    are then what they would be in the next group. The process enters it when gs.elastic() has copied the state of the
+    training, or when something else needs the group first.
 
     ``backend``: a torch.distributed backend string; None is "gossamer", or "cpu:gossamer,cuda:nccl" where a
     GPU is visible, and then the GPU numbered ``local_rank`` becomes the current one.

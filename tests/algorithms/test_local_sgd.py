@@ -71,6 +71,28 @@ def test_local_sgd_is_training_alone_between_steps_of_the_outer_optimizer(size, 
         torch.testing.assert_close(found, reference, rtol=1e-5, atol=atol)
 
 
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_rank_of_no_weight_takes_part_once_and_the_next_means_are_of_all(fragments):
+    def body(comm):
+        algorithm = gs.LocalSGD(2, fragments=fragments)
+        model, _ = wrap(comm, algorithm)
+        algorithm.weigh_next(0.0 if comm.rank == 1 else 1.0)
+        found = []
+        for _ in range(2):
+            for number in range(fragments):
+                with torch.no_grad():
+                    for param in model.module.parameters():
+                        param.fill_(10.0**comm.rank)
+                algorithm.average_now(number)
+            found.append(torch.cat([anchor[anchor != 0] for anchor in algorithm.anchors]))
+        model.close()
+        return found
+
+    for first, second in run_ranks(3, body):
+        torch.testing.assert_close(first, torch.full_like(first, (1 + 100) / 2))
+        torch.testing.assert_close(second, torch.full_like(second, (1 + 10 + 100) / 3))
+
+
 def whole_and_resumed(make, groups, steps):
     """The weights of `steps` steps, and of as many with a checkpoint after 7. `make` wraps a model for a group."""
 

@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -46,6 +47,33 @@ def test_a_task_may_let_go_of_its_executor_and_a_failed_one_blocks_nobody():
     executor.submit(lambda: done.append(1))
     executor.wait()
     assert done == [1]
+    executor.stop()
+
+
+def test_a_wait_for_one_task_does_not_wait_for_those_after_it():
+    executor = _C.Executor(torch.device("cpu"))
+    go, done = threading.Event(), []
+    first = executor.submit(lambda: done.append(1))
+    second = executor.submit(lambda: done.append(2))
+    executor.submit(go.wait)
+    executor.wait(first)
+    executor.wait(second)
+    assert done == [1, 2]
+    assert executor.busy()
+    go.set()
+    executor.wait()
+    assert not executor.busy()
+
+    def fail():
+        raise gs.CommError("lost")
+
+    executor.submit(fail)
+    last = executor.submit(lambda: done.append(3))
+    executor.submit(lambda: done.append(4))
+    with pytest.raises(gs.CommError, match="lost"):
+        executor.wait(last)
+    executor.wait()
+    assert done == [1, 2], "what comes after an error is dropped"
     executor.stop()
 
 

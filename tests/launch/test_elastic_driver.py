@@ -118,6 +118,38 @@ def test_survivors_keep_their_order_and_rank_0_is_one_of_them(begin) -> None:
     assert newcomer.placement.local_rank == 0, "the place of the worker that died"
 
 
+def test_members_learn_which_newcomer_asks_for_the_state_and_how_often(begin) -> None:
+    run = begin({"a": 2}, Limits(1, 4, 2))
+    run.seated(0, 1)
+    run.hosts = {"a": 3}
+    run.announced(2)
+    assert run[2].ask_for_copy() == 1
+    run.step_until(lambda: run[0].copying == {2: 1})
+    assert run[2].ask_for_copy() == 2
+    run.step_until(lambda: run[1].copying == {2: 2})
+    for _ in range(5):
+        run.driver.step()
+        time.sleep(WATCH_S)
+    assert not run[0].update, "it is not ready"
+    newcomer = run.take_seats(2)[2]
+    run.step_until(lambda: run[0].update == "added" and not run[0].copying)
+    run.leave("update", 0, 1)
+    for seat in [*run.seated(0, 1), newcomer.result(5)]:
+        assert seat.workers == (0, 1, 2)
+
+
+def test_a_newcomer_that_dies_while_it_copies_is_forgotten(begin) -> None:
+    run = begin({"a": 2}, Limits(1, 4, 2), cooldown_s=(60, 60))
+    run.seated(0, 1)
+    run.hosts = {"a": 3}
+    run.announced(2)
+    run[2].ask_for_copy()
+    run.step_until(lambda: run[0].copying == {2: 1})
+    run.kill(2)
+    run.step_until(lambda: not run[0].copying)
+    assert not run[0].update
+
+
 def test_a_newcomer_is_told_its_place_at_once_and_taken_in_when_it_is_ready(begin) -> None:
     run = begin({"a": 1, "b": 1}, Limits(1, 4, 2))
     first = [run.pool.submit(run[number].announce) for number in (0, 1)]

@@ -117,6 +117,27 @@ def test_all_end_well_while_the_dead_are_replaced(fork, tmp_path, later_s) -> No
     assert set(saved.values()) == {result["steps"]}
 
 
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(os.path.join(sys.argv[1], os.environ["GOSSAMER_ELASTIC_WORKER"]), "w").close()
+time.sleep(100)
+"""
+
+
+def test_a_second_signal_to_the_launcher_ends_workers_that_do_not_listen(fork, tmp_path) -> None:
+    script = tmp_path / "deaf.py"
+    script.write_text(DEAF)
+    run = fork(["-m", "gossamer.launch.cli", "run", "--min-np", "1", "-np", "2", str(script), str(tmp_path)])
+    wait_until(lambda: {"0", "1"} <= {each.name for each in tmp_path.iterdir()})
+    run.process.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish(20)  # --grace is 30 s
+    assert code == 128 + signal.SIGTERM, err
+    assert "stopped by SIGTERM" in err
+
+
 def test_a_worker_that_is_told_to_end_leaves_between_two_steps(fork, tmp_path) -> None:
     code, _, err = begin(fork, tmp_path, ["--min-np", "1", "-np", "3"], term={"0": 4}).finish()
     assert code == 0, err

@@ -554,9 +554,10 @@ class LocalSGD(Algorithm):
 
     def hasten(self, step: int) -> None:
         """Makes the next fragment due after this step, if none is under way."""
-        if not (self._again or self._arrivals or self._due_after(step)):
+        is_due = self._due[0] == step and self._due[1]
+        if not (self._again or self._arrivals or is_due):
             fragment = self._periods.early(step)
-            self._due[1].append(fragment)
+            self._due = step, [fragment]
             if self._counts:  # there may have been no step
                 self._samples[fragment] = _sum(self._samples[fragment], 0.0)
 

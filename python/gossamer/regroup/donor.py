@@ -16,12 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.errors import CommError
 from gossamer.membership import Member
 from gossamer.regroup.channel import Channel, Kind, Message
 from gossamer.torch_private import tree_map_only
 
 _log = logging.getLogger("gossamer")
-_CLAIM = "claim"  # the key of a newcomer's store under which members count that give it the state
+_CLAIM = (
+    "claim"  # a key of a newcomer's store: how many members want to give it the state; the first one does
+)
+_GIVER = "giver"  # another one: the number of that worker
 UP_TO_DATE = 1  # messages that may wait behind the one of which a newcomer says that it is ready
 LEAST_BYTES = 64 << 20  # may wait in any case: to connect takes the time of many small steps
 _MOST_RENEWALS = 2
@@ -161,8 +165,12 @@ class Donor:
             if not turn or (worker, attempt) in self._seen:
                 continue
             self._seen.add((worker, attempt))
-            store = self._member.copy_store(worker, attempt)
+            try:
+                store = self._member.copy_store(worker, attempt)
+            except CommError:  # the driver is gone: the boundary itself says so
+                return
             if store.add(_CLAIM, 1) == 1:
+                store.set(_GIVER, str(self._member.worker))
                 with torch.no_grad():
                     self._gifts.append(Gift(worker, copied(self._state()), store))
                 _log.info("elastic: gives the state to worker %d", worker)
@@ -202,9 +210,9 @@ class Donor:
             gift.close()
 
 
-def is_given(store: Any) -> bool:
-    """Return whether a member has begun to give the state to the newcomer that waits in this store."""
-    return bool(store.check([_CLAIM]))
+def giver_in(store: Any) -> int | None:
+    """Return the worker that gives the state to the newcomer that waits in this store; None: nobody yet."""
+    return int(store.get(_GIVER)) if store.check([_GIVER]) else None
 
 
 @atexit.register

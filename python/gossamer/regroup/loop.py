@@ -293,7 +293,8 @@ def elastic(
     When a worker dies, the others form a group inside backward(), and end that step with their own gradients. By
     local_sgd and async they train on, and form it at the next averaging. Nothing is done again, and no exception
     reaches the loop. A new worker takes weights, buffers, the state of the optimizer, the place in the data and
-    `values` from one that trains. In any other run the loop works too, and a death ends it.
+    `values` from one that trains: what is large while all others train on. In any other run the loop works too, and a
+    death ends it.
 
     Args:
         loader: a DataLoader with a batch_size and sampler=gs.ElasticSampler(dataset).

@@ -4,11 +4,11 @@ import threading
 import time
 from typing import Any, Protocol
 
-from gossamer import late_entry, membership
+from gossamer import late_entry, membership, runtime
 from gossamer.errors import CommError
 from gossamer.membership import ASK_S, Member
 from gossamer.regroup.channel import Channel, Kind
-from gossamer.regroup.donor import UP_TO_DATE, is_given
+from gossamer.regroup.donor import UP_TO_DATE, giver_in
 
 
 class Copy(Protocol):
@@ -50,6 +50,7 @@ class _Copying:
         self._member, self._copy = member, copy
         self._ready = threading.Event()  # it is up to date for a moment, or has ended
         self._goes_well, self._whole = True, False
+        self._giver: int | None = None
         self._thread = threading.Thread(target=self._run, name="gossamer-newcomer", daemon=True)
         self._thread.start()
 
@@ -59,17 +60,30 @@ class _Copying:
         return self._goes_well
 
     def is_whole(self) -> bool:
-        """Wait for the end of the copy. Return whether it has ended well."""
-        self._thread.join()
+        """In a group: wait for the end of the copy. Return whether it has ended well.
+
+        If the group loses a member meanwhile, enter the next one.
+        """
+        while self._thread.is_alive():
+            seat = self._member.seat
+            assert seat is not None
+            if self._member.lost_driver:
+                raise CommError(self._member.lost_driver)
+            if self._member.broken and runtime.lost_place():
+                runtime.renew()
+            elif self._giver not in seat.workers:
+                return False  # it was late, and left out
+            self._thread.join(ASK_S)
         return self._whole
 
     def _run(self) -> None:
         try:
             store = self._member.copy_store(self._member.worker, self._member.ask_for_copy())
-            while not is_given(store):
+            while (giver := giver_in(store)) is None:
                 if self._member.lost_driver:
                     raise CommError(self._member.lost_driver)
                 time.sleep(ASK_S)
+            self._giver = giver
             self._whole = self._take_all(Channel(store, gives=False))
         except RuntimeError:  # torch's own too
             self._goes_well = self._ready.is_set()
