@@ -11,6 +11,7 @@ journal of its own. Entries of the plan:
     deadline the arguments of gs.elastic for one
     donors   numbers of workers that kill themselves while they save their state for a newcomer in their group
     givers   numbers of workers that kill themselves when they have begun to give it to one that is not in their group
+    enters   {number of worker: group}: the worker kills itself when it enters that group, before newcomers are welcome
     clamps   true: after each step of its optimizer each worker limits its weights
     codec    "int8", with error feedback, or "sparse"
     rank     of gs.PowerSGD, by which the ranks train then
@@ -175,6 +176,14 @@ def main() -> None:
         from elastic_averages import NotedAsync
 
         algorithm = NotedAsync(lambda **line: note(**line, **place()), **asynchronous)
+    connect, last_group = type(algorithm).connect, plan.get("enters", {}).get(str(worker))
+
+    def connect_or_die(*args: Any) -> None:
+        if member().seat is not None and place()["group"] == last_group:
+            os.kill(os.getpid(), signal.SIGKILL)
+        connect(*args)
+
+    type(algorithm).connect = connect_or_die
     model = gs.DataParallel(inner, optimizer, algorithm=algorithm, bucket_bytes=600, first_bucket_bytes=200)
     if worker == 0 and not any(folder.glob("start.pt")):
         torch.save(inner.state_dict(), folder / "start.pt")

@@ -17,7 +17,7 @@ from gossamer.engine import broadcast_state, broadcast_tensors
 from gossamer.torch_private import tree_leaves, tree_map_only
 
 _GIVER = 0
-CONNECT_S = 15.0  # in which the other end must come, once both know of each other
+CONNECT_S = 5.0  # in which the other end must come, once both know of each other
 
 
 class Kind(IntEnum):
