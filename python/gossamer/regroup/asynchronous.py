@@ -33,6 +33,8 @@ class OwnCounts:
 class AsyncSurvivor(ApartSurvivor[OwnCounts]):
     """See the module. Averagings are rounds."""
 
+    _copies_common = False  # the weights are what the ranks average before newcomers are in
+
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         assert isinstance(self._face.engine.algorithm, AsyncModelAverage)

@@ -22,29 +22,21 @@ from gossamer.algorithms import LocalSGD
 from gossamer.comm import gather_numbers
 from gossamer.engine import Connections, Unsent, broadcast_everywhere, broadcast_state
 from gossamer.engine.state import Fields, save_fields
-from gossamer.regroup.apart import ApartSurvivor
+from gossamer.regroup.apart import ApartCopy, ApartSurvivor
 
 
-class AveragingCopy:
-    """What a newcomer has copied of the others: anchors, the state of the outer optimizer, and the inner ones'.
-
-    Args:
-        optimizers: its inner optimizers.
-    """
+class AveragingCopy(ApartCopy):
+    """Also the anchors, and the state of the outer optimizer."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._optimizers = optimizers
+        super().__init__(optimizers)
         self.anchors: dict[str, Tensor] = {}
         self.shared: dict[str, Any] = {}
 
     def take(self, state: dict[str, Any]) -> None:
         """See newcomer.Copy."""
+        super().take(state)
         self.anchors, self.shared = state["anchors"], state["shared"]
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-
-    def change(self, change: Any) -> None:
-        """See newcomer.Copy. Between two averagings nothing changes."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +73,6 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         self._awaits_newcomers = False  # a rank has said so in the last averaging
         self._joins = False  # all ranks have found newcomers to be ready before they send
         self._joining = False  # this group was formed for that, and has not averaged yet
-        self._renewed = -1  # `count` of the state that newcomers copy
-
-    def look(self) -> None:
-        """See Survivor."""
-        if self._donor is not None and self._donor.gives and self._renewed != self.count:
-            self._donor.renew()
-        self._renewed = self.count
-        super().look()
 
     def work(self) -> Callable[[], None] | None:
         """See Survivor."""
@@ -109,7 +93,7 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
 
     def _find_newcomers(self) -> None:
         """Ask all ranks whether newcomers are ready, and none copies from this rank any more."""
-        copies = self._donor is not None and self._donor.has_unsent
+        copies = self._donor is not None and self._donor.miss()
         every = gather_numbers(self.control, int(self._grows), int(copies))
         self._awaits_newcomers = False  # until the next averaging
         self._joins = any(grows for grows, _ in every) and not any(copies for _, copies in every)
@@ -138,6 +122,8 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
             self._hear()
             self._joining = False
             self._awaits_newcomers = any(expects for _, expects, *_ in self._algorithm.heard)
+            if self._donor is not None and self._donor.gives:
+                self._donor.renew()
 
     def finish(self) -> None:
         """See Survivor."""
@@ -154,6 +140,7 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         # A rank that was late goes on at the step of the others.
         pending = self._own.pending if self._own is not None and not self._gaps else self._pending
         self._gaps = {}
+        self._awaits_newcomers = False  # newcomers have heard nothing yet
         super()._arm()
         if self._member is None and not self._data.uneven:
             return
@@ -213,12 +200,9 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         if self._joining and not self._algorithm.counts:
             self._algorithm.weigh_next(1.0)
 
-    def _large_state(self) -> Any:
-        return {
-            "anchors": save_fields(self._face.engine.buckets, ("anchor",))["anchor"],
-            "shared": self._algorithm.shared_state(),
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-        }
+    def _large_state(self) -> dict[str, Any]:
+        anchors = save_fields(self._face.engine.buckets, ("anchor",))["anchor"]
+        return super()._large_state() | {"anchors": anchors, "shared": self._algorithm.shared_state()}
 
     def _large_tensors(self, own: OwnAverages) -> list[Tensor]:
         anchors, rounds = own.fields["anchor"], own.rounds

@@ -28,7 +28,7 @@ _CLAIM = (
 _GIVER = "giver"  # another one: the number of that worker
 UP_TO_DATE = 1  # messages that may wait behind the one of which a newcomer says that it is ready
 LEAST_BYTES = 64 << 20  # may wait in any case: to connect takes the time of many small steps
-_MOST_RENEWALS = 2
+_MOST_MISSED = 3
 _END_S = 5.0
 _open: "weakref.WeakSet[Donor]" = weakref.WeakSet()
 
@@ -53,18 +53,23 @@ class Gift:
         self._waiting = deque([Message(Kind.STATE, content=state)])
         # Of changes that wait. It takes no longer to send all of the state.
         self._most_bytes = max(self._waiting[0].nbytes, LEAST_BYTES)
-        self._renewals = 0
+        self._missed = 0
         self._sends = False
         self._news = threading.Condition()  # guards the four above
         self._channel: Channel | None = None
         self._thread = threading.Thread(target=self._run, args=(store,), name="gossamer-donor", daemon=True)
         self._thread.start()
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether a message is under way, or waits. None is once the newcomer is gone."""
+    def miss(self) -> bool:
+        """Return whether something is unsent at a moment at which the newcomer could join. The third is the last."""
         with self._news:
-            return not self.over and (self._sends or bool(self._waiting))
+            if self.over or not (self._sends or self._waiting):
+                return False
+            self._missed += 1
+            if self._missed == _MOST_MISSED:
+                self._end(Kind.END, at_once=True)
+                self._news.notify()
+            return True
 
     def change(self, change: Any) -> None:
         """Send what a step has changed. If too much waits, the copy is given up."""
@@ -78,14 +83,10 @@ class Gift:
             self._news.notify()
 
     def renew(self, state: Any) -> None:
-        """Send another state in place of what waits. The third that comes too late is the last."""
+        """Send another state in place of what waits."""
         with self._news:
-            self._renewals += self._sends or bool(self._waiting)
             self._waiting.clear()
-            if self._renewals > _MOST_RENEWALS:
-                self._end(Kind.END, at_once=True)
-            else:
-                self._waiting.append(Message(Kind.STATE, content=state))
+            self._waiting.append(Message(Kind.STATE, content=state))
             self._news.notify()
 
     def end(self, kind: Kind) -> None:
@@ -182,10 +183,10 @@ class Donor:
             if not gift.over:
                 gift.change(change)
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether a newcomer has not taken all yet that it was given. Of one that is gone nothing is unsent."""
-        return any(gift.has_unsent for gift in self._gifts)
+    def miss(self) -> bool:
+        """Return whether something is unsent to a newcomer at a moment at which it could join. See Gift.miss()."""
+        missed = [gift.miss() for gift in self._gifts]
+        return any(missed)
 
     def renew(self) -> None:
         """Send all of the present state, in place of what waits. Called at a boundary."""

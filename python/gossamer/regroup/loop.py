@@ -22,6 +22,7 @@ from gossamer.engine import Face, optimizers_of
 from gossamer.engine.survival import why_not_elastic
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.membership import ADDED, GOING, STOP, Member
+from gossamer.regroup.apart import ApartCopy
 from gossamer.regroup.asynchronous import AsyncSurvivor
 from gossamer.regroup.averaging import AveragingCopy, AveragingSurvivor
 from gossamer.regroup.data import EvenData, UnevenData
@@ -241,12 +242,11 @@ class Elastic:
 def _copied(model: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy | None:
     """On a newcomer, copy the state of those that train on. Return what has it; None: nothing has all of it."""
     kind = _kind_for(model.algorithm_given)
+    copy: Copy
     if kind is GradientSurvivor:
-        copy: Copy = GradientCopy(dict(model.module.named_parameters()), optimizers)
-    elif kind is AveragingSurvivor:
-        copy = AveragingCopy(optimizers)
+        copy = GradientCopy(dict(model.module.named_parameters()), optimizers)
     else:
-        return None
+        copy = (AveragingCopy if kind is AveragingSurvivor else ApartCopy)(optimizers)
     return copy if enter_with(copy) else None
 
 
@@ -304,7 +304,7 @@ def elastic(
         on_stop: called on every worker when the launcher has been told to end (SIGTERM), before the worker ends with
             code 0. It may save a checkpoint on rank 0.
         deadline_s: by local_sgd, the seconds that workers wait for others in an averaging. Who is later is left out. It
-            comes back after the next averaging, with what it has learned meanwhile. None: they wait.
+            comes back at a later averaging, with what it has learned meanwhile. None: they wait.
         deadline_mads: the same in median absolute deviations above the median of a worker's last 20 waits. At least 1 s
             and half of the median above it.
         values: attributes of the result that newcomers take too: numbers, texts, tensors, and lists and dicts of them.
