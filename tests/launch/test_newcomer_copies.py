@@ -266,6 +266,30 @@ def test_a_newer_state_replaces_what_waits_and_a_copy_that_is_late_three_times_i
     assert set(taken.kinds) == {Kind.STATE, Kind.END}
 
 
+@pytest.mark.parametrize("ends", ["giver", "taker"])
+def test_either_end_can_end_the_wait_of_both(ends) -> None:
+    store = dist.HashStore()
+    made: list[Channel] = []
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        channel = Channel(store, gives=False)
+        made.append(channel)
+        try:
+            channel.receive()
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    giver = Channel(store, gives=True)
+    time.sleep(0.3)
+    (giver if ends == "giver" else made[0]).end()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+
+
 def test_a_message_carries_trees_of_any_dtype_and_shape() -> None:
     store = dist.HashStore()
     content = {

@@ -94,7 +94,8 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
     def _find_newcomers(self) -> None:
         """Ask all ranks whether newcomers are ready, and none copies from this rank any more."""
         copies = self._donor is not None and self._donor.miss()
-        every = gather_numbers(self.control, int(self._grows), int(copies))
+        with self._in_time():
+            every = gather_numbers(self.control, int(self._grows), int(copies))
         self._awaits_newcomers = False  # until the next averaging
         self._joins = any(grows for grows, _ in every) and not any(copies for _, copies in every)
 
@@ -227,10 +228,8 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         averaging, fields = state["averaging"], own.fields if self._gaps else {}
         if "outer" not in averaging:
             assert isinstance(self._copy, AveragingCopy)
-            averaging, fields = (
-                averaging | {"outer": self._copy.shared["outer"]},
-                {"anchor": self._copy.anchors},
-            )
+            averaging = averaging | {"outer": self._copy.shared["outer"]}
+            fields = {"anchor": self._copy.anchors}
         engine.adopt(state["plan"], fields, tuple(state["counts"]))
         if self._gaps:
             self._algorithm.follow(own.averaging, averaging)

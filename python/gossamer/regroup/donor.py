@@ -22,10 +22,8 @@ from gossamer.regroup.channel import Channel, Kind, Message
 from gossamer.torch_private import tree_map_only
 
 _log = logging.getLogger("gossamer")
-_CLAIM = (
-    "claim"  # a key of a newcomer's store: how many members want to give it the state; the first one does
-)
-_GIVER = "giver"  # another one: the number of that worker
+# Keys of a newcomer's store: how many members want to give it the state, and the worker that does, which was the first.
+_CLAIM, _GIVER = "claim", "giver"
 UP_TO_DATE = 1  # messages that may wait behind the one of which a newcomer says that it is ready
 LEAST_BYTES = 64 << 20  # may wait in any case: to connect takes the time of many small steps
 _MOST_MISSED = 3
@@ -75,10 +73,7 @@ class Gift:
         """Send what a step has changed. If too much waits, the copy is given up."""
         with self._news:
             self._waiting.append(Message(Kind.STEP, content=change))
-            if (
-                sum(message.nbytes for message in self._waiting if message.kind is Kind.STEP)
-                > self._most_bytes
-            ):
+            if sum(each.nbytes for each in self._waiting if each.kind is Kind.STEP) > self._most_bytes:
                 self._end(Kind.END, at_once=True)
             self._news.notify()
 

@@ -51,6 +51,7 @@ class _Copying:
         self._ready = threading.Event()  # it is up to date for a moment, or has ended
         self._goes_well, self._whole = True, False
         self._giver: int | None = None
+        self._channel: Channel | None = None
         self._thread = threading.Thread(target=self._run, name="gossamer-newcomer", daemon=True)
         self._thread.start()
 
@@ -71,8 +72,8 @@ class _Copying:
                 raise CommError(self._member.lost_driver)
             if self._member.broken and runtime.lost_place():
                 runtime.renew()
-            elif self._giver not in seat.workers:
-                return False  # it was late, and left out
+            elif self._giver not in seat.workers and self._channel is not None:
+                self._channel.end()  # the giver was late, and left out
             self._thread.join(ASK_S)
         return self._whole
 
@@ -84,7 +85,8 @@ class _Copying:
                     raise CommError(self._member.lost_driver)
                 time.sleep(ASK_S)
             self._giver = giver
-            self._whole = self._take_all(Channel(store, gives=False))
+            self._channel = Channel(store, gives=False)
+            self._whole = self._take_all(self._channel)
         except RuntimeError:  # torch's own too
             self._goes_well = self._ready.is_set()
         finally:
