@@ -25,6 +25,8 @@ class DataParallel(nn.Module, Face):
 
     Buffers are copied only when the model is wrapped. Afterwards each rank has its own BatchNorm statistics.
 
+    A newcomer of an elastic run wraps its model alone, and the others let it in by gs.elastic(). Errors come then.
+
     Args:
         module: the model, on its final device and in its final dtype. `model.module` is this object.
         optimizer: the optimizer of the parameters, or several; a step is over when each has stepped. Algorithms that

@@ -406,7 +406,7 @@ class LocalSGD(Algorithm):
     def _take(self, fragment: int) -> None:
         assert self._background is not None
         began = self._periods.clock()
-        self._background.wait(self._last_task[fragment])
+        self._background.wait(self._last_task.pop(fragment, None))  # None: loaded, so nothing is under way
         self._periods.arrived(began)
         self._rounds += 1
         self._heard = self._answers.pop(fragment, [])
