@@ -118,8 +118,8 @@ def differing_job(ranks_of: list[int], first: int, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("ranks_of", "first", "step"),
-    [([2, 2], 0, 1), ([3, 1], 0, 2), ([1, 1, 1], 1, 2)],
-    ids=["2+2, all", "3+1, half of them", "1+1+1, the other half"],
+    [([2, 2], 0, 1), ([3, 1], 0, 4), ([1, 1, 1], 2, 4)],
+    ids=["2+2, all", "3+1, a quarter", "1+1+1, another quarter"],
 )
 def test_different_calls_are_one_error_on_all_ranks_and_the_group_goes_on(
     ranks_of: list[int], first: int, step: int
