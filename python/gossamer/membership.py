@@ -110,6 +110,7 @@ class Member:
 
     def __init__(self, host: str, port: int, *, worker: int, launcher: int) -> None:
         self.host: str = host
+        self._port = port
         self.driver: str = f"{host}:{port}"
         self.worker: int = worker
         self.launcher: int = launcher
@@ -179,9 +180,7 @@ class Member:
         Raises CommError if the driver does not answer.
         """
         with self._answered():
-            return dist.PrefixStore(
-                f"{PREFIX}/copy/{worker}/{attempt}", _client(self.host, int(self.driver.rpartition(":")[2]))
-            )
+            return dist.PrefixStore(f"{PREFIX}/copy/{worker}/{attempt}", _client(self.host, self._port))
 
     def enter(self, join: Callable[[Seat, dist.Store], None]) -> None:
         """Joins the next group by join(seat, store). If that group loses a member, joins the one after it.

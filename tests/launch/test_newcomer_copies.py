@@ -170,7 +170,7 @@ def test_a_copy_takes_each_step_of_every_optimizer_with_all_bits(name) -> None:
 
     for _ in range(3):
         step(watched=False)
-    taker.take(copied(giver.state()))
+    taker.take(giver.state())
     for _ in range(3):
         step(watched=True)
     ours, theirs = taker.tensors(), giver.tensors()
@@ -214,7 +214,7 @@ def test_changes_arrive_in_order_and_the_end_comes_last() -> None:
     gift = Gift(1, weights(0), store)
     for number in (1, 2):
         gift.change({"step": number})
-    gift.end(Kind.WHOLE)
+    gift.end()
     assert gift.over
     assert taken.all() == [Kind.STATE, Kind.STEP, Kind.STEP, Kind.WHOLE]
     assert taken.last == {"step": 2}
@@ -237,17 +237,11 @@ def test_a_newer_state_replaces_what_waits_and_a_copy_that_is_late_three_times_i
     def large(value: float) -> dict:  # more than a connection holds
         return {"weights": [torch.full((1 << 24,), value)], "step": value}
 
-    def wait_for(found) -> None:
-        until = time.monotonic() + 30
-        while not found():
-            assert time.monotonic() < until
-            time.sleep(0.01)
-
     store = dist.HashStore()
     taken = Taken(store)
     gift = Gift(1, weights(0), store)
     taken.go.release(1)
-    wait_for(lambda: len(taken.kinds) == 1)
+    wait_until(lambda: len(taken.kinds) == 1)
     gift.renew(large(1))
     time.sleep(0.2)  # it is under way
     assert gift.miss()
@@ -255,7 +249,7 @@ def test_a_newer_state_replaces_what_waits_and_a_copy_that_is_late_three_times_i
         gift.renew(large(number))
     assert gift.miss()
     taken.go.release(2)
-    wait_for(lambda: taken.last["step"] == 3)
+    wait_until(lambda: taken.last["step"] == 3)
     time.sleep(0.2)
     assert not gift.miss(), "it has all"
     assert not gift.over

@@ -119,9 +119,10 @@ def test_another_user_can_open_nothing_of_a_running_job(fork, open_folder, tmp_p
     files = everything_below(open_folder)
     # Those of the job alone: groups of other tests may be about to form.
     held = set()
-    for path in (path for process, _ in told for path in glob.glob(f"/proc/{process}/fd/*")):
-        with contextlib.suppress(FileNotFoundError):
-            held.add(os.readlink(path))
+    for process, _ in told:
+        for path in glob.glob(f"/proc/{process}/fd/*"):
+            with contextlib.suppress(FileNotFoundError):
+                held.add(os.readlink(path))
     with open("/proc/net/unix") as table:
         rows = [line.split() for line in table if "@gossamer-" in line]
     sockets = [row[-1] for row in rows if f"socket:[{row[6]}]" in held]

@@ -1,13 +1,12 @@
 """What ways to train have in common in which the ranks are apart, and meet in averagings alone."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
-
-import torch
 
 from gossamer.algorithms.base import Question
 from gossamer.comm import gather_numbers
+from gossamer.regroup.newcomer import OptimizerCopy
 from gossamer.regroup.survival import OwnT, Survivor, Wish
 
 
@@ -27,25 +26,6 @@ class Averaging(Protocol):
     def survive(self, ask: Callable[[], Question]) -> None:
         """Ask in each averaging from now on, and leave it to the caller when averagings are taken."""
         ...
-
-
-class ApartCopy:
-    """The states of the optimizers that a newcomer has copied of one worker.
-
-    Args:
-        optimizers: its own, as the others have them.
-    """
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._optimizers = optimizers
-
-    def take(self, state: dict[str, Any]) -> None:
-        """See newcomer.Copy."""
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-
-    def change(self, change: Any) -> None:
-        """See newcomer.Copy. Nothing that all ranks hold alike changes between two averagings."""
 
 
 class ApartSurvivor(Survivor[OwnT]):
@@ -85,7 +65,7 @@ class ApartSurvivor(Survivor[OwnT]):
         return self._grows or (self._member is not None and bool(self._member.copying))
 
     def _large_state(self) -> dict[str, Any]:
-        return {"optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
+        return OptimizerCopy(self._optimizers).state()
 
     def _begin_to_ask(self) -> None:
         question = weakref.WeakMethod(self._question)

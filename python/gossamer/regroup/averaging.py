@@ -20,12 +20,13 @@ from torch import Tensor
 
 from gossamer.algorithms import LocalSGD
 from gossamer.comm import gather_numbers
-from gossamer.engine import Connections, Unsent, broadcast_everywhere, broadcast_state
+from gossamer.engine import Connections, Face, Unsent, broadcast_everywhere, broadcast_state
 from gossamer.engine.state import Fields, save_fields
-from gossamer.regroup.apart import ApartCopy, ApartSurvivor
+from gossamer.regroup.apart import ApartSurvivor
+from gossamer.regroup.newcomer import Copy, OptimizerCopy
 
 
-class AveragingCopy(ApartCopy):
+class AveragingCopy(OptimizerCopy):
     """Also the anchors, and the state of the outer optimizer."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -73,6 +74,11 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         self._awaits_newcomers = False  # a rank has said so in the last averaging
         self._joins = False  # all ranks have found newcomers to be ready before they send
         self._joining = False  # this group was formed for that, and has not averaged yet
+
+    @classmethod
+    def copy_for(cls, face: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy:
+        """See Survivor."""
+        return AveragingCopy(optimizers)
 
     def work(self) -> Callable[[], None] | None:
         """See Survivor."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gossamer.errors import CommError
@@ -65,8 +64,7 @@ class Gift:
                 return False
             self._missed += 1
             if self._missed == _MOST_MISSED:
-                self._end(Kind.END, at_once=True)
-                self._news.notify()
+                self._give_up()
             return True
 
     def change(self, change: Any) -> None:
@@ -74,7 +72,7 @@ class Gift:
         with self._news:
             self._waiting.append(Message(Kind.STEP, content=change))
             if sum(each.nbytes for each in self._waiting if each.kind is Kind.STEP) > self._most_bytes:
-                self._end(Kind.END, at_once=True)
+                self._give_up()
             self._news.notify()
 
     def renew(self, state: Any) -> None:
@@ -84,26 +82,26 @@ class Gift:
             self._waiting.append(Message(Kind.STATE, content=state))
             self._news.notify()
 
-    def end(self, kind: Kind) -> None:
-        """Send nothing after what waits."""
+    def end(self) -> None:
+        """Tell the newcomer, after what waits, that it has all."""
         with self._news:
-            self._end(kind, at_once=False)
+            self.over = True
+            self._waiting.append(Message(Kind.WHOLE))
             self._news.notify()
 
     def close(self) -> None:
         """End the thread, whatever it does."""
         with self._news:
-            self._end(Kind.END, at_once=True)
-            self._news.notify()
+            self._give_up()
         if self._channel is not None:
             self._channel.end()
         self._thread.join(_END_S)
 
-    def _end(self, kind: Kind, *, at_once: bool) -> None:
-        if at_once:
-            self._waiting.clear()
+    def _give_up(self) -> None:
         self.over = True
-        self._waiting.append(Message(kind))
+        self._waiting.clear()
+        self._waiting.append(Message(Kind.END))
+        self._news.notify()
 
     def _next(self) -> Message:
         with self._news:
@@ -136,7 +134,7 @@ class Donor:
 
     Args:
         member: this worker.
-        state: returns the present state at a boundary.
+        state: returns copies of the present state at a boundary.
     """
 
     def __init__(self, member: Member, state: Callable[[], Any]) -> None:
@@ -167,8 +165,7 @@ class Donor:
                 return
             if store.add(_CLAIM, 1) == 1:
                 store.set(_GIVER, str(self._member.worker))
-                with torch.no_grad():
-                    self._gifts.append(Gift(worker, copied(self._state()), store))
+                self._gifts.append(Gift(worker, self._state(), store))
                 _log.info("elastic: gives the state to worker %d", worker)
 
     def changed(self, change: Any) -> None:
@@ -185,8 +182,7 @@ class Donor:
 
     def renew(self) -> None:
         """Send all of the present state, in place of what waits. Called at a boundary."""
-        with torch.no_grad():
-            state = copied(self._state())
+        state = self._state()
         for gift in self._gifts:
             if not gift.over:
                 gift.renew(state)
@@ -197,7 +193,7 @@ class Donor:
         seat = self._member.seat
         for gift in self._gifts:
             if seat is not None and gift.worker in seat.workers and not gift.over:
-                gift.end(Kind.WHOLE)
+                gift.end()
 
     def close(self) -> None:
         """End all copies."""

@@ -17,16 +17,19 @@ from torch import Tensor
 from gossamer.comm import gather_numbers
 from gossamer.engine import (
     Connections,
+    Face,
     broadcast_bytes,
     broadcast_everywhere,
     broadcast_state,
     weak_call,
 )
 from gossamer.engine.survival import Own
+from gossamer.regroup.donor import copied
+from gossamer.regroup.newcomer import Copy, OptimizerCopy
 from gossamer.regroup.survival import Survivor, Wish
 
 
-class GradientCopy:
+class GradientCopy(OptimizerCopy):
     """The weights and the optimizers' states of a newcomer, which takes each step of the others that it has missed.
 
     Args:
@@ -35,15 +38,12 @@ class GradientCopy:
     """
 
     def __init__(self, params: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._params, self._optimizers = params, optimizers
+        super().__init__(optimizers)
+        self._params = params
 
     def state(self) -> dict[str, Any]:
-        """Return the present state, without copies."""
-        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
-        return {
-            "params": {name: param.detach() for name, param in self._params.items()},
-            "optimizers": optimizers,
-        }
+        """See OptimizerCopy."""
+        return super().state() | {"params": copied(dict(self._params))}
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors of the state, in an order that is the same on all ranks."""
@@ -56,11 +56,10 @@ class GradientCopy:
 
     def take(self, state: dict[str, Any]) -> None:
         """See newcomer.Copy."""
+        super().take(state)
         with torch.no_grad():
             for name, values in state["params"].items():
                 self._params[name].copy_(values)
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
 
     @staticmethod
     def step_of(number: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -93,8 +92,14 @@ class GradientSurvivor(Survivor[Own]):
         self._means: dict[str, Tensor] = {}  # of the last step; memory of earlier steps is used again
         self._with_mean: list[str] = []  # the parameters that have one
         self._all = GradientCopy(self._face.engine.params, self._optimizers)
+        tell = weak_call(weakref.WeakMethod(self._tell_step))
         for number, optimizer in enumerate(self._optimizers if self._donor is not None else ()):
-            optimizer.register_step_pre_hook(partial(_tell, weakref.ref(self), number))
+            optimizer.register_step_pre_hook(partial(tell, number))
+
+    @classmethod
+    def copy_for(cls, face: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy:
+        """See Survivor."""
+        return GradientCopy(dict(face.module.named_parameters()), optimizers)
 
     @property
     def count(self) -> int:
@@ -198,11 +203,11 @@ class GradientSurvivor(Survivor[Own]):
     def _large_tensors(self, _own: Own) -> list[Tensor]:
         return self._all.tensors()
 
-    def tell_step(self, number: int) -> None:
+    def _tell_step(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Called before optimizer `number` makes a step: tell the newcomers that copy the state."""
         assert self._donor is not None
         if self._donor.gives:
-            self._donor.changed(self._all.step_of(number, self._optimizers[number]))
+            self._donor.changed(self._all.step_of(number, optimizer))
 
     def _state_of(self, own: Own, copied: bool) -> dict[str, Any]:
         counts = [own.backwards, own.optimizer_steps]
@@ -215,9 +220,3 @@ class GradientSurvivor(Survivor[Own]):
             plan, counts, shared = state["plan"], tuple(state["counts"]), state["shared"]
         engine.adopt(plan, own.fields(redo=False), counts)
         engine.algorithm.take_shared_state(shared)
-
-
-def _tell(survivor: "weakref.ref[GradientSurvivor]", number: int, *_: Any) -> None:
-    alive = survivor()
-    if alive is not None:
-        alive.tell_step(number)

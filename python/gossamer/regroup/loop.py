@@ -22,12 +22,11 @@ from gossamer.engine import Face, optimizers_of
 from gossamer.engine.survival import why_not_elastic
 from gossamer.errors import ConfigError, GossamerError
 from gossamer.membership import ADDED, GOING, STOP, Member
-from gossamer.regroup.apart import ApartCopy
 from gossamer.regroup.asynchronous import AsyncSurvivor
-from gossamer.regroup.averaging import AveragingCopy, AveragingSurvivor
+from gossamer.regroup.averaging import AveragingSurvivor
 from gossamer.regroup.data import EvenData, UnevenData
 from gossamer.regroup.deadline import Deadline
-from gossamer.regroup.gradients import GradientCopy, GradientSurvivor
+from gossamer.regroup.gradients import GradientSurvivor
 from gossamer.regroup.newcomer import Copy, enter_with
 from gossamer.regroup.survival import Survivor, Wish
 from gossamer.sampler import ElasticSampler
@@ -241,12 +240,7 @@ class Elastic:
 
 def _copied(model: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy | None:
     """On a newcomer, copy the state of those that train on. Return what has it; None: nothing has all of it."""
-    kind = _kind_for(model.algorithm_given)
-    copy: Copy
-    if kind is GradientSurvivor:
-        copy = GradientCopy(dict(model.module.named_parameters()), optimizers)
-    else:
-        copy = (AveragingCopy if kind is AveragingSurvivor else ApartCopy)(optimizers)
+    copy = _kind_for(model.algorithm_given).copy_for(model, optimizers)
     return copy if enter_with(copy) else None
 
 

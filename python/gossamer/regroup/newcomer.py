@@ -2,13 +2,16 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
+
+import torch
 
 from gossamer import late_entry, membership, runtime
 from gossamer.errors import CommError
 from gossamer.membership import ASK_S, Member
 from gossamer.regroup.channel import Channel, Kind
-from gossamer.regroup.donor import UP_TO_DATE, giver_in
+from gossamer.regroup.donor import UP_TO_DATE, copied, giver_in
 
 
 class Copy(Protocol):
@@ -21,6 +24,29 @@ class Copy(Protocol):
     def change(self, change: Any) -> None:
         """Take what a step has changed."""
         ...
+
+
+class OptimizerCopy:
+    """A Copy of the states of optimizers.
+
+    Args:
+        optimizers: the newcomer's own, as the others have them.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of the present state, as take() takes it."""
+        return {"optimizers": copied([optimizer.state_dict() for optimizer in self._optimizers])}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """See Copy."""
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+    def change(self, change: Any) -> None:
+        """See Copy. Where ranks train apart, steps change nothing that all hold alike."""
 
 
 def enter_with(copy: Copy) -> bool:

@@ -23,7 +23,7 @@ from gossamer.membership import Member
 from gossamer.regroup.data import Data
 from gossamer.regroup.deadline import Deadline
 from gossamer.regroup.donor import Donor
-from gossamer.regroup.newcomer import Copy
+from gossamer.regroup.newcomer import Copy, OptimizerCopy
 
 _log = logging.getLogger("gossamer")
 OwnT = TypeVar("OwnT")
@@ -178,9 +178,14 @@ class Survivor(ABC, Generic[OwnT]):
 
     # --- what differs between ways to train ---
 
+    @classmethod
+    def copy_for(cls, face: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy:
+        """Return what takes _large_state() on a newcomer, before it has a Survivor."""
+        return OptimizerCopy(optimizers)
+
+    @abstractmethod
     def _large_state(self) -> Any:
-        """Return what newcomers copy before they enter the group."""
-        return None
+        """Return copies of what newcomers take before they enter the group."""
 
     def _large_tensors(self, own: OwnT) -> list[Tensor]:
         """Return the tensors of _large_state(), or of `_copy` if there is one, that must be equal on all ranks."""

@@ -102,7 +102,7 @@ class Board:
         self._change("update", {"epoch": epoch, "kind": kind})
 
     def announce_copying(self, attempts: dict[int, int]) -> None:
-        """Tells the members which workers ask for the state of the training, and for the how-manieth time."""
+        """Tells the members which workers have asked for the state of the training, and how often each has."""
         self._change("copying", {str(worker): attempt for worker, attempt in attempts.items()})
 
     def close_group(self, epoch: int) -> None:
