@@ -19,6 +19,9 @@ journal of its own. Entries of the plan:
     local    the arguments of gs.LocalSGD, by which the ranks train then, with "outer": true for DiLoCo's outer
              optimizer. elastic_averages.py replays such runs
     rounds   the arguments of gs.AsyncModelAverage, by which the ranks train then
+    adam     "qadam", "onebit_adam" or "zero_one_adam", by which the ranks train then, with exact codecs if "codec" is
+             "exact"
+    peers    the arguments of gs.Decentralized, or with "low": true those of gs.LowPrecisionDecentralized
     slow     {number of worker: how many times longer its steps are}
     counts   true: each worker counts 1 + its number as the samples of a step
     backend, and sleep_s for each step
@@ -40,6 +43,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 SAMPLES, BATCH, FEATURES = 240, 4, 6
+WARMUP_STEPS = 5
+BETAS = (0.9, 0.99999)  # with a variance that is frozen they allow moves that no element makes
 
 
 class Numbers(Dataset):
@@ -56,10 +61,21 @@ class Numbers(Dataset):
         return index, self.inputs[index], self.inputs[index].sin().sum().view(1)
 
 
-def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(seed: int, adam: str | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model and its optimizer: that of the algorithm `adam`, or torch's Adam."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
     model = model.to(torch.float64)
+    if adam == "zero_one_adam":
+        from gossamer.algorithms import ZeroOneAdamOptimizer
+
+        return model, ZeroOneAdamOptimizer(
+            model.parameters(), 0.01, WARMUP_STEPS, variance_scaler=2, betas=BETAS
+        )
+    if adam:
+        from gossamer.algorithms import QAdamOptimizer
+
+        return model, QAdamOptimizer(model.parameters(), 0.01, WARMUP_STEPS, betas=BETAS)
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
@@ -84,7 +100,7 @@ def workload(
 ) -> tuple[nn.Module, torch.optim.Optimizer, Dataset, nn.Module | None]:
     """Return a model, its optimizer, its data, and a module for its loss on validation data, if it has any."""
     if plan.get("task") != "text":
-        return *build(seed), Numbers(), None
+        return *build(seed, plan.get("adam")), Numbers(), None
     import tasks
 
     task = tasks.text()
@@ -164,7 +180,7 @@ def main() -> None:
     gs.init(plan.get("backend"))
     inner, optimizer, data, validation = workload(plan, worker + 1)
     codecs = {"int8": gs.ErrorFeedback(gs.Int8()), "sparse": gs.ChunkTopK(chunk=128, k=8), None: None}
-    codec = codecs[plan.get("codec")]
+    codec = (codecs | {"exact": gs.Identity()})[plan.get("codec")]
     algorithm: gs.Algorithm = gs.GradientAllReduce(codec=codec)
     if local := plan.get("local"):
         from elastic_averages import NotedLocalSGD
@@ -176,6 +192,21 @@ def main() -> None:
         from elastic_averages import NotedAsync
 
         algorithm = NotedAsync(lambda **line: note(**line, **place()), **asynchronous)
+    if adam := plan.get("adam"):
+        kinds = {"qadam": gs.QAdam, "onebit_adam": gs.OneBitAdam, "zero_one_adam": gs.ZeroOneAdam}
+        algorithm = kinds[adam](codec)
+    if (peers := plan.get("peers")) is not None:
+        peers, low = dict(peers), peers.get("low")
+        peers.pop("low", None)
+        algorithm = gs.LowPrecisionDecentralized(**peers) if low else gs.Decentralized(**peers)
+    after_consensus = type(algorithm).after_consensus
+
+    def noted_consensus(*args: Any) -> None:
+        after_consensus(*args)
+        note(consensus=checksum_of(inner.parameters()), pid=os.getpid(), **place())
+
+    if peers is not None:
+        type(algorithm).after_consensus = noted_consensus
     connect, last_group = type(algorithm).connect, plan.get("enters", {}).get(str(worker))
 
     def connect_or_die(*args: Any) -> None:
@@ -240,10 +271,11 @@ def main() -> None:
                 ended=run.step,
                 size=model.links.control.size,
                 loss=loss.item(),
+                alone=algorithm.alone,
                 bits=checksum_of(inner.parameters()),
             )
             time.sleep(slowness * plan.get("sleep_s", 0))
-    if asynchronous:
+    if asynchronous or peers is not None:
         model.consensus()
     note(end=run.step, total=run.total, rounds=rounds(), final=checksum_of(inner.parameters()))
     gs.shutdown()
@@ -281,6 +313,8 @@ class Run:
     def contributions(self, step: int) -> list[list[int]]:
         """The batches whose gradients were in the mean of a step, in any order."""
         draws, ended = self.draws[step], self.ended[step]
+        if all(line["alone"] for line in ended.values()):
+            return [draws[worker] for worker in sorted(ended)]
         went_on = {worker for worker in ended if self._last_draw[worker] > step} or set(ended)
         size = max(ended[worker]["size"] for worker in went_on)
         members = set(draws) if len(draws) == size else went_on
@@ -290,18 +324,39 @@ class Run:
         return [draws[worker] for worker in sorted(members)]
 
 
-def check(folder: Path, *, exact: bool = True) -> dict[str, float]:
-    """Replay the run in one process, if it is exact. Return the steps and the worst relative deviation of a loss."""
+def check(
+    folder: Path, *, exact: bool = True, adam: str | None = None, apart: bool = False
+) -> dict[str, float]:
+    """Replay the run in one process, if it is exact. Return the steps and the worst relative deviation of a loss.
+
+    Args:
+        adam: see build().
+        apart: the ranks hold different weights, but for those that they have averaged in a new group.
+    """
     lines = journals(folder)
     for own in lines.values():
         steps = [line["step"] for line in own if "step" in line]
         assert steps == list(range(steps[0], steps[0] + len(steps))) if steps else True, steps
     run = Run(lines)
     assert sorted(run.ended) == list(range(len(run.ended))), "a step is missing"
+    alone = 0
     for step, of_step in run.ended.items():
         assert all(line["ended"] == step + 1 for line in of_step.values()), f"lost or doubled: {of_step}"
-        assert len({line["bits"] for line in of_step.values()}) == 1, f"step {step}: the ranks differ"
-    inner, optimizer = build(0)
+        differ = len({line["bits"] for line in of_step.values()}) > 1
+        own = any(line["alone"] for line in of_step.values())
+        assert apart or own or not differ, f"step {step}: the ranks differ"
+        alone += own
+    groups = {line["group"] for own in lines.values() for line in own if "group" in line}
+    assert alone <= 2 * len(groups), f"{alone} steps alone in {len(groups)} groups"
+    means: dict[tuple[int, int], set[int]] = defaultdict(set)  # by group, and which one in that group
+    for own_lines in lines.values():
+        so_far: dict[int, int] = defaultdict(int)
+        for line in (line for line in own_lines if "consensus" in line):
+            means[line["group"], so_far[line["group"]]].add(line["consensus"])
+            so_far[line["group"]] += 1
+    assert all(len(bits) == 1 for bits in means.values()), f"means differ between ranks: {means}"
+    assert bool(means) == apart
+    inner, optimizer = build(0, adam)
     inner.load_state_dict(torch.load(folder / "start.pt"))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.9)
     data, worst = Numbers(), 0.0

@@ -57,7 +57,13 @@ class Soak:
         self.stalls_s = args.stall
         self.random, self.killed = random.Random(args.seed), set[int]()
         plan = {"sleep_s": args.sleep, "codec": args.codec, "backend": args.backend, "local": args.local}
-        plan |= {"task": args.task, "rounds": args.rounds, "rank": args.rank}
+        plan |= {
+            "task": args.task,
+            "rounds": args.rounds,
+            "rank": args.rank,
+            "adam": args.adam,
+            "peers": args.peers,
+        }
         plan["slow"] = {"0": args.slow}
         if args.deadline:
             plan["deadline"] = {"deadline_s": args.deadline}
@@ -195,7 +201,14 @@ def main() -> int:
     )
     parser.add_argument("--patience", type=float, default=60)
     parser.add_argument("--backend")
-    parser.add_argument("--codec", choices=("int8", "sparse"), help="then only equal weights are checked")
+    parser.add_argument(
+        "--codec", choices=("int8", "sparse", "exact"), help="without exact only equal weights are checked"
+    )
+    adams = ("qadam", "onebit_adam", "zero_one_adam")
+    parser.add_argument("--adam", choices=adams, help="train by it; --codec exact checks the losses too")
+    parser.add_argument(
+        "--peers", type=json.loads, help="arguments of gs.Decentralized as JSON, and low: true"
+    )
     parser.add_argument("--local", type=json.loads, help="arguments of gs.LocalSGD as JSON, and outer: true")
     parser.add_argument("--rank", type=int, help="of gs.PowerSGD; then only equal weights are checked")
     parser.add_argument("--rounds", type=json.loads, help="arguments of gs.AsyncModelAverage as JSON")
@@ -233,7 +246,9 @@ def main() -> int:
         outer = args.local.get("outer", False)
         checked = elastic_averages.check(folder, period=args.local["period"], outer=outer, exact=exact)
     else:
-        checked = elastic_loop.check(folder, exact=not (args.codec or args.task or args.rank))
+        exact = args.codec in (None, "exact") and not (args.task or args.rank or args.peers is not None)
+        exact = exact and (not args.adam or args.codec == "exact")
+        checked = elastic_loop.check(folder, exact=exact, adam=args.adam, apart=args.peers is not None)
     left = sorted(set(os.listdir("/dev/shm")) - before)
     seconds = [each["s"] for each in rounds if each["of_them_training"]]
     summary = {"kills": sum(each["killed"] for each in rounds), "exit_code": code, "left_in_dev_shm": left}

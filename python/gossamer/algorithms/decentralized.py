@@ -58,7 +58,7 @@ class Decentralized(Algorithm):
                 bucket.add_field(field, comm)
 
     def before_forward(self, step: int) -> None:
-        if self._sent or step % self.interval:
+        if self._sent or step % self.interval or self.alone:
             return
         self._sent = self._buckets
         for bucket in self._sent:
@@ -88,6 +88,9 @@ class Decentralized(Algorithm):
     def settle(self) -> None:
         """Forgets the average under way, which is of the weights before."""
         self._sent = []
+
+    def why_not_elastic(self) -> str:
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
         return {"rounds": self._rounds}

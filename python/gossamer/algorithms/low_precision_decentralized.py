@@ -5,7 +5,8 @@ CHOCO-SGD (Koloskova et al. 2019, arXiv:1902.00340). Ranks hold different weight
 exactly.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from torch import Tensor
@@ -51,6 +52,7 @@ class LowPrecisionDecentralized(Algorithm):
         ("replica", "replica_0", "replica_1"), Merge.ANEW
     )
     needs_optimizer = True
+    _restored = False
 
     def __init__(
         self,
@@ -96,14 +98,15 @@ class LowPrecisionDecentralized(Algorithm):
                 self._seed(bucket)
 
     def _seed(self, bucket: _C.Bucket) -> None:
-        """Takes exact copies of the neighbours' weights."""
+        """Takes exact copies of the neighbours' weights. If these are restored, they will be the rank's own."""
         bucket.add_field("replica").copy_(bucket.flat("weight"))
         for number, exchange in enumerate(self._mixing.exchanges):
-            copy = bucket.add_field(f"replica_{number}")
-            self._comm.exchange(copy, bucket.flat("replica"), exchange.to, exchange.source).wait()
+            copy = bucket.add_field(f"replica_{number}").copy_(bucket.flat("replica"))
+            if not self._restored:
+                self._comm.exchange(copy, bucket.flat("replica"), exchange.to, exchange.source).wait()
 
     def after_step(self, step: int) -> None:
-        if (step - 1) % self.interval or self._comm.size == 1:
+        if (step - 1) % self.interval or self._comm.size == 1 or self.alone:
             return
         for bucket in self._buckets:
             self.submit(bucket, self._exchange)
@@ -142,6 +145,20 @@ class LowPrecisionDecentralized(Algorithm):
 
     def after_merge(self) -> None:
         self.after_consensus()
+
+    # --- in a run whose group changes ---
+
+    def why_not_elastic(self) -> str:
+        return ""
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """See Algorithm. All ranks average their weights afterwards, before the next exchange."""
+        self._restored = True
+        try:
+            yield
+        finally:
+            self._restored = False
 
 
 def exchange_differences(

@@ -6,9 +6,8 @@ stops with the variance, weight decay goes on, and every parameter group has its
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -85,6 +84,18 @@ class QAdamOptimizer(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         return state
 
+    def input_of(self, param: Tensor) -> Tensor | None:
+        """Returns what step() makes the parameter's step of: its momentum, if the algorithm has averaged it."""
+        if self.frozen and param.grad is not None:
+            return cast("Tensor", self.state_of(param)["exp_avg"])
+        return param.grad
+
+    def take_input(self, param: Tensor, given: Tensor | None) -> None:
+        """Takes what input_of() has returned on another rank, whose `frozen` this optimizer has."""
+        param.grad = given
+        if self.frozen and given is not None:
+            self.state_of(param)["exp_avg"].copy_(given)
+
     def add_to_momentum(self, param: Tensor, group: dict[str, Any]) -> Tensor:
         """m <- beta1 m + (1 - beta1) (g + weight_decay p), in place. Returns g + weight_decay p."""
         assert param.grad is not None
@@ -158,10 +169,6 @@ class AdamAlgorithm(Algorithm):
         require_codec(type(self).__name__, codec)
         self.codec = codec
 
-    @abstractmethod
-    def averages_gradients(self, step: int) -> bool:
-        """Whether the step that follows `step` others uses the exact mean gradient."""
-
     def use_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         super().use_optimizers(optimizers)
         self._optimizer = optimizers[0]
@@ -200,14 +207,29 @@ class AdamAlgorithm(Algorithm):
             agree_on_finite(self._comm, bucket)
 
     def average_field(self, bucket: _C.Bucket) -> None:
-        """Averages the field over the ranks through the codec, in place. Called on the engine's worker."""
-        self.reduce_field(bucket, self.field, codec=self.codec, step=self.optimizer_steps, group=self._comm)
+        """Averages the field over the ranks through the codec, in place. Called on the engine's worker.
 
-    def on_all_buckets(self, task: Callable[[_C.Bucket], None]) -> None:
-        """Runs task(bucket) for each bucket on the engine's worker. Returns when all are done."""
-        for bucket in self._buckets:
-            self.submit(bucket, task)
-        self.wait()
+        In a run that survives losses the field is as it was if that fails.
+        """
+        kept = {name for name in (self.field, Unsent.FIELD) if self._survives and name in bucket.fields}
+        before = {name: bucket.flat(name).clone() for name in kept}
+        try:
+            self.reduce_field(
+                bucket, self.field, codec=self.codec, step=self.optimizer_steps, group=self._comm
+            )
+        except RuntimeError:
+            for name, values in before.items():
+                bucket.flat(name).copy_(values)
+            raise
+
+    # --- in a run whose group changes ---
+
+    def why_not_elastic(self) -> str:
+        return ""
+
+    def states_alike(self) -> list[Tensor]:
+        states = [self._optimizer.state[param] for param in self._groups if param in self._optimizer.state]
+        return [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
 
 
 class QAdam(AdamAlgorithm):
@@ -249,13 +271,18 @@ class QAdam(AdamAlgorithm):
 
     def before_step(self, step: int) -> None:
         self._optimizer.frozen = not self.averages_gradients(step)
-        if self._optimizer.frozen:
-            self.on_all_buckets(self._average_momentum)
+        if not self._optimizer.frozen:
+            return
+        for bucket in self._buckets:
+            self._add_gradients(bucket)
+            if not self.alone:
+                self.submit(bucket, self.average_field)
+        self.wait()
 
     def close(self, *, crashed: bool = False) -> None:
         self._optimizer.frozen = None  # the optimizer goes on alone
 
-    def _average_momentum(self, bucket: _C.Bucket) -> None:
+    def _add_gradients(self, bucket: _C.Bucket) -> None:
         for param, view in zip(bucket.params, bucket.views("momentum"), strict=True):
             state = self._optimizer.state_of(param)
             if state["exp_avg"].data_ptr() != view.data_ptr():  # new, or loaded
@@ -263,7 +290,6 @@ class QAdam(AdamAlgorithm):
                 state["exp_avg"] = view
             if param.grad is not None:
                 self._optimizer.add_to_momentum(param, self._groups[param])
-        self.average_field(bucket)
 
 
 class OneBitAdam(QAdam):

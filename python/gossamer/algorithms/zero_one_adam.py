@@ -173,8 +173,10 @@ class ZeroOneAdam(AdamAlgorithm):
     def after_step(self, step: int) -> None:
         if self.averages_gradients(step - 1):
             self.after_consensus()  # the step was made of equal gradients, from equal weights
-        elif self.synchronises(step - 1):
-            self.on_all_buckets(self._synchronise)
+        elif self.synchronises(step - 1) and not self.alone:
+            for bucket in self._buckets:
+                self.submit(bucket, self._synchronise)
+            self.wait()
 
     def after_consensus(self) -> None:
         for param in self._groups:

@@ -68,6 +68,8 @@ class Algorithm(ABC):
     average: bool = True
 
     _worker: Worker | None = None
+    _alone = False  # see alone
+    _survives = False  # see survive_losses()
     _background: Background | None = None  # of an algorithm whose messages no backward waits for
 
     @property
@@ -334,10 +336,32 @@ class Algorithm(ABC):
         """Returns why the group cannot change while gs.elastic() trains; empty if it can."""
         if self.uneven_inputs and self.lockstep and set(self.state_fields) <= {"error"}:
             return ""
-        return (
-            f"{self!r} keeps more on each rank than gradients; train by gradient_allreduce, bytegrad, powersgd, "
-            f"local_sgd or async"
-        )
+        return f"{self!r} keeps more on each rank than gradients, and does not say how the ranks agree on it again"
+
+    def survive_losses(self) -> None:
+        """Called when the group may lose members in the middle of a step, after which another group goes on."""
+        self._survives = True
+
+    @property
+    def alone(self) -> bool:
+        """Whether the algorithm must send nothing but gradients now.
+
+        It begins when the group has lost a member, and ends when the ranks that are left have averaged their weights
+        and states_alike().
+        """
+        return self._alone
+
+    @alone.setter
+    def alone(self, alone: bool) -> None:
+        self._alone = alone
+
+    def averages_gradients(self, step: int) -> bool:
+        """Returns whether all ranks get one gradient in the step that follows `step` others."""
+        return "grad" in self.fields
+
+    def states_alike(self) -> list[torch.Tensor]:
+        """Returns the tensors, besides weights and fields, that ranks hold alike when they hold equal weights."""
+        return []
 
     def shared_state(self, begun: Iterable[int] = ()) -> dict[str, Any]:
         """Returns what all ranks hold alike besides weights, for this rank or another one in the next group.

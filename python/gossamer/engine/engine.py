@@ -386,9 +386,14 @@ class Engine:
             on_end: called at the end of each synchronised backward that has succeeded.
         """
         self._survives = self.uneven.of_elastic_run = True
+        self.algorithm.survive_losses()
         self._native.flight.keep_for_redo(True)
         self._native.lockstep.set_on_lost(on_lost)
         self._native.lockstep.set_on_end(on_end)
+
+    def forgive_in_steps(self, forgive: Callable[[RuntimeError], bool]) -> None:
+        """Let optimizers step on after an error of the algorithm before or after a step, if `forgive` returns True."""
+        self._steps.forgive = forgive
 
     def own(self, *, in_backward: bool) -> Own:
         """Return what this rank brings into the next group.

@@ -25,11 +25,14 @@ class StepCounter:
 
     Attributes:
         deferred: the counts of the steps for which somebody else is to call after_step(); None: nobody does.
+        forgive: called with an error of the algorithm, which the step goes on after if it returns True; None: no error
+            is forgiven.
     """
 
     def __init__(self, algorithm: Algorithm, on_count: Callable[[int], None]) -> None:
         self.count: int = 0
         self.deferred: list[int] | None = None
+        self.forgive: Callable[[RuntimeError], bool] | None = None
         self._algorithm, self._on_count = algorithm, weakref.WeakMethod(on_count)
         self._hooks: list[Any] = []
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -48,7 +51,7 @@ class StepCounter:
                 return (args[0], alive._and_begin(args[1]), *args[2:]), kwargs
             if callable(kwargs.get("closure")):
                 return args, {**kwargs, "closure": alive._and_begin(kwargs["closure"])}
-            alive._algorithm.before_step(alive.count)
+            alive._call(alive._algorithm.before_step)
             return None
 
         def ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -79,7 +82,7 @@ class StepCounter:
         def closure_and_begin() -> Any:
             loss = closure()
             with torch.no_grad():
-                self._algorithm.before_step(self.count)
+                self._call(self._algorithm.before_step)
             return loss
 
         return closure_and_begin
@@ -96,7 +99,14 @@ class StepCounter:
         if self.deferred is not None:
             self.deferred.append(self.count)
         else:
-            self._algorithm.after_step(self.count)
+            self._call(self._algorithm.after_step)
+
+    def _call(self, moment: Callable[[int], None]) -> None:
+        try:
+            moment(self.count)
+        except RuntimeError as error:  # torch's own too
+            if self.forgive is None or not self.forgive(error):
+                raise
 
 
 def optimizers_of(where: str, given: Any) -> list[torch.optim.Optimizer]:

@@ -3,6 +3,7 @@
 engine.py makes an Own of the native engine that has failed, and another engine takes it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from gossamer import _C
 from gossamer.engine.algorithm import Algorithm
 from gossamer.engine.buckets import Buckets
+from gossamer.engine.merging import Merge
 from gossamer.engine.state import Fields, save_fields
 
 
@@ -57,7 +59,9 @@ def own_of(
     in_backward: bool,
 ) -> Own:
     """Return what the rank of this engine has. `counts`: backwards and optimizer steps that have ended."""
-    before = save_fields(buckets.all, algorithm.state_fields)
+    rules = algorithm.state_fields
+    anew = {name for name in rules if isinstance(rules, Mapping) and rules[name] is Merge.ANEW}
+    before = save_fields(buckets.all, set(rules) - anew)
     after = {field: dict(values) for field, values in before.items()}
     gradients: dict[str, Tensor] = {}
     begun = native.flight.before() if in_backward else {}

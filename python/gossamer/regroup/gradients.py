@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.algorithms.qadam import QAdamOptimizer
 from gossamer.comm import gather_numbers
 from gossamer.engine import (
     Connections,
@@ -63,23 +64,37 @@ class GradientCopy(OptimizerCopy):
 
     @staticmethod
     def step_of(number: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return what optimizer `number` is about to make a step of: settings and gradients, without copies."""
+        """Return what optimizer `number` is about to make a step of: settings and gradients, without copies.
+
+        By QAdam: momenta instead of gradients, once the ranks average these.
+        """
         groups = optimizer.param_groups
+        adam = optimizer if isinstance(optimizer, QAdamOptimizer) else None
         return {
             "optimizer": number,
             "settings": [{key: value for key, value in group.items() if key != "params"} for group in groups],
-            "gradients": [[param.grad for param in group["params"]] for group in groups],
+            "frozen": adam.frozen if adam else None,
+            "inputs": [
+                [adam.input_of(param) if adam else param.grad for param in group["params"]]
+                for group in groups
+            ],
         }
 
     def change(self, change: dict[str, Any]) -> None:
         """See newcomer.Copy. Makes the step that step_of() describes."""
         optimizer = self._optimizers[change["optimizer"]]
-        for group, settings, gradients in zip(
-            optimizer.param_groups, change["settings"], change["gradients"], strict=True
+        adam = optimizer if isinstance(optimizer, QAdamOptimizer) else None
+        if adam:
+            adam.frozen = change["frozen"]
+        for group, settings, inputs in zip(
+            optimizer.param_groups, change["settings"], change["inputs"], strict=True
         ):
             group.update(settings)
-            for param, gradient in zip(group["params"], gradients, strict=True):
-                param.grad = gradient
+            for param, given in zip(group["params"], inputs, strict=True):
+                if adam:
+                    adam.take_input(param, given)
+                else:
+                    param.grad = given
         optimizer.step()
         optimizer.zero_grad()
 
@@ -90,11 +105,11 @@ class GradientSurvivor(Survivor[Own]):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._means: dict[str, Tensor] = {}  # of the last step; memory of earlier steps is used again
-        self._with_mean: list[str] = []  # the parameters that have one
+        self._with_mean: (
+            list[str] | None
+        ) = []  # the parameters that have one; None: each rank's gradients are its own
         self._all = GradientCopy(self._face.engine.params, self._optimizers)
-        tell = weak_call(weakref.WeakMethod(self._tell_step))
-        for number, optimizer in enumerate(self._optimizers if self._donor is not None else ()):
-            optimizer.register_step_pre_hook(partial(tell, number))
+        self._hooks: list[Any] = []
 
     @classmethod
     def copy_for(cls, face: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy:
@@ -130,7 +145,11 @@ class GradientSurvivor(Survivor[Own]):
         return True
 
     def _keep_mean(self) -> None:
-        params = self._face.engine.params
+        engine = self._face.engine
+        params = engine.params
+        if not engine.algorithm.averages_gradients(engine.optimizer_steps):
+            self._with_mean = None
+            return
         gradients = {name: param.grad for name, param in params.items() if param.grad is not None}
         for name in gradients:
             if name not in self._means:
@@ -146,6 +165,14 @@ class GradientSurvivor(Survivor[Own]):
             return
         lost, ended = weakref.WeakMethod(self._lost), weak_call(weakref.WeakMethod(self._keep_mean))
         self._face.engine.survive(lambda *args: (call := lost()) is not None and call(*args), ended)
+        # Behind the hooks of the new engine: the algorithm may change what the step is made of.
+        tell = weak_call(weakref.WeakMethod(self._tell_step))
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [
+            optimizer.register_step_pre_hook(partial(tell, number))
+            for number, optimizer in enumerate(self._optimizers)
+        ]
 
     # --- in the next group ---
 
@@ -157,6 +184,7 @@ class GradientSurvivor(Survivor[Own]):
         assert own is not None
         links = self._connect_holders()
         engine = self._face.engage(links, self._optimizers, restored=True)
+        self._met(links)
         counts = gather_numbers(links.control, own.backwards, int(own.in_backward))
         last = max(count for count, _ in counts)
         ahead = next(rank for rank, (count, _) in enumerate(counts) if count == last)
@@ -177,21 +205,27 @@ class GradientSurvivor(Survivor[Own]):
             self._keep_mean()
         self._arm()
 
+    def _met(self, links: Connections) -> None:
+        """Called when the ranks that hold the state are in one group. Collective."""
+
     def _take_mean(self, links: Connections, own: Own, ahead: int, *, take: bool) -> None:
-        """Give the mean of the last step, which rank `ahead` has, to the ranks that have missed the agreement."""
+        """Give the mean of the last step, which rank `ahead` has, to the ranks that have missed the agreement.
+
+        If each rank's gradients are its own, they take these.
+        """
         params = self._face.engine.params
         names = json.loads(broadcast_bytes(links.control, json.dumps(self._with_mean).encode(), ahead))
-        is_source = links.control.rank == ahead
-        tensors = [self._means[name] if is_source else torch.empty_like(params[name]) for name in names]
+        is_source, shares = links.control.rank == ahead, names is not None
+        tensors = [self._means[name] if is_source else torch.empty_like(params[name]) for name in names or ()]
         with torch.no_grad():
             broadcast_everywhere(links.comm, links.control, tensors, ahead)
         shared = broadcast_state(links.control, lambda: own.shared(redo=False), ahead, take=take)
         if not take:
             return
         self._face.engine.algorithm.take_shared_state(shared)
-        for param in params.values():
+        for param in params.values() if shares else ():
             param.grad = None
-        for name, tensor in zip(names, tensors, strict=True):
+        for name, tensor in zip(names, tensors, strict=True) if shares else own.gradients.items():
             params[name].grad = tensor
         self._keep_mean()
 
@@ -205,8 +239,7 @@ class GradientSurvivor(Survivor[Own]):
 
     def _tell_step(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Called before optimizer `number` makes a step: tell the newcomers that copy the state."""
-        assert self._donor is not None
-        if self._donor.gives:
+        if self._donor is not None and self._donor.gives:
             self._donor.changed(self._all.step_of(number, optimizer))
 
     def _state_of(self, own: Own, copied: bool) -> dict[str, Any]:

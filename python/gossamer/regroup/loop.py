@@ -17,6 +17,7 @@ import torch
 
 from gossamer import config, membership, runtime
 from gossamer.algorithms import Algorithm, AsyncModelAverage
+from gossamer.algorithms.qadam import AdamAlgorithm
 from gossamer.comm import gather_numbers
 from gossamer.engine import Face, optimizers_of
 from gossamer.engine.survival import why_not_elastic
@@ -24,6 +25,7 @@ from gossamer.errors import ConfigError, GossamerError
 from gossamer.membership import ADDED, GOING, STOP, Member
 from gossamer.regroup.asynchronous import AsyncSurvivor
 from gossamer.regroup.averaging import AveragingSurvivor
+from gossamer.regroup.consensus import ConsensusSurvivor
 from gossamer.regroup.data import EvenData, UnevenData
 from gossamer.regroup.deadline import Deadline
 from gossamer.regroup.gradients import GradientSurvivor
@@ -247,7 +249,10 @@ def _copied(model: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy | 
 def _kind_for(algorithm: Algorithm) -> type[Survivor[Any]]:
     if isinstance(algorithm, AsyncModelAverage):
         return AsyncSurvivor
-    return AveragingSurvivor if algorithm.independent else GradientSurvivor
+    if algorithm.independent:
+        return AveragingSurvivor
+    sends_more = isinstance(algorithm, AdamAlgorithm) or algorithm.own_weights
+    return ConsensusSurvivor if sends_more else GradientSurvivor
 
 
 def _unreadable(values: dict[str, Any]) -> str:
@@ -292,7 +297,7 @@ def elastic(
 
     Args:
         loader: a DataLoader with a batch_size and sampler=gs.ElasticSampler(dataset).
-        model: a gs.DataParallel on the CPU, by gradient_allreduce, bytegrad, powersgd, local_sgd or async.
+        model: a gs.DataParallel on the CPU, by any algorithm.
         optimizer: the model's optimizer, or several.
         scheduler: objects with state_dict() and load_state_dict() that newcomers take too: one, several or None.
         on_stop: called on every worker when the launcher has been told to end (SIGTERM), before the worker ends with

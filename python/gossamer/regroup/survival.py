@@ -170,10 +170,7 @@ class Survivor(ABC, Generic[OwnT]):
         except RuntimeError:  # torch's own too
             if not self._lost_place():
                 raise
-            if self._own is None:
-                self._keep_own()
-        self._leave_engine(crashed=True)
-        self._go_on()
+        self._regroup()
         return False
 
     # --- what differs between ways to train ---
@@ -230,6 +227,13 @@ class Survivor(ABC, Generic[OwnT]):
             self._watch_group()
 
     # --- what is common ---
+
+    def _regroup(self) -> None:
+        """Between two steps, in a group that has lost a member: join the next one."""
+        if self._own is None:
+            self._keep_own()
+        self._leave_engine(crashed=True)
+        self._go_on()
 
     def _lost_place(self) -> bool:
         """Return whether the group has failed so that another one may go on: it has lost a member, or one hangs.

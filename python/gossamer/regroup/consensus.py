@@ -1,0 +1,98 @@
+"""Survival where the ranks exchange weights or momenta in every step: the Adam family, and averaging with peers.
+
+When a member dies, the others end the step that was under way alone, each with its own gradients, and form a group.
+At the next boundary they average exactly what they hold: weights, and what the algorithm keeps alike on all ranks.
+So no step of theirs is lost or done twice. Where ranks average gradients, that goes on as in gradients.py.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.comm import gather_numbers
+from gossamer.engine import Connections, Face
+from gossamer.engine.agree import mean_everywhere
+from gossamer.engine.survival import Own
+from gossamer.regroup.gradients import GradientSurvivor
+from gossamer.regroup.newcomer import Copy, OptimizerCopy
+
+
+class ConsensusSurvivor(GradientSurvivor):
+    """See the module."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._algorithm = self._face.engine.algorithm
+        self._apart = self._algorithm.own_weights
+        # Where ranks hold different weights, they average them before a newcomer takes them.
+        self._copies_common = not self._apart
+        self._failed_in_step = False
+
+    @classmethod
+    def copy_for(cls, face: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy:
+        """See Survivor."""
+        return (
+            OptimizerCopy(optimizers)
+            if face.algorithm_given.own_weights
+            else super().copy_for(face, optimizers)
+        )
+
+    def look(self) -> None:
+        """See Survivor. Also join the next group, if the group has lost a member during the optimizer's step."""
+        if self._failed_in_step:
+            self._regroup()
+        super().look()
+
+    # --- in a step ---
+
+    def _arm(self) -> None:
+        super()._arm()
+        self._failed_in_step = False
+        forgive = weakref.WeakMethod(self._forgive)
+        if self._member is not None:
+            self._face.engine.forgive_in_steps(lambda error: (call := forgive()) is not None and call(error))
+
+    def _forgive(self, _error: RuntimeError) -> bool:
+        """End the optimizer's step alone. Return False if the group has lost no member."""
+        if not (self._failed_in_step or self._lost_place()):
+            return False
+        self._failed_in_step = self._algorithm.alone = True
+        return True
+
+    def _leave_engine(self, *, crashed: bool) -> None:
+        super()._leave_engine(crashed=crashed)
+        self._algorithm.alone = self._algorithm.alone or crashed
+
+    # --- in the next group ---
+
+    def _met(self, links: Connections) -> None:
+        self._algorithm.alone = any(
+            alone for [alone] in gather_numbers(links.control, int(self._algorithm.alone))
+        )
+
+    def _welcome(self) -> None:
+        if self._apart or self._algorithm.alone:
+            self._face.consensus()
+            links = self._face.links
+            with torch.no_grad():
+                mean_everywhere(links.comm, links.control, self._algorithm.states_alike())
+        self._algorithm.alone = False
+        super()._welcome()
+
+    def _has_common(self) -> None:
+        self._algorithm.after_consensus()
+
+    # --- newcomers ---
+
+    def _large_state(self) -> Any:
+        return OptimizerCopy(self._optimizers).state() if self._apart else super()._large_state()
+
+    def _large_tensors(self, own: Own) -> list[Tensor]:
+        return self._algorithm.states_alike() if self._apart else super()._large_tensors(own)
+
+    def _tell_step(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._apart:
+            super()._tell_step(number, optimizer)

@@ -1,0 +1,75 @@
+# gs.elastic where the ranks exchange weights or momenta in every step: the Adam family, and averaging with peers.
+
+import signal
+from functools import partial
+
+import pytest
+
+from tests.launch.test_plain_elastic import (
+    ALL_COME_AGAIN,
+    EXACT,
+    begin,
+    ends,
+    lines_of,
+    loop,
+    wait_for,
+    wait_until,
+)
+from tests.launch.test_uneven_elastic import times_drawn
+
+# With exact codecs all ranks together train as one does by the same optimizer on the mean of the gradients.
+ADAMS = {"qadam": {"adam": "qadam", "codec": "exact"}, "0/1": {"adam": "zero_one_adam", "codec": "exact"}}
+PEERS = {
+    "all": {"peers": {}},
+    "one peer": {"peers": {"topology": "one_peer_exponential", "interval": 2}},
+    "differences": {"peers": {"low": True}},
+}
+
+
+def checked(folder, plan) -> dict[str, float]:
+    """What the replay of a run says."""
+    exact = plan.get("codec") == "exact"
+    return loop.check(folder, exact=exact, adam=plan.get("adam"), apart="peers" in plan)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *({**plan, "backend": "gloo"} for plan in ADAMS.values()),
+        *ADAMS.values(),
+        {"adam": "onebit_adam"},
+        *PEERS.values(),
+    ],
+    ids=["qadam gloo", "0/1 gloo", *ADAMS, "1 bit", *PEERS],
+)
+def test_steps_end_without_the_dead_and_without_an_error(fork, tmp_path, plan) -> None:
+    kill = {"1": [7, "backward"], "0": [12, "after"], "3": [17, "forward"]}
+    code, _, err = begin(fork, tmp_path, ["--min-np", "1", "-np", "4"], kill=kill, **plan).finish()
+    assert code == 0, err
+    assert err.count("was killed by signal 9 (SIGKILL)") == 3
+    result = checked(tmp_path, plan)
+    assert result["worst"] < EXACT
+    assert result["steps"] > 18
+    assert list(ends(tmp_path)) == [2]
+    assert len(times_drawn(tmp_path)) >= loop.SAMPLES - 3 * loop.BATCH, (
+        "it does what the dead have left of the epoch"
+    )
+
+
+@pytest.mark.parametrize("plan", [*ADAMS.values(), PEERS["differences"]], ids=[*ADAMS, "differences"])
+def test_a_newcomer_takes_everything_from_the_others(fork, tmp_path, plan) -> None:
+    flags = ["--min-np", "1", "--max-np", "3", *ALL_COME_AGAIN]
+    kill = {"1": [8, "after"], "0": [14, "backward"]}
+    run = begin(fork, tmp_path, flags, epochs=10**6, kill=kill, sleep_s=0.02, **plan)
+    wait_for(tmp_path, lambda line: line.get("size") == 2)
+    for number in (3, 4):
+        wait_until(partial(lines_of, tmp_path, number, "step"))
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 0, err
+    result = checked(tmp_path, plan)
+    assert result["worst"] < EXACT
+    assert {end["saved"] for end in ends(tmp_path).values()} == {result["steps"]}
+    for number in (3, 4):
+        begun = next(line for line in loop.journals(tmp_path)[number] if "begin" in line)
+        assert begun["begin"] == begun["total"] > 7, "the counter that the script gave comes along"
