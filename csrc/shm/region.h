@@ -11,7 +11,10 @@
 namespace gossamer::shm {
 
 constexpr int kMaxLocalRanks = 128;
-constexpr int64_t kSegmentBytes = int64_t{512} << 10;  // of one rank, for one round; each rank has two
+#ifndef GOSSAMER_SEGMENT_KIB  // tests under sanitizers take smaller ones
+#define GOSSAMER_SEGMENT_KIB 512
+#endif
+constexpr int64_t kSegmentBytes = int64_t{GOSSAMER_SEGMENT_KIB} << 10;  // of one rank, for one round; each has two
 constexpr size_t kReasonBytes = 512;
 
 enum class Presence : uint32_t { joining = 0, present, left, failed, dead };
