@@ -4,7 +4,9 @@ import signal
 from functools import partial
 
 import pytest
+import torch
 
+import gossamer as gs
 from tests.launch.test_plain_elastic import (
     ALL_COME_AGAIN,
     EXACT,
@@ -12,6 +14,7 @@ from tests.launch.test_plain_elastic import (
     ends,
     lines_of,
     loop,
+    parts,
     wait_for,
     wait_until,
 )
@@ -73,3 +76,46 @@ def test_a_newcomer_takes_everything_from_the_others(fork, tmp_path, plan) -> No
     for number in (3, 4):
         begun = next(line for line in loop.journals(tmp_path)[number] if "begin" in line)
         assert begun["begin"] == begun["total"] > 7, "the counter that the script gave comes along"
+
+
+def test_a_step_whose_momenta_are_lost_on_the_way_is_made_of_the_ranks_own(monkeypatch) -> None:
+    def lose(self, bucket, field, **_) -> None:
+        if bucket.index == 1:  # the first one has been averaged then, and later ones are not sent
+            bucket.flat(field).fill_(7.0)
+            bucket.flat("error").fill_(7.0)
+            raise gs.CommError("a rank is gone")
+
+    nets = [loop.build(3, "qadam") for _ in range(2)]
+    inputs = torch.randn(loop.WARMUP_STEPS + 1, 8, loop.FEATURES, dtype=torch.float64)
+    gs.init()
+    try:
+        (net, optimizer), (plain, alone) = nets
+        algorithm = gs.QAdam()
+        model = gs.DataParallel(net, optimizer, algorithm=algorithm, bucket_bytes=600, first_bucket_bytes=200)
+        assert len(model.engine.buckets) > 2
+        algorithm.survive_losses()
+        model.engine.forgive_in_steps(lambda error: "a rank is gone" in str(error))
+        monkeypatch.setattr(gs.QAdam, "reduce_field", lose)
+        for x in inputs:
+            for module, each in ((model, optimizer), (plain, alone)):
+                each.zero_grad()
+                module(x).square().mean().backward()
+                each.step()
+        assert all(torch.equal(*pair) for pair in zip(net.parameters(), plain.parameters(), strict=True))
+        assert not any(bucket.flat("error").any() for bucket in model.engine.buckets)
+        model.close()
+    finally:
+        gs.shutdown()
+
+
+def test_a_sharded_optimizer_is_refused() -> None:
+    gs.init()
+    try:
+        loader, net, _ = parts()
+        optimizer = gs.ShardedOptimizer(torch.optim.Adam, net.parameters())
+        model = gs.DataParallel(net, optimizer, algorithm=gs.Sharded())
+        with pytest.raises(gs.ConfigError, match="keeps more on each rank than gradients"):
+            gs.elastic(loader, model, optimizer)
+        model.close()
+    finally:
+        gs.shutdown()

@@ -269,6 +269,7 @@ class QAdam(AdamAlgorithm):
     def averages_gradients(self, step: int) -> bool:
         return step < self.warmup_steps
 
+    @torch.no_grad()
     def before_step(self, step: int) -> None:
         self._optimizer.frozen = not self.averages_gradients(step)
         if not self._optimizer.frozen:
