@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test sanitize lint bench docs build wheel release-check cuda-build gpu-check clean
+.PHONY: help demo test sanitize lint bench docs build wheel release-check cuda-env cuda-build gpu-check clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -148,6 +148,9 @@ $(CUDA_STAMP):
 $(CUDA_VENV)/cuobjdump: $(CUDA_STAMP)
 	$(CUDA_VENV)/bin/python $(INSTALL) nvidia-cuda-cuobjdump==13.2.78 nvidia-cuda-nvdisasm==13.2.78
 	@touch $@
+
+# What cuda-build needs that this checkout does not change: gigabytes, which CI fetches early.
+cuda-env: $(CUDA_VENV)/cuobjdump
 
 # All of them: make cuda-build CUDA_ARCHS="8.0;8.6;8.9;9.0;10.0;12.0". A warning removes the tree, so that the next run
 # compiles, and warns, again. Files that are equal keep their time in the tree, so that another checkout compiles only

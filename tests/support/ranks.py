@@ -5,6 +5,7 @@ with groups=2, body(comm, other) of the same ranks.
 The first exception of any rank is raised, unless `errors=True` asks for them as results.
 """
 
+import gc
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from torch import nn
 
 from gossamer import _C
 from gossamer import comm as gossamer_comm
+from gossamer.comm import hierarchical
 from tests import ROOT
 
 TIMEOUT_S = 30
@@ -28,6 +30,7 @@ BACKENDS = ("gloo", "gossamer")
 _chosen = "gloo"
 
 _backends: list[Any] = []
+_threads_left = 0  # after the last collection of garbage
 
 
 def run_ranks(
@@ -108,7 +111,16 @@ def keep_alive(backends: list[Any]) -> None:
 
 def let_go() -> None:
     """Ends the groups of a test: the idle threads of hundreds of them wake often enough to take a whole core."""
+    global _threads_left
     _backends.clear()
+    hierarchical._by_hosts.clear()  # what direct calls have made of the communicator of a test, which they keep
+    if threads() > _threads_left + 30:  # those of groups in frames of errors, and in other cycles
+        gc.collect()
+        _threads_left = threads()
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def run_job(script: str, size: int, folder: Path, *arguments: str) -> str:
