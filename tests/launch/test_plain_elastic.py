@@ -139,7 +139,7 @@ def test_a_second_signal_to_the_launcher_ends_workers_that_do_not_listen(fork, t
 
 
 def test_a_worker_that_is_told_to_end_leaves_between_two_steps(fork, tmp_path) -> None:
-    code, _, err = begin(fork, tmp_path, ["--min-np", "1", "-np", "3"], term={"0": 4}).finish()
+    code, _, err = begin(fork, tmp_path, ["--min-np", "1", "-np", "3"], term={"0": 4}, sleep_s=0.02).finish()
     assert code == 0, err
     assert "worker 0 (slot 0 of localhost) has gone, as it was told; 2 are left" in err
     assert loop.check(tmp_path)["worst"] < EXACT

@@ -276,8 +276,8 @@ class QAdam(AdamAlgorithm):
             return
         for bucket in self._buckets:
             self._add_gradients(bucket)
-            if not self.alone:
-                self.submit(bucket, self.average_field)
+        for bucket in () if self.alone else self._buckets:
+            self.submit(bucket, self.average_field)
         self.wait()
 
     def close(self, *, crashed: bool = False) -> None:

@@ -82,6 +82,10 @@ class ConsensusSurvivor(GradientSurvivor):
         self._algorithm.alone = False
         super()._welcome()
 
+    def _take_part(self) -> None:
+        super()._take_part()
+        self._algorithm.alone = False  # all have one state
+
     def _has_common(self) -> None:
         self._algorithm.after_consensus()
 

@@ -105,9 +105,8 @@ class GradientSurvivor(Survivor[Own]):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._means: dict[str, Tensor] = {}  # of the last step; memory of earlier steps is used again
-        self._with_mean: (
-            list[str] | None
-        ) = []  # the parameters that have one; None: each rank's gradients are its own
+        # The parameters that have one. None: each rank's gradients are its own.
+        self._with_mean: list[str] | None = []
         self._all = GradientCopy(self._face.engine.params, self._optimizers)
         self._hooks: list[Any] = []
 
