@@ -271,7 +271,7 @@ def main() -> None:
                 ended=run.step,
                 size=model.links.control.size,
                 loss=loss.item(),
-                alone=algorithm.alone,
+                alone=algorithm.alone or getattr(run._survivor, "_failed_in_step", False),
                 bits=checksum_of(inner.parameters()),
             )
             time.sleep(slowness * plan.get("sleep_s", 0))

@@ -146,6 +146,12 @@ def adam_method(name: str, make: Callable[[Settings], Algorithm], changes: str) 
     return Method(name, make, COMPRESSED, changes, "qadam.md", trial=Trial())
 
 
+def restore(changed: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Sets the first tensor of each pair to the second."""
+    for tensor, before in changed:
+        tensor.copy_(before)
+
+
 class AdamAlgorithm(Algorithm):
     """What QAdam and 0/1 Adam share: their own optimizer, exact gradients at some steps, and one field in a codec.
 
@@ -206,20 +212,31 @@ class AdamAlgorithm(Algorithm):
         else:
             agree_on_finite(self._comm, bucket)
 
-    def average_field(self, bucket: _C.Bucket) -> None:
-        """Averages the field over the ranks through the codec, in place. Called on the engine's worker.
+    def average_fields(self) -> None:
+        """Averages the field of all buckets over the ranks through the codec, in place, on the engine's worker.
 
-        In a run that survives losses the field is as it was if that fails.
+        In a run that survives losses all fields are as they were if that fails.
         """
-        kept = {name for name in (self.field, Unsent.FIELD) if self._survives and name in bucket.fields}
-        before = {name: bucket.flat(name).clone() for name in kept}
+        changed: list[tuple[Tensor, Tensor]] = []  # memory, and what it held before
+
+        def average(bucket: _C.Bucket) -> None:
+            kept = [name for name in (self.field, Unsent.FIELD) if self._survives and name in bucket.fields]
+            before = [(bucket.flat(name), bucket.flat(name).clone()) for name in kept]
+            try:
+                self.reduce_field(
+                    bucket, self.field, codec=self.codec, step=self.optimizer_steps, group=self._comm
+                )
+            except RuntimeError:
+                restore(before)
+                raise
+            changed.extend(before)
+
+        for bucket in self._buckets:
+            self.submit(bucket, average)
         try:
-            self.reduce_field(
-                bucket, self.field, codec=self.codec, step=self.optimizer_steps, group=self._comm
-            )
+            self.wait()
         except RuntimeError:
-            for name, values in before.items():
-                bucket.flat(name).copy_(values)
+            restore(changed)
             raise
 
     # --- in a run whose group changes ---
@@ -276,9 +293,8 @@ class QAdam(AdamAlgorithm):
             return
         for bucket in self._buckets:
             self._add_gradients(bucket)
-        for bucket in () if self.alone else self._buckets:
-            self.submit(bucket, self.average_field)
-        self.wait()
+        if not self.alone:
+            self.average_fields()
 
     def close(self, *, crashed: bool = False) -> None:
         self._optimizer.frozen = None  # the optimizer goes on alone

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gossamer import _C
 from gossamer.algorithms.base import require_steps
 from gossamer.algorithms.qadam import AdamAlgorithm, QAdamOptimizer, adam_method, largest_move, limited
 from gossamer.codec import Codec, ErrorFeedback, OneBit
@@ -174,19 +173,22 @@ class ZeroOneAdam(AdamAlgorithm):
         if self.averages_gradients(step - 1):
             self.after_consensus()  # the step was made of equal gradients, from equal weights
         elif self.synchronises(step - 1) and not self.alone:
-            for bucket in self._buckets:
-                self.submit(bucket, self._synchronise)
-            self.wait()
+            self._synchronise()
 
     def after_consensus(self) -> None:
         for param in self._groups:
             if param in self._optimizer.state:
                 self._optimizer.forget_updates(param)
 
-    def _synchronise(self, bucket: _C.Bucket) -> None:
-        views = list(zip(bucket.params, bucket.views("update"), strict=True))
+    @torch.no_grad()
+    def _synchronise(self) -> None:
+        views = [
+            pair
+            for bucket in self._buckets
+            for pair in zip(bucket.params, bucket.views("update"), strict=True)
+        ]
         for param, view in views:
             view.copy_(self._optimizer.state_of(param)["update"])
-        self.average_field(bucket)
+        self.average_fields()
         for param, view in views:
             self._optimizer.take_mean(param, self._groups[param], view)

@@ -3,6 +3,8 @@
 When a member dies, the others end the step that was under way alone, each with its own gradients, and form a group.
 At the next boundary they average exactly what they hold: weights, and what the algorithm keeps alike on all ranks.
 So no step of theirs is lost or done twice. Where ranks average gradients, that goes on as in gradients.py.
+
+If a rank of the Adam family has had the means of that step, the others take its weights and momenta instead.
 """
 
 import weakref
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.comm import gather_numbers
-from gossamer.engine import Connections, Face
+from gossamer.engine import Connections, Face, Unsent, broadcast_everywhere
 from gossamer.engine.agree import mean_everywhere
 from gossamer.engine.survival import Own
 from gossamer.regroup.gradients import GradientSurvivor
@@ -59,19 +61,36 @@ class ConsensusSurvivor(GradientSurvivor):
         """End the optimizer's step alone. Return False if the group has lost no member."""
         if not (self._failed_in_step or self._lost_place()):
             return False
-        self._failed_in_step = self._algorithm.alone = True
+        self._failed_in_step = True
+        self._algorithm.alone = self._algorithm.alone or self._apart
         return True
 
     def _leave_engine(self, *, crashed: bool) -> None:
         super()._leave_engine(crashed=crashed)
-        self._algorithm.alone = self._algorithm.alone or crashed
+        self._algorithm.alone = self._algorithm.alone or (crashed and self._apart)
 
     # --- in the next group ---
 
-    def _met(self, links: Connections) -> None:
-        self._algorithm.alone = any(
-            alone for [alone] in gather_numbers(links.control, int(self._algorithm.alone))
-        )
+    def _met(self, links: Connections, own: Own) -> None:
+        algorithm, failed = self._algorithm, self._failed_in_step
+        every = gather_numbers(links.control, int(algorithm.alone), int(failed), own.optimizer_steps)
+        algorithm.alone = any(alone for alone, *_ in every)
+        lost = max((steps for _, other_failed, steps in every if other_failed), default=None)
+        if self._apart or lost is None:
+            return
+        with_means = [rank for rank, (_, no, steps) in enumerate(every) if not no and steps >= lost]
+        algorithm.alone = algorithm.alone or not with_means
+        if not with_means:
+            return
+        held = [*self._common(), *algorithm.states_alike()]
+        with torch.no_grad():
+            taken = held if failed else [tensor.clone() for tensor in held]
+            broadcast_everywhere(links.comm, links.control, taken, with_means[0])
+        if failed:
+            algorithm.after_consensus()
+            for bucket in self._face.engine.buckets:  # the others have had the messages of this step
+                if Unsent.FIELD in bucket.fields:
+                    bucket.flat(Unsent.FIELD).zero_()
 
     def _welcome(self) -> None:
         if self._apart or self._algorithm.alone:

@@ -183,7 +183,6 @@ class GradientSurvivor(Survivor[Own]):
         assert own is not None
         links = self._connect_holders()
         engine = self._face.engage(links, self._optimizers, restored=True)
-        self._met(links)
         counts = gather_numbers(links.control, own.backwards, int(own.in_backward))
         last = max(count for count, _ in counts)
         ahead = next(rank for rank, (count, _) in enumerate(counts) if count == last)
@@ -191,6 +190,7 @@ class GradientSurvivor(Survivor[Own]):
         redo = own.in_backward and own.backwards == last
         engine.adopt(plan, own.fields(redo=redo), (own.backwards, own.optimizer_steps))
         engine.algorithm.take_shared_state(own.shared(redo=redo))
+        self._met(links, own)
         if any(count < last for count, _ in counts):
             self._take_mean(links, own, ahead, take=own.backwards < last)
             engine.resume_at(last, own.optimizer_steps)
@@ -204,8 +204,8 @@ class GradientSurvivor(Survivor[Own]):
             self._keep_mean()
         self._arm()
 
-    def _met(self, links: Connections) -> None:
-        """Called when the ranks that hold the state are in one group. Collective."""
+    def _met(self, links: Connections, own: Own) -> None:
+        """Called when the ranks that hold the state are in one group, with what each has of its own. Collective."""
 
     def _take_mean(self, links: Connections, own: Own, ahead: int, *, take: bool) -> None:
         """Give the mean of the last step, which rank `ahead` has, to the ranks that have missed the agreement.
