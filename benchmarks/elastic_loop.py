@@ -4,7 +4,7 @@ Arguments: a folder for the journals, the number of epochs, and a plan in JSON. 
 journal of its own. Entries of the plan:
 
     kill     {number of worker: [step, moment]}; the moment is "forward", "backward" (with half of the gradients there),
-             or "after" (the backward)
+             "after" (the backward) or "stepped" (after the optimizer's step)
     term     {number of worker: step}: the worker sends itself SIGTERM
     hang     the same with SIGSTOP
     nap      {number of worker: [step, seconds]}: the worker sleeps so long after the backward
@@ -21,6 +21,7 @@ journal of its own. Entries of the plan:
     rounds   the arguments of gs.AsyncModelAverage, by which the ranks train then
     adam     "qadam", "onebit_adam" or "zero_one_adam", by which the ranks train then, with exact codecs if "codec" is
              "exact"
+    misses   {number of worker: step}: the last message in which the ranks average momenta fails on that worker
     peers    the arguments of gs.Decentralized, or with "low": true those of gs.LowPrecisionDecentralized
     slow     {number of worker: how many times longer its steps are}
     counts   true: each worker counts 1 + its number as the samples of a step
@@ -240,6 +241,15 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     list(inner.parameters())[2].register_hook(die_in_backward)
+    reduce_field, missed = type(algorithm).reduce_field, plan.get("misses", {}).get(str(worker))
+
+    def reduce_and_miss(algorithm: gs.Algorithm, bucket: Any, *args: Any, **settings: Any) -> None:
+        reduce_field(algorithm, bucket, *args, **settings)
+        if now == missed and bucket.names == model.engine.buckets[-1].names:
+            raise gs.CommError("the last message is missed, as planned")
+
+    if missed is not None:
+        type(algorithm).reduce_field = reduce_and_miss
     for epoch in run.epochs(epochs):
         for indices, *batch in run:
             now = run.step
@@ -260,6 +270,8 @@ def main() -> None:
             if now == kill_at and moment == "after":
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
+            if now == kill_at and moment == "stepped":
+                os.kill(os.getpid(), signal.SIGKILL)
             if plan.get("clamps"):
                 for param in inner.parameters():
                     param.data.clamp_(-0.3, 0.3)

@@ -78,6 +78,24 @@ def test_a_newcomer_takes_everything_from_the_others(fork, tmp_path, plan) -> No
         assert begun["begin"] == begun["total"] > 7, "the counter that the script gave comes along"
 
 
+@pytest.mark.parametrize("plan", ADAMS.values(), ids=ADAMS)
+def test_a_rank_that_lacks_the_momenta_of_a_step_takes_them_from_one_that_has_them(
+    fork, tmp_path, plan
+) -> None:
+    losses = {"kill": {"1": [9, "stepped"]}, "misses": {"0": 9}}
+    code, _, err = begin(fork, tmp_path, ["--min-np", "1", "-np", "3"], **losses, **plan).finish()
+    assert code == 0, err
+    assert checked(tmp_path, plan)["worst"] < EXACT
+    of_step = {
+        number: next(line for line in own if line.get("step") == 9)
+        for number, own in loop.journals(tmp_path).items()
+        if number != 1
+    }
+    assert of_step[0]["alone"]
+    assert not of_step[2]["alone"]
+    assert of_step[0]["bits"] != of_step[2]["bits"]
+
+
 def test_a_step_whose_momenta_are_lost_on_the_way_is_made_of_the_ranks_own(monkeypatch) -> None:
     def lose(self, bucket, field, **_) -> None:
         if bucket.index == 1:  # the first one has been averaged then, and later ones are not sent

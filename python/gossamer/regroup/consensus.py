@@ -29,6 +29,9 @@ class ConsensusSurvivor(GradientSurvivor):
         super().__init__(*args, **settings)
         self._algorithm = self._face.engine.algorithm
         self._apart = self._algorithm.own_weights
+        self._sends_weights = (
+            "weight" in self._algorithm.fields
+        )  # then no rank can take a step's means from another
         # Where ranks hold different weights, they average them before a newcomer takes them.
         self._copies_common = not self._apart
         self._failed_in_step = False
@@ -62,12 +65,12 @@ class ConsensusSurvivor(GradientSurvivor):
         if not (self._failed_in_step or self._lost_place()):
             return False
         self._failed_in_step = True
-        self._algorithm.alone = self._algorithm.alone or self._apart
+        self._algorithm.alone = self._algorithm.alone or self._sends_weights
         return True
 
     def _leave_engine(self, *, crashed: bool) -> None:
         super()._leave_engine(crashed=crashed)
-        self._algorithm.alone = self._algorithm.alone or (crashed and self._apart)
+        self._algorithm.alone = self._algorithm.alone or (crashed and self._sends_weights)
 
     # --- in the next group ---
 
@@ -76,7 +79,7 @@ class ConsensusSurvivor(GradientSurvivor):
         every = gather_numbers(links.control, int(algorithm.alone), int(failed), own.optimizer_steps)
         algorithm.alone = any(alone for alone, *_ in every)
         lost = max((steps for _, other_failed, steps in every if other_failed), default=None)
-        if self._apart or lost is None:
+        if self._sends_weights or lost is None:
             return
         with_means = [rank for rank, (_, no, steps) in enumerate(every) if not no and steps >= lost]
         algorithm.alone = algorithm.alone or not with_means
