@@ -73,6 +73,9 @@ def test_a_newcomer_takes_everything_from_the_others(fork, tmp_path, plan) -> No
     result = checked(tmp_path, plan)
     assert result["worst"] < EXACT
     assert {end["saved"] for end in ends(tmp_path).values()} == {result["steps"]}
+    lines = [line for own in loop.journals(tmp_path).values() for line in own]
+    copied = {number: line["copied"] for line in lines if "new" in line for number in line["new"]}
+    assert copied[4] == (plan is not ADAMS["0/1"]), "while the others trained"
     for number in (3, 4):
         begun = next(line for line in loop.journals(tmp_path)[number] if "begin" in line)
         assert begun["begin"] == begun["total"] > 7, "the counter that the script gave comes along"
