@@ -14,8 +14,8 @@ constexpr int kMaxLocalRanks = 128;
 #ifndef GOSSAMER_SEGMENT_KIB  // tests under sanitizers take smaller ones
 #define GOSSAMER_SEGMENT_KIB 512
 #endif
-constexpr int64_t kSegmentBytes = int64_t{GOSSAMER_SEGMENT_KIB}
-                                  << 10;  // of one rank, for one round; each has two
+// Of one rank, for one round. Each rank has two.
+constexpr int64_t kSegmentBytes = int64_t{GOSSAMER_SEGMENT_KIB} << 10;
 constexpr size_t kReasonBytes = 512;
 
 enum class Presence : uint32_t { joining = 0, present, left, failed, dead };
