@@ -180,8 +180,8 @@ def main() -> None:
     kill_at, moment = plan.get("kill", {}).get(str(worker), (None, ""))
     gs.init(plan.get("backend"))
     inner, optimizer, data, validation = workload(plan, worker + 1)
-    codecs = {"int8": gs.ErrorFeedback(gs.Int8()), "sparse": gs.ChunkTopK(chunk=128, k=8), None: None}
-    codec = (codecs | {"exact": gs.Identity()})[plan.get("codec")]
+    codecs = {"int8": gs.ErrorFeedback(gs.Int8()), "sparse": gs.ChunkTopK(chunk=128, k=8)}
+    codec = (codecs | {"exact": gs.Identity(), None: None})[plan.get("codec")]
     algorithm: gs.Algorithm = gs.GradientAllReduce(codec=codec)
     if local := plan.get("local"):
         from elastic_averages import NotedLocalSGD
@@ -197,9 +197,8 @@ def main() -> None:
         kinds = {"qadam": gs.QAdam, "onebit_adam": gs.OneBitAdam, "zero_one_adam": gs.ZeroOneAdam}
         algorithm = kinds[adam](codec)
     if (peers := plan.get("peers")) is not None:
-        peers, low = dict(peers), peers.get("low")
-        peers.pop("low", None)
-        algorithm = gs.LowPrecisionDecentralized(**peers) if low else gs.Decentralized(**peers)
+        kind = gs.LowPrecisionDecentralized if peers.pop("low", False) else gs.Decentralized
+        algorithm = kind(**peers)
     after_consensus = type(algorithm).after_consensus
 
     def noted_consensus(*args: Any) -> None:

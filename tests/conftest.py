@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+import gossamer as gs
 from tests.support import quick_python, ranks
 from tests.support.jobs import run_in_ranks
 from tests.support.started import Started, starting
@@ -84,6 +85,14 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     ranks.choose_backend(request.param)
     yield request.param
     ranks.choose_backend("gloo")
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """The test's own process is the only rank of the default group."""
+    gs.init()
+    yield
+    gs.shutdown()
 
 
 @pytest.fixture

@@ -88,20 +88,18 @@ def test_a_worker_that_is_told_to_end_leaves_after_a_round(fork, tmp_path) -> No
     assert max(last) == 2
 
 
+@pytest.mark.usefixtures("group_of_one")
 def test_abort_is_refused_because_the_group_learns_of_changes_in_rounds() -> None:
-    gs.init()
-    try:
-        loader, net, optimizer = parts()
-        algorithm = gs.AsyncModelAverage()
-        model = gs.DataParallel(net, optimizer, algorithm=algorithm)
-        gs.elastic(loader, model, optimizer)
-        with pytest.raises(gs.ConfigError, match="under gs.elastic every rank takes part in all rounds"):
-            algorithm.abort()
-        model.close()
-    finally:
-        gs.shutdown()
+    loader, net, optimizer = parts()
+    algorithm = gs.AsyncModelAverage()
+    model = gs.DataParallel(net, optimizer, algorithm=algorithm)
+    gs.elastic(loader, model, optimizer)
+    with pytest.raises(gs.ConfigError, match="under gs.elastic every rank takes part in all rounds"):
+        algorithm.abort()
+    model.close()
 
 
+@pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize(
     ("settings", "more", "reason"),
     [
@@ -110,12 +108,8 @@ def test_abort_is_refused_because_the_group_learns_of_changes_in_rounds() -> Non
     ],
 )
 def test_what_async_cannot_do_here_is_refused_with_the_reason(settings, more, reason) -> None:
-    gs.init()
-    try:
-        loader, net, optimizer = parts()
-        model = gs.DataParallel(net, optimizer, algorithm=gs.AsyncModelAverage(**settings))
-        with pytest.raises(gs.ConfigError, match=reason):
-            gs.elastic(loader, model, optimizer, **more)
-        model.close()
-    finally:
-        gs.shutdown()
+    loader, net, optimizer = parts()
+    model = gs.DataParallel(net, optimizer, algorithm=gs.AsyncModelAverage(**settings))
+    with pytest.raises(gs.ConfigError, match=reason):
+        gs.elastic(loader, model, optimizer, **more)
+    model.close()

@@ -99,6 +99,7 @@ def test_a_rank_that_lacks_the_momenta_of_a_step_takes_them_from_one_that_has_th
     assert of_step[0]["bits"] != of_step[2]["bits"]
 
 
+@pytest.mark.usefixtures("group_of_one")
 def test_a_step_whose_momenta_are_lost_on_the_way_is_made_of_the_ranks_own(monkeypatch) -> None:
     def lose(self, bucket, field, **_) -> None:
         if bucket.index == 1:  # the first one has been averaged then, and later ones are not sent
@@ -108,35 +109,28 @@ def test_a_step_whose_momenta_are_lost_on_the_way_is_made_of_the_ranks_own(monke
 
     nets = [loop.build(3, "qadam") for _ in range(2)]
     inputs = torch.randn(loop.WARMUP_STEPS + 1, 8, loop.FEATURES, dtype=torch.float64)
-    gs.init()
-    try:
-        (net, optimizer), (plain, alone) = nets
-        algorithm = gs.QAdam()
-        model = gs.DataParallel(net, optimizer, algorithm=algorithm, bucket_bytes=600, first_bucket_bytes=200)
-        assert len(model.engine.buckets) > 2
-        algorithm.survive_losses()
-        model.engine.forgive_in_steps(lambda error: "a rank is gone" in str(error))
-        monkeypatch.setattr(gs.QAdam, "reduce_field", lose)
-        for x in inputs:
-            for module, each in ((model, optimizer), (plain, alone)):
-                each.zero_grad()
-                module(x).square().mean().backward()
-                each.step()
-        assert all(torch.equal(*pair) for pair in zip(net.parameters(), plain.parameters(), strict=True))
-        assert not any(bucket.flat("error").any() for bucket in model.engine.buckets)
-        model.close()
-    finally:
-        gs.shutdown()
+    (net, optimizer), (plain, alone) = nets
+    algorithm = gs.QAdam()
+    model = gs.DataParallel(net, optimizer, algorithm=algorithm, bucket_bytes=600, first_bucket_bytes=200)
+    assert len(model.engine.buckets) > 2
+    algorithm.survive_losses()
+    model.engine.forgive_in_steps(lambda error: "a rank is gone" in str(error))
+    monkeypatch.setattr(gs.QAdam, "reduce_field", lose)
+    for x in inputs:
+        for module, each in ((model, optimizer), (plain, alone)):
+            each.zero_grad()
+            module(x).square().mean().backward()
+            each.step()
+    assert all(torch.equal(*pair) for pair in zip(net.parameters(), plain.parameters(), strict=True))
+    assert not any(bucket.flat("error").any() for bucket in model.engine.buckets)
+    model.close()
 
 
+@pytest.mark.usefixtures("group_of_one")
 def test_a_sharded_optimizer_is_refused() -> None:
-    gs.init()
-    try:
-        loader, net, _ = parts()
-        optimizer = gs.ShardedOptimizer(torch.optim.Adam, net.parameters())
-        model = gs.DataParallel(net, optimizer, algorithm=gs.Sharded())
-        with pytest.raises(gs.ConfigError, match="keeps more on each rank than gradients"):
-            gs.elastic(loader, model, optimizer)
-        model.close()
-    finally:
-        gs.shutdown()
+    loader, net, _ = parts()
+    optimizer = gs.ShardedOptimizer(torch.optim.Adam, net.parameters())
+    model = gs.DataParallel(net, optimizer, algorithm=gs.Sharded())
+    with pytest.raises(gs.ConfigError, match="keeps more on each rank than gradients"):
+        gs.elastic(loader, model, optimizer)
+    model.close()

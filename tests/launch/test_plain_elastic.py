@@ -278,21 +278,18 @@ def test_workers_whose_launcher_is_killed_save_at_one_place_and_end(fork, tmp_pa
     assert replayed(tmp_path, local)["worst"] < EXACT
 
 
+@pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize(
     "settings",
     [{"topology": "ring"}, {"lockstep": True}],
     ids=["topology", "lockstep"],
 )
 def test_averagings_whose_group_cannot_change_are_refused(settings) -> None:
-    gs.init()
-    try:
-        loader, net, optimizer = parts()
-        model = gs.DataParallel(net, optimizer, algorithm=gs.LocalSGD(**settings))
-        with pytest.raises(gs.ConfigError, match=r"elastic: LocalSGD\(.*must have no topology"):
-            gs.elastic(loader, model, optimizer)
-        model.close()
-    finally:
-        gs.shutdown()
+    loader, net, optimizer = parts()
+    model = gs.DataParallel(net, optimizer, algorithm=gs.LocalSGD(**settings))
+    with pytest.raises(gs.ConfigError, match=r"elastic: LocalSGD\(.*must have no topology"):
+        gs.elastic(loader, model, optimizer)
+    model.close()
 
 
 def test_what_cannot_be_elastic_is_refused() -> None:
@@ -303,36 +300,30 @@ def test_what_cannot_be_elastic_is_refused() -> None:
         gs.elastic(DataLoader(data), net, optimizer)
 
 
+@pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("face", [gs.DistributedDataParallel, bagua.DistributedDataParallel])
 def test_faces_whose_group_cannot_be_replaced_are_refused(face) -> None:
-    gs.init()
-    try:
-        loader, net, optimizer = parts()
-        model = face(net)
-        with pytest.raises(gs.ConfigError, match="must be a gs.DataParallel, got DistributedDataParallel"):
-            gs.elastic(loader, model, optimizer)
-    finally:
-        gs.shutdown()
+    loader, net, optimizer = parts()
+    model = face(net)
+    with pytest.raises(gs.ConfigError, match="must be a gs.DataParallel, got DistributedDataParallel"):
+        gs.elastic(loader, model, optimizer)
 
 
+@pytest.mark.usefixtures("group_of_one")
 def test_an_elastic_model_neither_weights_its_ranks_nor_joins() -> None:
-    gs.init()
-    try:
-        loader, net, optimizer = parts()
-        counting = gs.DataParallel(net, optimizer)
-        counting.count(2)
-        with pytest.raises(gs.ConfigError, match=r"elastic: count\(\) must not be used"):
-            gs.elastic(loader, counting, optimizer)
-        counting.close()
-        model = gs.DataParallel(net, optimizer)
-        model.engine.survive(lambda _error, _counted: False, lambda: None)  # as in an elastic run
-        with pytest.raises(gs.ConfigError, match=r"gs.elastic\(\) cannot weight its gradients, got 2"):
-            model.count(2)
-        with pytest.raises(gs.ConfigError, match=r"join: not in a run of gs.elastic\(\)"), model.join():
-            pytest.fail("the context was entered")
-        model.close()
-    finally:
-        gs.shutdown()
+    loader, net, optimizer = parts()
+    counting = gs.DataParallel(net, optimizer)
+    counting.count(2)
+    with pytest.raises(gs.ConfigError, match=r"elastic: count\(\) must not be used"):
+        gs.elastic(loader, counting, optimizer)
+    counting.close()
+    model = gs.DataParallel(net, optimizer)
+    model.engine.survive(lambda _error, _counted: False, lambda: None)  # as in an elastic run
+    with pytest.raises(gs.ConfigError, match=r"gs.elastic\(\) cannot weight its gradients, got 2"):
+        model.count(2)
+    with pytest.raises(gs.ConfigError, match=r"join: not in a run of gs.elastic\(\)"), model.join():
+        pytest.fail("the context was entered")
+    model.close()
 
 
 def test_lightnings_strategy_refuses_to_be_elastic() -> None:

@@ -160,6 +160,7 @@ def test_the_deadline_follows_the_waits() -> None:
     assert Deadline(None, None).limit_s() is None
 
 
+@pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
@@ -170,17 +171,14 @@ def test_the_deadline_follows_the_waits() -> None:
     ],
 )
 def test_a_deadline_that_cannot_be_kept_is_refused(settings, error) -> None:
-    gs.init()
-    try:
-        loader, net, optimizer = parts()
-        model = gs.DataParallel(net, optimizer)
-        with pytest.raises(gs.ConfigError, match=error):
-            gs.elastic(loader, model, optimizer, **settings)
-        model.close()
-    finally:
-        gs.shutdown()
+    loader, net, optimizer = parts()
+    model = gs.DataParallel(net, optimizer)
+    with pytest.raises(gs.ConfigError, match=error):
+        gs.elastic(loader, model, optimizer, **settings)
+    model.close()
 
 
+@pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize(
     ("drop_last", "expected"),
     [
@@ -189,27 +187,23 @@ def test_a_deadline_that_cannot_be_kept_is_refused(settings, error) -> None:
     ],  # what is dropped is left to the next epoch
 )
 def test_one_process_alone_draws_all(drop_last, expected) -> None:
-    gs.init()
-    try:
-        data = torch.utils.data.TensorDataset(torch.randn(11, 2))
-        loader = DataLoader(data, 4, drop_last=drop_last, sampler=gs.ElasticSampler(data))
-        net = torch.nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        model = gs.DataParallel(net, optimizer, algorithm=gs.LocalSGD(period_s=0.01))
-        run = gs.elastic(loader, model, optimizer)
-        sizes: list[list[int]] = []
-        for epoch in run.epochs(3):
-            assert epoch == len(sizes)
-            sizes.append([])
-            for [rows] in run:
-                sizes[-1].append(len(rows))
-                optimizer.zero_grad()
-                model(rows).sum().backward()
-                optimizer.step()
-        assert sizes == expected
-        model.close()
-    finally:
-        gs.shutdown()
+    data = torch.utils.data.TensorDataset(torch.randn(11, 2))
+    loader = DataLoader(data, 4, drop_last=drop_last, sampler=gs.ElasticSampler(data))
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = gs.DataParallel(net, optimizer, algorithm=gs.LocalSGD(period_s=0.01))
+    run = gs.elastic(loader, model, optimizer)
+    sizes: list[list[int]] = []
+    for epoch in run.epochs(3):
+        assert epoch == len(sizes)
+        sizes.append([])
+        for [rows] in run:
+            sizes[-1].append(len(rows))
+            optimizer.zero_grad()
+            model(rows).sum().backward()
+            optimizer.step()
+    assert sizes == expected
+    model.close()
 
 
 class Placed(gs.ElasticSampler):

@@ -5,10 +5,9 @@ al. 2025, arXiv:2501.18512. SparseLoCo: Sarfi et al. 2025, arXiv:2508.15706. NoL
 arXiv:2506.10911. Between averagings ranks hold different weights: model.consensus() averages them exactly.
 """
 
-import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -209,7 +208,6 @@ class LocalSGD(Algorithm):
         self.merge: float = merge
         self.topology: Topology | None = resolve(topology) if topology is not None else None
         self._lockstep = lockstep
-        self._restored = False
 
     def __repr__(self) -> str:
         outer: Any = self.outer_optimizer
@@ -487,15 +485,6 @@ class LocalSGD(Algorithm):
     def heard(self) -> list[list[int]]:
         """What all ranks have said in the averaging that was taken last: see survive()."""
         return self._heard
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """See Algorithm. setup() then makes no mean of anchors."""
-        self._restored = True
-        try:
-            yield
-        finally:
-            self._restored = False
 
     def own(self) -> dict[str, Any]:
         """Returns what this rank brings into another group beside `state_fields`. Nothing may run in the background."""

@@ -5,8 +5,7 @@ CHOCO-SGD (Koloskova et al. 2019, arXiv:1902.00340). Ranks hold different weight
 exactly.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
@@ -52,7 +51,6 @@ class LowPrecisionDecentralized(Algorithm):
         ("replica", "replica_0", "replica_1"), Merge.ANEW
     )
     needs_optimizer = True
-    _restored = False
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ class LowPrecisionDecentralized(Algorithm):
                 self._seed(bucket)
 
     def _seed(self, bucket: _C.Bucket) -> None:
-        """Takes exact copies of the neighbours' weights. If these are restored, they will be the rank's own."""
+        """Takes exact copies of the neighbours' weights. If restored, all ranks average theirs afterwards."""
         bucket.add_field("replica").copy_(bucket.flat("weight"))
         for number, exchange in enumerate(self._mixing.exchanges):
             copy = bucket.add_field(f"replica_{number}").copy_(bucket.flat("replica"))
@@ -150,15 +148,6 @@ class LowPrecisionDecentralized(Algorithm):
 
     def why_not_elastic(self) -> str:
         return ""
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """See Algorithm. All ranks average their weights afterwards, before the next exchange."""
-        self._restored = True
-        try:
-            yield
-        finally:
-            self._restored = False
 
 
 def exchange_differences(

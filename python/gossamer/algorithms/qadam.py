@@ -146,12 +146,6 @@ def adam_method(name: str, make: Callable[[Settings], Algorithm], changes: str) 
     return Method(name, make, COMPRESSED, changes, "qadam.md", trial=Trial())
 
 
-def restore(changed: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Sets the first tensor of each pair to the second."""
-    for tensor, before in changed:
-        tensor.copy_(before)
-
-
 class AdamAlgorithm(Algorithm):
     """What QAdam and 0/1 Adam share: their own optimizer, exact gradients at some steps, and one field in a codec.
 
@@ -227,7 +221,7 @@ class AdamAlgorithm(Algorithm):
                     bucket, self.field, codec=self.codec, step=self.optimizer_steps, group=self._comm
                 )
             except RuntimeError:
-                restore(before)
+                _restore(before)
                 raise
             changed.extend(before)
 
@@ -236,7 +230,7 @@ class AdamAlgorithm(Algorithm):
         try:
             self.wait()
         except RuntimeError:
-            restore(changed)
+            _restore(changed)
             raise
 
     # --- in a run whose group changes ---
@@ -321,3 +315,9 @@ class OneBitAdam(QAdam):
 
     def __init__(self, codec: Codec | None = None) -> None:
         super().__init__(codec if codec is not None else ErrorFeedback(OneBit()))
+
+
+def _restore(changed: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Sets the first tensor of each pair to the second."""
+    for tensor, before in changed:
+        tensor.copy_(before)

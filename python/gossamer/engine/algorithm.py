@@ -68,9 +68,15 @@ class Algorithm(ABC):
     average: bool = True
 
     _worker: Worker | None = None
+    _restored = False  # see restored()
     _alone = False  # see alone
     _survives = False  # see survive_losses()
     _background: Background | None = None  # of an algorithm whose messages no backward waits for
+
+    @property
+    def field_rules(self) -> Mapping[str, Merge]:
+        """The rules of `state_fields`; empty if it says none."""
+        return self.state_fields if isinstance(self.state_fields, Mapping) else {}
 
     @property
     def own_weights(self) -> bool:
@@ -376,8 +382,15 @@ class Algorithm(ABC):
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Surrounds connect() and setup() where all that ranks hold alike is brought to them afterwards."""
-        yield
+        """Surrounds connect() and setup() where all that ranks hold alike is brought to them afterwards.
+
+        setup() then need not make it, and finds `_restored` set.
+        """
+        self._restored = True
+        try:
+            yield
+        finally:
+            self._restored = False
 
     def lose_group(self) -> None:
         """Ends all waits for other ranks in connections of the algorithm's own. Any thread may call it."""

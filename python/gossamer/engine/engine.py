@@ -339,10 +339,9 @@ class Engine:
         halves = {
             name for name, param in zip(self._names, self._params, strict=True) if param.dtype == torch.half
         }
-        rules = algorithm.state_fields if isinstance(algorithm.state_fields, Mapping) else {}
         fields = merge_fields(
             [state["fields"] for state in states],
-            rules,
+            algorithm.field_rules,
             owed_factor=lambda name: share * half if name in halves else share,
             where=type(algorithm).__name__,
         )

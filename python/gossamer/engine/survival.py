@@ -3,7 +3,6 @@
 engine.py makes an Own of the native engine that has failed, and another engine takes it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +58,8 @@ def own_of(
     in_backward: bool,
 ) -> Own:
     """Return what the rank of this engine has. `counts`: backwards and optimizer steps that have ended."""
-    rules = algorithm.state_fields
-    anew = {name for name in rules if isinstance(rules, Mapping) and rules[name] is Merge.ANEW}
-    before = save_fields(buckets.all, set(rules) - anew)
+    anew = {name for name, rule in algorithm.field_rules.items() if rule is Merge.ANEW}
+    before = save_fields(buckets.all, set(algorithm.state_fields) - anew)
     after = {field: dict(values) for field, values in before.items()}
     gradients: dict[str, Tensor] = {}
     begun = native.flight.before() if in_backward else {}

@@ -76,12 +76,14 @@ def with_context(task: Callable[[], object], what: str, comm: Communicator) -> C
     return call
 
 
-def weak_call(method: "weakref.WeakMethod[Any]") -> Callable[..., None]:
-    """Return a function that calls the method while its object lives, and that does not keep the object alive."""
+def weak_call(method: "weakref.WeakMethod[Any]") -> Callable[..., Any]:
+    """Return a function that calls the method while its object lives, and that does not keep the object alive.
 
-    def call(*args: Any) -> None:
+    It returns what the method does, and None once the object is gone.
+    """
+
+    def call(*args: Any) -> Any:
         bound = method()
-        if bound is not None:
-            bound(*args)
+        return bound(*args) if bound is not None else None
 
     return call

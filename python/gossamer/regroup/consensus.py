@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.comm import gather_numbers
-from gossamer.engine import Connections, Face, Unsent, broadcast_everywhere
+from gossamer.engine import Connections, Face, Unsent, broadcast_everywhere, weak_call
 from gossamer.engine.agree import mean_everywhere
 from gossamer.engine.survival import Own
 from gossamer.regroup.gradients import GradientSurvivor
@@ -29,9 +29,8 @@ class ConsensusSurvivor(GradientSurvivor):
         super().__init__(*args, **settings)
         self._algorithm = self._face.engine.algorithm
         self._apart = self._algorithm.own_weights
-        self._sends_weights = (
-            "weight" in self._algorithm.fields
-        )  # then no rank can take a step's means from another
+        # Then no rank can take the means of a step from another.
+        self._sends_weights = "weight" in self._algorithm.fields
         # Where ranks hold different weights, they average them before a newcomer takes them.
         self._copies_common = not self._apart
         self._failed_in_step = False
@@ -56,21 +55,20 @@ class ConsensusSurvivor(GradientSurvivor):
     def _arm(self) -> None:
         super()._arm()
         self._failed_in_step = False
-        forgive = weakref.WeakMethod(self._forgive)
         if self._member is not None:
-            self._face.engine.forgive_in_steps(lambda error: (call := forgive()) is not None and call(error))
+            self._face.engine.forgive_in_steps(weak_call(weakref.WeakMethod(self._forgive)))
 
     def _forgive(self, _error: RuntimeError) -> bool:
         """End the optimizer's step alone. Return False if the group has lost no member."""
         if not (self._failed_in_step or self._lost_place()):
             return False
         self._failed_in_step = True
-        self._algorithm.alone = self._algorithm.alone or self._sends_weights
+        self._algorithm.alone |= self._sends_weights
         return True
 
     def _leave_engine(self, *, crashed: bool) -> None:
         super()._leave_engine(crashed=crashed)
-        self._algorithm.alone = self._algorithm.alone or (crashed and self._sends_weights)
+        self._algorithm.alone |= crashed and self._sends_weights
 
     # --- in the next group ---
 
@@ -78,12 +76,12 @@ class ConsensusSurvivor(GradientSurvivor):
         algorithm, failed = self._algorithm, self._failed_in_step
         every = gather_numbers(links.control, int(algorithm.alone), int(failed), own.optimizer_steps)
         algorithm.alone = any(alone for alone, *_ in every)
-        lost = max((steps for _, other_failed, steps in every if other_failed), default=None)
+        lost = max((steps for _, lacks, steps in every if lacks), default=None)
         if self._sends_weights or lost is None:
             return
-        with_means = [rank for rank, (_, no, steps) in enumerate(every) if not no and steps >= lost]
-        algorithm.alone = algorithm.alone or not with_means
+        with_means = [rank for rank, (_, lacks, steps) in enumerate(every) if not lacks and steps >= lost]
         if not with_means:
+            algorithm.alone = True
             return
         held = [*self._common(), *algorithm.states_alike()]
         with torch.no_grad():

@@ -162,8 +162,8 @@ class GradientSurvivor(Survivor[Own]):
         super()._arm()
         if self._member is None:
             return
-        lost, ended = weakref.WeakMethod(self._lost), weak_call(weakref.WeakMethod(self._keep_mean))
-        self._face.engine.survive(lambda *args: (call := lost()) is not None and call(*args), ended)
+        lost, ended = (weak_call(weakref.WeakMethod(each)) for each in (self._lost, self._keep_mean))
+        self._face.engine.survive(lost, ended)
         # Behind the hooks of the new engine: the algorithm may change what the step is made of.
         tell = weak_call(weakref.WeakMethod(self._tell_step))
         for hook in self._hooks:
@@ -214,7 +214,7 @@ class GradientSurvivor(Survivor[Own]):
         """
         params = self._face.engine.params
         names = json.loads(broadcast_bytes(links.control, json.dumps(self._with_mean).encode(), ahead))
-        is_source, shares = links.control.rank == ahead, names is not None
+        is_source = links.control.rank == ahead
         tensors = [self._means[name] if is_source else torch.empty_like(params[name]) for name in names or ()]
         with torch.no_grad():
             broadcast_everywhere(links.comm, links.control, tensors, ahead)
@@ -222,10 +222,13 @@ class GradientSurvivor(Survivor[Own]):
         if not take:
             return
         self._face.engine.algorithm.take_shared_state(shared)
-        for param in params.values() if shares else ():
-            param.grad = None
-        for name, tensor in zip(names, tensors, strict=True) if shares else own.gradients.items():
-            params[name].grad = tensor
+        gradients = own.gradients
+        if names is not None:
+            gradients = dict(zip(names, tensors, strict=True))
+            for param in params.values():
+                param.grad = None
+        for name, gradient in gradients.items():
+            params[name].grad = gradient
         self._keep_mean()
 
     # --- newcomers ---
@@ -238,7 +241,8 @@ class GradientSurvivor(Survivor[Own]):
 
     def _tell_step(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Called before optimizer `number` makes a step: tell the newcomers that copy the state."""
-        if self._donor is not None and self._donor.gives:
+        assert self._donor is not None
+        if self._donor.gives:
             self._donor.changed(self._all.step_of(number, optimizer))
 
     def _state_of(self, own: Own, copied: bool) -> dict[str, Any]:
