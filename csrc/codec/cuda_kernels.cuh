@@ -25,10 +25,11 @@ using LaneOf = WideLane<typename Codec::Value>;
 template <class Codec>
 using SumOf = Accumulate<typename Codec::Tensor>;
 
-// The threads that handle one group: neighbours within a warp, whose number is a power of two ...
+// The threads that handle one group: neighbours within a warp, 2 to the power of `bits` ...
 struct Lanes {
   static constexpr int kThreads = 256;  // of the thread block
-  int size;
+  HD explicit Lanes(int bits) : bits(bits), size(1 << bits) {}
+  int bits, size;
   __device__ int rank() const { return threadIdx.x & (size - 1); }
   __device__ unsigned mask() const {
     return size == kWarp ? 0xffffffffu : ((1u << size) - 1) << (threadIdx.x % kWarp & -size);
@@ -37,7 +38,7 @@ struct Lanes {
 
 // ... or a whole thread block.
 struct Block {
-  static constexpr int kThreads = 512, size = kThreads;
+  static constexpr int bits = 9, size = 1 << bits, kThreads = size;
   __device__ int rank() const { return threadIdx.x; }
   __device__ unsigned mask() const { return 0xffffffffu; }
 };
@@ -63,13 +64,23 @@ struct Apart {
   __device__ const uint8_t* row(int64_t r, int64_t) const { return each[r]; }
 };
 
-// The elements of a pack where rows are summed: as many as have 16 bytes of codes, and 16 of fewer than 4 bits, since 32 do
-// not fit into the registers of each architecture. There are four where the sums are double, for which there are too few
-// registers too, and where `summed` asks for four.
+// The elements of a pack of doubles: as few as have a byte of codes, since registers are few.
 template <class Codec>
-constexpr int kRowPack = Codec::kSummed || std::is_same_v<SumOf<Codec>, double> ? kPack
-                         : Codec::kCodeBits < 4                                 ? 16
-                                                                                : 128 / Codec::kCodeBits;
+constexpr int kDoublePack = Codec::kCodeBits < 2 ? 8 : kPack;
+
+// The elements of a pack where a tensor's values are encoded: many in blocks, so that a thread has 64 bytes of loads in flight,
+// and few threads share a block and its division.
+template <class Codec, class Element>
+constexpr int kTensorPack = std::is_same_v<Element, double>           ? kDoublePack<Codec>
+                            : Codec::kStatistics == Statistics::block ? 16
+                                                                      : kPack;
+
+// The elements of a pack where rows are summed: as many as have 16 bytes of codes, and 16 of fewer than 4 bits, since 32 do
+// not fit into the registers of each architecture.
+template <class Codec>
+constexpr int kRowPack = std::is_same_v<SumOf<Codec>, double> ? kDoublePack<Codec>
+                         : Codec::kCodeBits < 4               ? 16
+                                                              : 128 / Codec::kCodeBits;
 
 constexpr int kRowsAtOnce = 4;  // rows whose loads a thread has in flight
 
@@ -100,6 +111,12 @@ __device__ void add_rows(const Layout& layout, const Wire& wire, int64_t rows, i
   }
 }
 
+// How many of a pack's elements there are, if `left` are left.
+template <int N>
+__device__ int within(int64_t left) {
+  return left < N ? static_cast<int>(left) : N;
+}
+
 __device__ int64_t elements_of_row(const codec::Rows& rows, int64_t r) {
   const int64_t left = rows.numel - r * rows.pitch;
   return left < 0 ? 0 : left < rows.row_numel ? left : rows.row_numel;
@@ -119,14 +136,14 @@ struct TensorRows {
   using Codec = Codec_;
   using Element = T;
   static constexpr bool kKeepsError = false, kSumsRows = false;
-  static constexpr int kWidth = kPack;  // elements of a pack
+  static constexpr int kWidth = kTensorPack<Codec, T>;
   const T* x;
   codec::Rows rows;
 
   __device__ int64_t valid(int64_t row) const { return elements_of_row(rows, row); }
-  __device__ Pack<T> load(int64_t row, int64_t, int64_t i, int64_t left) const {
+  __device__ Pack<T, kWidth> load(int64_t row, int64_t, int64_t i, int64_t left) const {
     const T* p = x + row * rows.pitch + i;
-    return load_pack(p, left, is_aligned(p));
+    return load_pack<kWidth>(p, left, is_aligned<kWidth>(p));
   }
 };
 
@@ -135,23 +152,24 @@ template <class Tensor>
 struct PlusError : Tensor {
   using Element = typename Tensor::Codec::Tensor;
   static constexpr bool kKeepsError = true;
+  static constexpr int kWidth = Tensor::kWidth;
   Element* error;
 
-  __device__ Pack<Element> load(int64_t row, int64_t group, int64_t i, int64_t left) const {
+  __device__ Pack<Element, kWidth> load(int64_t row, int64_t group, int64_t i, int64_t left) const {
     const Element* owed = error + row * this->rows.pitch + i;
     const auto values = Tensor::load(row, group, i, left);
-    auto sums = load_pack(owed, left, is_aligned(owed));
+    auto sums = load_pack<kWidth>(owed, left, is_aligned<kWidth>(owed));
 #pragma unroll
-    for (int k = 0; k < kPack; ++k)
+    for (int k = 0; k < kWidth; ++k)
       WideLane<Element>::add_to(&sums.v[k], WideLane<Element>::load(&values.v[k]));
     return sums;
   }
-  __device__ void keep(int64_t row, int64_t i, int64_t left, const Pack<Element>& rests) const {
+  __device__ void keep(int64_t row, int64_t i, int64_t left, const Pack<Element, kWidth>& rests) const {
     Element* owed = error + row * this->rows.pitch + i;
-    Pack<Element> kept;
+    Pack<Element, kWidth> kept;
 #pragma unroll
-    for (int k = 0; k < kPack; ++k) kept.v[k] = finite_or_zero(rests.v[k]);
-    store_pack(owed, kept, left, is_aligned(owed));
+    for (int k = 0; k < kWidth; ++k) kept.v[k] = finite_or_zero(rests.v[k]);
+    store_pack(owed, kept, left, is_aligned<kWidth>(owed));
   }
 };
 
@@ -188,11 +206,11 @@ struct SumWithError : Sum {
 
   __device__ void keep(int64_t, int64_t i, int64_t left, const Pack<Element, Sum::kWidth>& rests) const {
     Element* owed = error + i;
-    auto kept = load_pack<Sum::kWidth>(owed, left, is_aligned(owed));
+    auto kept = load_pack<Sum::kWidth>(owed, left, is_aligned<Sum::kWidth>(owed));
 #pragma unroll
     for (int k = 0; k < Sum::kWidth; ++k)  // in double: rounded once
       kept.v[k] = finite_or_zero(static_cast<Element>(kept.v[k] + rests.v[k] * unscaled));
-    store_pack(owed, kept, left, is_aligned(owed));
+    store_pack(owed, kept, left, is_aligned<Sum::kWidth>(owed));
   }
 };
 
@@ -220,17 +238,17 @@ __device__ Piece piece_of(const Source& source, const Layout& layout, int64_t ro
   return {row, group, begin, after < valid ? after : valid, index + 1 == pieces ? all_slots : after};
 }
 
-// How many elements of a source that sums rows a thread keeps in registers. Longer groups go to a thread block, and longer
-// rows with one set of statistics to several.
-template <class Team, class Element>
-constexpr int kHeld = (std::is_same_v<Team, Lanes> ? 128 : 64) / static_cast<int>(sizeof(Element));
+// How many elements a thread keeps in registers. A longer group goes to a thread block, as all of it is kept where rows are
+// summed. Longer rows with one set of statistics go to several.
 template <class Element>
-constexpr int64_t kMaxWarpGroup = kWarp * kHeld<Lanes, Element>;
+constexpr int kHeld = 64 / static_cast<int>(sizeof(Element));
+template <class Source>
+constexpr int64_t kMaxWarpGroup = Source::kSumsRows ? kWarp * kHeld<typename Source::Element> : 1024;
 template <class Element>
-constexpr int64_t kMaxTeamRow = Block::size * kHeld<Block, Element>;
+constexpr int64_t kMaxTeamRow = Block::size * kHeld<Element>;
 
-// The values of a piece. Each thread keeps the first packs of a source that sums rows, so that the rows are read once.
-// Others are loaded again: from cache.
+// The values of a piece. Each thread keeps the first packs, so that they are read once. Others are loaded again: from cache,
+// where they are of a tensor.
 template <class Team, class Source>
 class Values {
  public:
@@ -260,12 +278,14 @@ class Values {
 
  private:
   using Codec = typename Source::Codec;
-  // Without statistics each value is used once.
-  static constexpr bool kHolds = Source::kSumsRows && Codec::kStatistics != Statistics::none;
-  static constexpr int kMost = kHeld<Team, typename Source::Element>;
+  // Without statistics each value is used once. A tensor's row with one set of them is too long to be kept.
+  static constexpr bool kHolds =
+      Codec::kStatistics == Statistics::block || (Source::kSumsRows && Codec::kStatistics == Statistics::row);
+  static constexpr int kMost = kHeld<typename Source::Element>;
   static constexpr int kPacks = !kHolds ? 0 : kMost > kWidth ? kMost / kWidth : 1;
   static constexpr bool kHoldsAll =
-      kHolds && (Codec::kStatistics == Statistics::row || (std::is_same_v<Team, Lanes> && !Codec::kSummed));
+      kHolds && Source::kSumsRows &&
+      (Codec::kStatistics == Statistics::row || (std::is_same_v<Team, Lanes> && !Codec::kSummed));
 
   __device__ Held load(int64_t i) const { return source_.load(piece_.row, piece_.group, i, piece_.end - i); }
 
@@ -283,7 +303,7 @@ struct Stored : Source {
   const Element* sums;
 
   __device__ auto load(int64_t, int64_t, int64_t i, int64_t left) const {
-    return load_pack<Source::kWidth>(sums + i, left, is_aligned(sums + i));
+    return load_pack<Source::kWidth>(sums + i, left, is_aligned<Source::kWidth>(sums + i));
   }
 };
 
@@ -316,40 +336,59 @@ __device__ auto observe(Team team, const Values<Team, Source>& values, const Pie
   auto stats = Codec::template nothing<Scalar>();
   values.each(piece.end, [&](int64_t i, auto get) {
     const auto pack = get();
+    const int valid = within<Source::kWidth>(piece.end - i);
 #pragma unroll
     for (int k = 0; k < Source::kWidth; ++k)
-      if (i + k < piece.end) stats = Codec::template observe<Scalar>(stats, value_of<Source>(pack.v[k]));
+      if (k < valid) stats = Codec::template observe<Scalar>(stats, value_of<Source>(pack.v[k]));
   });
   return merged<Codec>(team, stats);
 }
 
-// The sum of a piece, in the order that layout.h defines; every thread of the warp gets it. Lane l holds partial sums 4 l
-// to 4 l + 3. In the first two halvings lanes 16 and 8 apart share the additions: each takes half of what both hold. These
-// are 8 additions a lane, and no order of lanes needs fewer: a halving needs the one before, and a warp adds 32 numbers at
-// once, so the 64 additions of the first halving take two, and the six others one each.
+constexpr int log2_of(int x) { return x <= 1 ? 0 : 1 + log2_of(x / 2); }
+
+// The sum of a piece, in the order that layout.h defines; every thread of the team gets it. Lane l holds the partial sums of
+// its pack. In the first halvings two lanes share the additions, as long as they hold several sums each: one takes those of
+// even number of both, the other the odd ones.
 template <class Team, class Source>
-__device__ Sum summed(const Values<Team, Source>& values, const Piece& piece) {
+__device__ Sum summed(Team team, const Values<Team, Source>& values, const Piece& piece) {
   using Codec = typename Source::Codec;
-  static_assert(kPartialSums == kWarp * Source::kWidth && Source::kWidth == 4,
-                "a thread holds the partial sums of its pack");
-  constexpr unsigned all = 0xffffffffu;
-  double partial[kPack] = {};
+  constexpr int kWidth = Source::kWidth, kLanes = kPartialSums / kWidth;
+  constexpr int kBits = log2_of(kWidth), kStages = log2_of(kLanes),
+                kShared = kBits < kStages ? kBits : kStages;
+  double sums[kWidth] = {};
   values.each(piece.end, [&](int64_t i, auto get) {
     const auto pack = get();
+    const int valid = within<kWidth>(piece.end - i);
 #pragma unroll
-    for (int k = 0; k < kPack; ++k)
-      if (i + k < piece.end)
-        partial[k] += static_cast<double>(Codec::template summand<Scalar>(value_of<Source>(pack.v[k])));
+    for (int k = 0; k < kWidth; ++k)
+      if (k < valid)
+        sums[k] += static_cast<double>(Codec::template summand<Scalar>(value_of<Source>(pack.v[k])));
   });
-  const bool upper = threadIdx.x & 16, odd = threadIdx.x & 8;
-  double even_sum = upper ? partial[2] : partial[0], odd_sum = upper ? partial[3] : partial[1];
-  even_sum += __shfl_xor_sync(all, upper ? partial[0] : partial[2], 16);
-  odd_sum += __shfl_xor_sync(all, upper ? partial[1] : partial[3], 16);
-  double sum = odd ? odd_sum : even_sum;
-  sum += __shfl_xor_sync(all, odd ? even_sum : odd_sum, 8);
-  // Lane l now holds partial sum 2 [l & 16] + [l & 8] of its pack, where [] is 1 for a set bit.
-  for (int offset : {4, 2, 1, 16, 8}) sum += __shfl_xor_sync(all, sum, offset);
-  return {sum, piece.end - piece.begin};
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int offset = kLanes / 2 >> stage;
+    if (stage < kShared) {
+      const bool odd = threadIdx.x & offset;
+#pragma unroll
+      for (int k = 0; k < kWidth / 2; ++k) {
+        if (k >= kWidth >> (stage + 1)) continue;
+        const double kept = odd ? sums[2 * k + 1] : sums[2 * k], given = odd ? sums[2 * k] : sums[2 * k + 1];
+        sums[k] = kept + __shfl_xor_sync(team.mask(), given, offset);
+      }
+    } else {
+      sums[0] += __shfl_xor_sync(team.mask(), sums[0], offset);
+    }
+  }
+  // A lane now holds the sums whose numbers in a pack have the low bits that it has taken.
+#pragma unroll
+  for (int bit = kBits - kShared - 1; bit >= 0; --bit)
+#pragma unroll
+    for (int k = 0; k < kWidth / 2; ++k)
+      if (k < 1 << bit) sums[k] += sums[k + (1 << bit)];
+#pragma unroll
+  for (int stage = kShared - 1; stage >= 0; --stage)
+    sums[0] += __shfl_xor_sync(team.mask(), sums[0], kLanes / 2 >> stage);
+  return {sums[0], piece.end - piece.begin};
 }
 
 template <class Team, class Source>
@@ -357,7 +396,7 @@ __device__ auto params_of(Team team, const Values<Team, Source>& values, const P
                           bool stochastic) {
   using Codec = typename Source::Codec;
   if constexpr (Codec::kSummed)
-    return Codec::finish(summed(values, piece));
+    return Codec::finish(summed(team, values, piece));
   else if constexpr (Codec::kStochastic)
     return Codec::finish(observe(team, values, piece), stochastic);
   else
@@ -402,8 +441,7 @@ __device__ typename Codec::Tensor dequantised(const typename Codec::Params& para
   }
 }
 
-// Codes of a piece, and zeros from its end to its last slot. Where threads share bytes, the piece has a multiple of 128
-// slots, so that warps stay whole.
+// Codes of a piece, and zeros from its end to its last slot.
 template <class Team, class Source>
 __device__ void quantise(const Source& source, const Values<Team, Source>& values,
                          typename Source::Codec::Params params, const Piece& piece, const Noise& noise,
@@ -418,9 +456,10 @@ __device__ void quantise(const Source& source, const Values<Team, Source>& value
     Pack<Code, kWidth> out{};
     if (i < piece.end && (Source::kKeepsError || !blank)) {
       const auto pack = get();
+      const int valid = blank ? 0 : within<kWidth>(piece.end - i);
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
-        if (i + k >= piece.end || blank) continue;
+        if (k >= valid) continue;
         if constexpr (Codec::kRaw && std::is_same_v<Element, Code>)
           out.v[k] = pack.v[k];
         else
@@ -444,10 +483,10 @@ __device__ void clear_header_padding(const Layout& layout, int64_t entry_bytes, 
 
 // body(row, index) for each of `pieces` pieces of each row that the calling team of the thread block takes.
 template <class Body>
-__device__ void each_piece(int64_t rows, int64_t pieces, int team_size, Body body) {
-  const int64_t teams = blockDim.x / team_size;
+__device__ void each_piece(int64_t rows, int64_t pieces, int team_bits, Body body) {
+  const int64_t teams = blockDim.x >> team_bits;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y)
-    for (int64_t index = blockIdx.x * teams + threadIdx.x / team_size; index < pieces;
+    for (int64_t index = blockIdx.x * teams + (threadIdx.x >> team_bits); index < pieces;
          index += gridDim.x * teams)
       body(row, index);
 }
@@ -458,7 +497,7 @@ __global__ void __launch_bounds__(Team::kThreads, kFewestThreads / Team::kThread
     encode_groups(Team team, Source source, Layout layout, int64_t rows, uint64_t key, int64_t first_row,
                   uint8_t* wire) {
   using Codec = typename Source::Codec;
-  each_piece(rows, layout.groups, team.size, [&](int64_t r, int64_t index) {
+  each_piece(rows, layout.groups, team.bits, [&](int64_t r, int64_t index) {
     const Piece piece = piece_of(source, layout, r, index, layout.groups, layout.group);
     const Values values(team, source, piece);
     uint8_t* row = wire + r * layout.row_bytes;
@@ -488,7 +527,7 @@ __global__ void __launch_bounds__(Block::kThreads, 1)
   const Stats stats = observe(Block{}, values, piece);
   if (sums != nullptr)
     values.each(piece.end, [&](int64_t i, auto get) {
-      store_pack(sums + i, get(), piece.end - i, is_aligned(sums + i));
+      store_pack(sums + i, get(), piece.end - i, is_aligned<Source::kWidth>(sums + i));
     });
   if (threadIdx.x == 0)
     reinterpret_cast<Stats*>(wire + r * layout.row_bytes + layout.header_bytes)[blockIdx.x] = stats;
@@ -502,7 +541,7 @@ __global__ void write_headers(Source source, Layout layout, int64_t parts, uint8
   const Stats* partial = reinterpret_cast<const Stats*>(row + layout.header_bytes);
   Stats stats = Codec::template nothing<Scalar>();
   for (int64_t p = threadIdx.x; p < parts; p += kWarp) stats = Codec::merge(stats, partial[p]);
-  stats = merged<Codec>(Lanes{kWarp}, stats);
+  stats = merged<Codec>(Lanes{kWarpBits}, stats);
   const bool empty = source.valid(blockIdx.x) == 0;
   if (threadIdx.x == 0) Codec::write(empty ? typename Codec::Params{} : Codec::finish(stats), row, 0);
   clear_header_padding(layout, Codec::kEntryBytes, threadIdx.x, kWarp, row);
@@ -511,8 +550,8 @@ __global__ void write_headers(Source source, Layout layout, int64_t parts, uint8
 template <class Source>
 __global__ void quantise_chunks(Source source, Layout layout, int64_t rows, int64_t chunks, uint8_t* wire) {
   using Codec = typename Source::Codec;
-  const Lanes team{kWarp};
-  each_piece(rows, chunks, kWarp, [&](int64_t r, int64_t index) {
+  const Lanes team{kWarpBits};
+  each_piece(rows, chunks, kWarpBits, [&](int64_t r, int64_t index) {
     const Piece piece = piece_of(source, layout, r, index, chunks, kChunk);
     const Values values(team, source, piece);
     uint8_t* row = wire + r * layout.row_bytes;
@@ -546,12 +585,12 @@ template <class Codec, class Wire>
 __global__ void decode_chunks(Layout layout, codec::Rows rows, int64_t chunks, Wire wire,
                               typename Codec::Tensor* out) {
   using T = typename Codec::Tensor;
-  each_piece(rows.rows, chunks, kWarp, [&](int64_t r, int64_t index) {
+  each_piece(rows.rows, chunks, kWarpBits, [&](int64_t r, int64_t index) {
     const int64_t begin = index * kChunk, valid = elements_of_row(rows, r);
     const int64_t end = begin + kChunk < valid ? begin + kChunk : valid;
     const Groups<Codec> groups(layout, begin);
     const uint8_t* row = wire.row(r, layout.row_bytes);
-    each_pack(Lanes{kWarp}, begin, end, [&](int64_t i) {
+    each_pack(Lanes{kWarpBits}, begin, end, [&](int64_t i) {
       const auto params = Codec::read(row, groups.of(i));
       const auto codes =
           codes_of<Codec, kPack>(load_bits<Codec, kPack>(row + layout.header_bytes, i, end - i));
@@ -559,7 +598,7 @@ __global__ void decode_chunks(Layout layout, codec::Rows rows, int64_t chunks, W
 #pragma unroll
       for (int k = 0; k < kPack; ++k) x.v[k] = dequantised<Codec>(params, codes.v[k]);
       T* p = out + r * rows.pitch + i;
-      store_pack(p, x, end - i, is_aligned(p));
+      store_pack(p, x, end - i, is_aligned<kPack>(p));
     });
   });
 }
@@ -567,13 +606,13 @@ __global__ void decode_chunks(Layout layout, codec::Rows rows, int64_t chunks, W
 template <class Codec, class Wire>
 __global__ void decode_add_chunks(Layout layout, int64_t chunks, Wire wire, int64_t rows, int64_t valid,
                                   SumOf<Codec>* acc) {
-  each_piece(1, chunks, kWarp, [&](int64_t, int64_t index) {
+  each_piece(1, chunks, kWarpBits, [&](int64_t, int64_t index) {
     const int64_t begin = index * kChunk, end = begin + kChunk < valid ? begin + kChunk : valid;
     const Groups<Codec> groups(layout, begin);
-    each_pack(Lanes{kWarp}, begin, end, [&](int64_t i) {
-      auto sums = load_pack(acc + i, end - i, is_aligned(acc + i));
+    each_pack(Lanes{kWarpBits}, begin, end, [&](int64_t i) {
+      auto sums = load_pack(acc + i, end - i, is_aligned<kPack>(acc + i));
       add_rows<Codec>(layout, wire, rows, groups.of(i), i, end - i, sums);
-      store_pack(acc + i, sums, end - i, is_aligned(acc + i));
+      store_pack(acc + i, sums, end - i, is_aligned<kPack>(acc + i));
     });
   });
 }

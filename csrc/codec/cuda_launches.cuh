@@ -44,12 +44,14 @@ dim3 grid_of(int64_t rows, int64_t pieces, int64_t teams) {
 }
 
 // The fewest lanes that hold a group in one pack of `width` elements each, but as many elements at least as a short row is
-// padded to: those of 16 bytes, which are 32 of Int4 and 64 of Int2.
+// padded to: those of 16 bytes, which are 32 of Int4, 64 of Int2 and 128 of OneBit. The lanes of a sum must have 128.
 template <class Codec>
-int lanes_of(int64_t group, int width) {
-  int lanes = (Codec::kCodeBits < 4 ? 128 / Codec::kCodeBits : 32) / width;
-  while (lanes < kWarp && lanes * width < group) lanes *= 2;
-  return lanes;
+Lanes lanes_of(int64_t group, int width) {
+  const int64_t numel =
+      std::max<int64_t>(Codec::kCodeBits < 4 ? 128 / Codec::kCodeBits : 32, Codec::kSummed ? 0 : group);
+  int bits = 0;
+  while (bits < kWarpBits && (width << bits) < numel) ++bits;
+  return Lanes(bits);
 }
 
 void check_wire(const char* where, const void* wire) {
@@ -103,12 +105,11 @@ void encode_rows(const Source& source, const Layout& layout, int64_t rows, uint6
     launch(encode_groups<decltype(team), Source>, grid_of(rows, layout.groups, team.kThreads / team.size),
            team.kThreads, stream, team, source, layout, rows, key, first_row, wire);
   };
+  const Lanes lanes = lanes_of<typename Source::Codec>(layout.group, Source::kWidth);
   if constexpr (statistics == Statistics::none || Source::Codec::kSummed)
-    return encode(Lanes{kWarp});
-  else if (layout.group > kMaxWarpGroup<typename Source::Element>)
-    return encode(Block{});
+    encode(lanes);
   else
-    return encode(Lanes{lanes_of<typename Source::Codec>(layout.group, Source::kWidth)});
+    layout.group > kMaxWarpGroup<Source> ? encode(Block{}) : encode(lanes);
 }
 
 // Encodes source(the SumOfRows) as row `row_number` of the random numbers.

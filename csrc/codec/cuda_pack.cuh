@@ -11,7 +11,7 @@
 namespace gossamer::device {
 namespace {
 
-constexpr int kWarp = 32;
+constexpr int kWarpBits = 5, kWarp = 1 << kWarpBits;
 constexpr int kPack = 4;
 
 template <class T, int N = kPack>
@@ -54,9 +54,9 @@ __device__ void store_pack(T* p, const Pack<T, N>& pack, int64_t left, bool alig
     if (k < left) p[k] = pack.v[k];
 }
 
-template <class T>
+template <int N, class T>
 __device__ bool is_aligned(const T* p) {
-  return reinterpret_cast<uintptr_t>(p) % alignof(Pack<T>) == 0;
+  return reinterpret_cast<uintptr_t>(p) % alignof(Pack<T, N>) == 0;
 }
 
 // The bits of codes i, i + 1, ... of a pack; `left` of them lie before the row's end. `codes` is 16-byte aligned and padded
@@ -69,8 +69,8 @@ __device__ auto load_bits(const uint8_t* codes, int64_t i, int64_t left) {
     return load_pack<N>(reinterpret_cast<const typename Codec::Code*>(codes) + i, left, true);
   else if constexpr (N * Codec::kCodeBits == 32)
     return *reinterpret_cast<const unsigned*>(codes + i / N * 4);
-  else if constexpr (Codec::kCodeBits == 4)
-    return unsigned{*reinterpret_cast<const uint16_t*>(codes + i / 2)};
+  else if constexpr (N * Codec::kCodeBits == 16)
+    return unsigned{*reinterpret_cast<const uint16_t*>(codes + i / N * 2)};
   else
     return unsigned{codes[i * Codec::kCodeBits / 8]} >> (i * Codec::kCodeBits % 8);
 }
@@ -91,7 +91,7 @@ __device__ Pack<typename Codec::Code, N> codes_of(const Bits& bits) {
   }
 }
 
-// Stores a pack. Two threads share a byte of single bits: the even one writes it, so the whole warp must call this.
+// Stores a pack, which has a byte of codes at least.
 template <class Codec, int N>
 __device__ void store_codes(uint8_t* codes, int64_t i, const Pack<typename Codec::Code, N>& pack,
                             int64_t left) {
@@ -110,13 +110,11 @@ __device__ void store_codes(uint8_t* codes, int64_t i, const Pack<typename Codec
 #pragma unroll
       for (int w = 0; w < kWords; ++w) all.v[w] = words.v[w];
       store_pack(reinterpret_cast<unsigned*>(codes) + i / N * kWords, all, kWords, true);
-    } else if constexpr (Codec::kCodeBits == 4) {
-      *reinterpret_cast<uint16_t*>(codes + i / 2) = static_cast<uint16_t>(words.v[0]);
-    } else if constexpr (Codec::kCodeBits == 2) {
-      codes[i / 4] = static_cast<uint8_t>(words.v[0]);
+    } else if constexpr (N * Codec::kCodeBits == 16) {
+      *reinterpret_cast<uint16_t*>(codes + i / N * 2) = static_cast<uint16_t>(words.v[0]);
     } else {
-      const unsigned next = __shfl_down_sync(0xffffffffu, words.v[0], 1);
-      if (i % 8 == 0) codes[i / 8] = static_cast<uint8_t>(words.v[0] | next << 4);
+      static_assert(N * Codec::kCodeBits == 8, "threads do not share bytes");
+      codes[i / N] = static_cast<uint8_t>(words.v[0]);
     }
   }
 }

@@ -95,7 +95,17 @@ struct Int4 : BfloatScales {
   // where a half goes to the even one, decides as v itself does.
   template <class Lane>
   static HD typename Lane::Bytes nearest(typename Lane::F v) {
+#if defined(__CUDA_ARCH__)
+    const float whole = (v + 12582912.0f) - 12582912.0f;
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(__fmaf_rn(4.0f, fabsf(whole), 35.0f)));
+    const int32_t count =
+        bit_cast<int32_t>(__fmaf_rn(root, 0.5f, 12582909.0f)) - bit_cast<int32_t>(12582912.0f);
+    const int32_t code = whole < 0 ? 8 - count : 8 + count;
+    return code < 15 ? code : 15;
+#else
     return Lane::template by_steps<8, 15, 4, 12, 22, 34, 48, 64, 82, 102>(Lane::to_int(v));
+#endif
   }
 };
 

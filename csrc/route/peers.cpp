@@ -28,6 +28,7 @@ namespace {
 
 constexpr int64_t kAlignmentBytes = 16;  // of a rank's part, so that kernels move whole vectors
 constexpr int kMain = 0, kSide = 1;      // channels of meetings
+constexpr auto kStopped = "the device has stopped";
 
 // A piece of all rows has a MiB at least. At 22 GB/s that takes 48 us, many times as long as its launches and its meeting.
 constexpr int64_t kLeastBytes = int64_t{1} << 20, kMostPieces = 8;
@@ -39,10 +40,17 @@ int64_t piece_bytes(const Communicator& comm, const Shape& shape) {
   return std::max(kLeastBytes / comm.size(), (row + kMostPieces - 1) / kMostPieces);
 }
 
+// A device that has waited for a rank in vain has stopped: every later call to it fails, and does not say why.
+void check_none_missing(const PeerBlock& block, const std::string& why) {
+  if (const auto rank = block.missing())
+    raise_python(ErrorKind::comm, "meet: rank ", *rank, " did not come in time: ", why);
+}
+
 class RowsOfPeers : public Rows {
  public:
   RowsOfPeers(Communicator& comm, const Shape& shape)
       : Rows(comm, shape, piece_bytes(comm, shape)), shared_(Route::of(comm).shared(comm, row_bytes())) {
+    check_none_missing(*shared_.block, kStopped);
     if (pieces_.size() > 1) side_ = Route::of(comm).side_stream(comm);
     const int64_t moved = 2 * (comm.size() - 1) * row_bytes();
     comm.count(moved, moved);
@@ -101,9 +109,8 @@ void meet_in_time(PeerBlock& block, int channel = kMain) {
   try {
     block.meet(channel);
   } catch (const std::exception& error) {
-    const auto rank = block.missing();
-    if (!rank) throw;
-    raise_python(ErrorKind::comm, "meet: rank ", *rank, " did not come in time: ", first_line(error.what()));
+    check_none_missing(block, first_line(error.what()));
+    throw;
   }
 }
 
@@ -125,6 +132,7 @@ bool sum_in_place(Communicator& comm, const at::Tensor& x, double scale) {
   if (!dtype || !x.is_contiguous()) return false;
   PeerBlock* block = comm.peers_of(x);
   if (block == nullptr) return false;
+  check_none_missing(*block, kStopped);
   const c10::OptionalDeviceGuard guard(comm.device());
   const int64_t n = comm.size();
   const int64_t element_bytes = element_size(*dtype);

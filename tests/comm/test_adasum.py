@@ -262,7 +262,8 @@ def test_cuda_tensors_are_combined_on_their_device() -> None:
             inputs = random_inputs(size, dtype, (300_001, 0, 5))
             results = [x.cpu() for x in run_adasum([x.cuda() for x in inputs], (300_001, 0, 5))]
             assert_equal_bits(results)
-            tolerance = 8 * torch.finfo(dtype).eps
+            # The device sums dot products of 300,001 elements in an order of its own.
+            tolerance = 32 * torch.finfo(dtype).eps
             torch.testing.assert_close(
                 results[0], expected(inputs, (300_001, 0, 5)), rtol=tolerance, atol=tolerance
             )

@@ -20,6 +20,7 @@ pytestmark = [
 
 JOB = """
 import os
+import sys
 from datetime import timedelta
 
 rank = int(os.environ["RANK"])
@@ -43,6 +44,10 @@ def sample(seed, numel):
 def same_on_both(x):
     both = gs.all_gather(x[None])
     return torch.equal(both[0], both[1])
+
+def show(name, rank, facts):
+    # As one write, so that the lines of two processes do not mix: torchrun starts them without buffers.
+    sys.stdout.write(" ".join([name, str(rank), *map(str, facts)]) + "\\n")
 
 def facts_of_sums():
     comm, control = comms.private(None, device)
@@ -93,7 +98,7 @@ def facts_of_training():
         yield bool((mine - alone).norm() < bound * (alone - start).norm())
 
 for name, facts in (("sums", facts_of_sums), ("training", facts_of_training)):
-    print(name, rank, *facts(), flush=True)
+    show(name, rank, facts())
 gs.shutdown()
 dist.destroy_process_group()
 """

@@ -87,11 +87,11 @@ FAULTS = (
         KERNELS,
         "__shfl_xor_sync(team.mask(), words[w], offset)",
         "__shfl_xor_sync(team.mask() & (FAULT ? 0x0000ffffu : ~0u), words[w], offset)",
-        "int8GivesTheBytesAndValuesOfTheCpuForEveryTail",
+        "int8GivesTheBytesAndValuesOfTheCpuForLongRows",
         r"which the mask \S+ does not name|its mask \S+ does not name it",
     ),
     Fault(
-        "a team of eight lanes waits for the whole warp",
+        "a team of four lanes waits for the whole warp",
         KERNELS,
         "return size == kWarp ? 0xffffffffu",
         "return FAULT || size == kWarp ? 0xffffffffu",
@@ -108,11 +108,11 @@ FAULTS = (
     ),
     Fault(
         "a shuffle is in a branch that half of the lanes take",
-        PACK,
-        "const unsigned next = __shfl_down_sync(0xffffffffu, words.v[0], 1);",
-        "unsigned next = 0;\n      if (!FAULT || i % 8 == 0) next = __shfl_down_sync(0xffffffffu, words.v[0], 1);",
+        KERNELS,
+        "  for (int stage = kShared - 1; stage >= 0; --stage)\n",
+        "  for (int stage = kShared - 1; stage >= 0; --stage)\n    if (!FAULT || threadIdx.x % 2 == 0)\n",
         "onebitGivesTheBytesAndValuesOfTheCpuForEveryTail",
-        "waits in __shfl_down_sync",
+        "waits in __shfl_xor_sync",
     ),
     Fault(
         "a whole pack is loaded where three elements are left",
@@ -133,8 +133,8 @@ FAULTS = (
     Fault(
         "vectors are loaded from any address",
         PACK,
-        "return reinterpret_cast<uintptr_t>(p) % alignof(Pack<T>) == 0;",
-        "return FAULT || reinterpret_cast<uintptr_t>(p) % alignof(Pack<T>) == 0;",
+        "return reinterpret_cast<uintptr_t>(p) % alignof(Pack<T, N>) == 0;",
+        "return FAULT || reinterpret_cast<uintptr_t>(p) % alignof(Pack<T, N>) == 0;",
         "int8GivesTheBytesAndValuesOfTheCpuForUnalignedViews",
         MISALIGNED,
     ),
@@ -231,9 +231,8 @@ FAULTS = (
     Fault(
         "groups are encoded twice",
         LAUNCHES,
-        "return encode(Lanes{lanes_of<typename Source::Codec>(layout.group, Source::kWidth)});",
-        "for (int again = FAULT; again >= 0; --again)"
-        "  encode(Lanes{lanes_of<typename Source::Codec>(layout.group, Source::kWidth)});",
+        "? encode(Block{}) : encode(lanes);",
+        "? encode(Block{}) : encode(lanes), FAULT ? encode(lanes) : void();",
         "int8_takes_three_launches",
         "encoded.launches == 1",
         program="traffic",

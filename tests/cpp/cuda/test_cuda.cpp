@@ -187,7 +187,7 @@ void expect_equal_errors(Kind kind, const std::vector<Rows>& shapes, int64_t ski
   }
 }
 
-// Of packs, of bytes that several codes share, and of teams of 8, 16 and 32 threads.
+// Of packs, of bytes that several codes share, and of teams of 1 to 32 threads.
 std::vector<Rows> all_tails() {
   std::vector<Rows> shapes;
   for (int64_t n = 1; n <= 132; ++n)

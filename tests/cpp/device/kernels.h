@@ -21,8 +21,15 @@ StreamId current_stream();  // of the calling thread
 
 inline const gossamer::DeviceKernels& cpu() { return gossamer::device_kernels(c10::DeviceType::CPU); }
 
+// A meeting that ended in vain has stopped the device. Then nothing can be launched any more.
+inline bool stopped = false;
+inline void check_not_stopped() {
+  if (stopped) throw std::runtime_error("late: the device has stopped");
+}
+
 template <class Call>
 void launch(Call call) {
+  check_not_stopped();
   Device::instance().push(current_stream(), std::move(call));
 }
 
@@ -42,14 +49,12 @@ class WireRows {
   std::vector<const uint8_t*> each_;
 };
 
-// Meetings and memory as flat/cuda.h has them, where each rank is a process. After a meeting that ended in vain the device
-// takes no further one.
-inline bool stopped = false;
+// Meetings and memory as flat/cuda.h has them, where each rank is a process.
 inline int meetings = 0, dropped_meeting = -1;  // a seeded fault: the meeting with this number is left out
 
 inline void meet(const gossamer::flat::Meeting& given) {
   using namespace gossamer;
-  if (stopped) throw std::runtime_error("late: the device has stopped");
+  check_not_stopped();
   if (meetings++ == dropped_meeting) return;
   struct Meeting {
     std::vector<uint32_t*> pads;
