@@ -197,8 +197,11 @@ def torch_flags(folder: Path) -> list[str]:
 
 
 def python_flags(folder: Path, include: str) -> list[str]:
-    """Returns the flags for the bindings. ``include``: where Python's headers are."""
-    return [*torch_flags(folder), "-O1", "-DTORCH_EXTENSION_NAME=_C", f"-isystem{include}"]
+    """Returns the flags for the bindings. ``include``: where Python's headers are.
+
+    They optimise as those of ``torch_flags`` do: from GCC 13 on a precompiled header fits no other level.
+    """
+    return [*torch_flags(folder), "-DTORCH_EXTENSION_NAME=_C", f"-isystem{include}"]
 
 
 def libraries(folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -202,6 +203,12 @@ def test_a_plain_install_copies_the_package_and_an_editable_one_recompiles_only_
     again = run("setup.py", "build_ext", "--inplace", cwd=project)
     assert compiled_in(again) == everything
     assert compiled_in(run("setup.py", "build_ext", "--inplace", cwd=project)) == set()
+
+
+def test_a_precompiled_header_and_the_bindings_have_one_level_of_optimisation() -> None:
+    names = runpy.run_path(str(ROOT / "setup.py"), run_name="flags")  # from GCC 13 on a header fits no other
+    flags = names["torch_flags"](Path("torch")), names["python_flags"](Path("torch"), "include")
+    assert len({[flag for flag in each if flag.startswith("-O")][-1] for each in flags}) == 1
 
 
 def test_readme_of_the_metadata_has_texts_for_relative_links(project) -> None:
