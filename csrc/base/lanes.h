@@ -146,6 +146,24 @@ struct Scalar {
     return __builtin_sqrtf(x);
 #endif
   }
+  // The root of a normal x > 0, but for 2^-20 of it. Not the same on each device.
+  static HD F near_sqrt(F x) {
+#if defined(__CUDA_ARCH__)
+    F root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
+    return root;
+#else
+    return sqrt(x);
+#endif
+  }
+  // x y + z where x y is exact, so that it does not matter whether it is rounded.
+  static HD F exact_mul_add(F x, F y, F z) {
+#if defined(__CUDA_ARCH__)
+    return __fmaf_rn(x, y, z);
+#else
+    return x * y + z;
+#endif
+  }
   static HD F floor(F x) {  // |x| < 2^31; by hand for rint's reason
     const float whole = static_cast<float>(static_cast<int32_t>(x));
     return whole > x ? whole - 1.0f : whole;
@@ -186,14 +204,6 @@ struct Scalar {
   static HD I rotated(F x, int32_t turn) {
     const auto bits = bit_cast<uint32_t>(x);
     return static_cast<I>(bits << 1 | bits >> 31) ^ turn;
-  }
-  // first + the number of `steps` that |x| reaches, or first - it for negative x, but `last` at most.
-  template <int first, int last, int... steps>
-  static HD Bytes by_steps(I x) {
-    const int32_t distance = x < 0 ? -x : x;
-    const int32_t count = ((distance >= steps ? 1 : 0) + ...);
-    const int32_t code = first + (x < 0 ? -count : count);
-    return code < last ? code : last;
   }
 
   // The bits of |x|. They are ordered as |x| is, with Inf and then NaN on top.

@@ -7,7 +7,8 @@
 
 namespace gossamer::GOSSAMER_ISA {
 
-// Scalar::by_steps for numbers that have become bytes.
+// first + the number of `steps` that |x| reaches, or first - it for negative x, but `last` at most: numbers that have become
+// bytes.
 template <int first, int last, int... steps>
 HD __m256i avx_by_steps(__m256i x) {
   static constexpr StepTables<steps...> tables;

@@ -104,6 +104,8 @@ TEST_F(Bucket, int8_takes_three_launches_and_at_most_12_bytes_an_element) {
   const int64_t row = codec::row_bytes(int8(), kChunk);
   const Traffic encoded = encode(int8(), false), sum = reduce(int8(), false), decoded = decode(int8());
   EXPECT_TRAFFIC(encoded, kBytes, kRanks * row);
+  EXPECT_EQ(encoded.read_at_all, kBytes);  // kept in registers from the search for the largest to the codes
+  EXPECT_EQ(encoded.widest_loads, kBytes / 16);
   EXPECT_TRAFFIC(sum, kRanks * row, row);
   // A lane reads 16 codes of each row in one load, and their scale.
   EXPECT_EQ(sum.widest_loads, kRanks * kChunk / 16);
@@ -116,6 +118,7 @@ TEST_F(Bucket, int4_with_feedback_takes_three_launches_and_at_most_20_bytes_an_e
   const int64_t row = codec::row_bytes(int4(), kChunk);
   const Traffic encoded = encode(int4(), true), sum = reduce(int4(), true), decoded = decode(int4());
   EXPECT_TRAFFIC(encoded, 2 * kBytes, kBytes + kRanks * row);
+  EXPECT_EQ(encoded.read_at_all, 2 * kBytes);
   EXPECT_TRAFFIC(sum, kRanks * row + kChunkBytes, row + kChunkBytes);
   EXPECT_EQ(sum.widest_loads, kRanks * kChunk / 32);
   EXPECT_EQ(sum.read_at_all, kRanks * kChunk / 32 * (16 + 2) + kChunkBytes);
