@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gossamer import _C
+from gossamer.algorithms import ALGORITHMS
 from tests.support.ranks import run_job
 
 pytestmark = [
@@ -29,9 +30,15 @@ os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_I
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import gossamer as gs
 from gossamer import comm as comms
+from gossamer.algorithms import ALGORITHMS
+from tests.algorithms.test_contract import build as settings_of, optimizer_of
+
+SIZES = {"bucket_bytes": 20000, "first_bucket_bytes": 2000}
 
 torch.cuda.set_device(0)
 device = torch.device("cuda:0")
@@ -70,19 +77,20 @@ def build():
 def weights(network):
     return torch.cat([param.detach().flatten() for param in network.parameters()])
 
+def steps(model, optimizer, alone=False):
+    for step in range(10):
+        both = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(step)).to(device)
+        optimizer.zero_grad()
+        model(both.flatten(0, 1) if alone else both[rank]).square().mean().backward()
+        optimizer.step()
+
 def train(algorithm):
     network = build()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     model = network
     if algorithm is not None:
-        sizes = {"bucket_bytes": 20000, "first_bucket_bytes": 2000}
-        model = gs.DataParallel(network, optimizer, algorithm=algorithm, **sizes)
-    for step in range(10):
-        both = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(step)).to(device)
-        optimizer.zero_grad()
-        batch = both.flatten(0, 1) if algorithm is None else both[rank]
-        model(batch).square().mean().backward()
-        optimizer.step()
+        model = gs.DataParallel(network, optimizer, algorithm=algorithm, **SIZES)
+    steps(model, optimizer, alone=algorithm is None)
     return weights(network)  # the model ends here, right after a step
 
 def facts_of_training():
@@ -97,16 +105,40 @@ def facts_of_training():
         yield same_on_both(mine)
         yield bool((mine - alone).norm() < bound * (alone - start).norm())
 
-for name, facts in (("sums", facts_of_sums), ("training", facts_of_training)):
-    show(name, rank, facts())
+def facts_of_algorithms():
+    for name in sorted(ALGORITHMS):
+        network = build()
+        start, optimizer = weights(network), optimizer_of(name, network.parameters())
+        model = gs.DataParallel(network, optimizer, algorithm=settings_of(name), **SIZES)
+        steps(model, optimizer)
+        model.consensus()
+        model.close()
+        yield same_on_both(weights(network)) and not torch.equal(weights(network), start)
+
+def facts_of_fsdp():
+    mesh = init_device_mesh(device.type, (2,))
+    start, alone = weights(build()), train(None)
+    for coded in (None, gs.BF16(), gs.Delta(gs.Int4())):
+        model = build()
+        for layer in (*model[::2], model):
+            fully_shard(layer, mesh=mesh)
+        gs.fsdp.compress(model, gs.Int8(), weights=coded)
+        steps(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        mine = torch.cat([param.full_tensor().detach().flatten() for param in model.parameters()])
+        yield bool((mine - alone).norm() < 0.05 * (alone - start).norm())
+
+for name in ("sums", "training", "algorithms", "fsdp"):
+    show(name, rank, globals()["facts_of_" + name]())
 gs.shutdown()
 dist.destroy_process_group()
 """
+COUNTS = {"sums": 19, "training": 8, "algorithms": len(ALGORITHMS), "fsdp": 3}
 
 
 def test_two_ranks_sum_and_train_over_nccl(tmp_path):
     lines = [line.split() for line in run_job(JOB, 2, tmp_path).splitlines()]
-    facts = {(line[0], line[1]): line[2:] for line in lines if line and line[0] in ("sums", "training")}
-    assert len(facts) == 4
+    facts = {(line[0], line[1]): line[2:] for line in lines if line and line[0] in COUNTS}
     assert {key: values for key, values in facts.items() if set(values) != {"True"}} == {}
-    assert {len(values) for values in facts.values()} == {19, 8}
+    assert {key: len(values) for key, values in facts.items()} == {
+        (name, str(rank)): count for name, count in COUNTS.items() for rank in (0, 1)
+    }

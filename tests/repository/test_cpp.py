@@ -39,7 +39,7 @@ CASES = [
 
 
 @pytest.mark.sanitize
-@pytest.mark.timeout(2400)  # compiles with sanitizers; a busy machine takes long
+@pytest.mark.timeout(1200)  # compiles with sanitizers; a busy machine takes long
 @pytest.mark.parametrize(("sanitizers", "program", "tests"), CASES)
 def test_torch_free_core_passes_its_tests_under_sanitizers(sanitizers, program, tests, tmp_path) -> None:
     """Each program runs in one process. ctest would start one for each test, which takes a sanitizer a second each."""

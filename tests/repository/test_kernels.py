@@ -47,7 +47,7 @@ def failures(check: Callable[..., str], items: Sequence[object]) -> str:
 
 
 @pytest.mark.sanitize
-@pytest.mark.timeout(2400)  # compiles every kernel with sanitizers; a busy machine takes long
+@pytest.mark.timeout(1200)  # compiles every kernel with sanitizers; a busy machine takes long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_kernel_gives_the_bytes_of_the_cpu_on_an_emulator_under_sanitizers(
     name, objects, tmp_path
@@ -56,7 +56,7 @@ def test_every_kernel_gives_the_bytes_of_the_cpu_on_an_emulator_under_sanitizers
     link([unit.object(objects) for unit in PROGRAMS[name]], program)
 
     def failure(test: str) -> str:
-        tested = run(program, test, timeout_s=1200)
+        tested = run(program, test, timeout_s=600)
         passed = tested.returncode == 0 and "1 tests, 0 failed, 0 skipped" in tested.stdout
         return "" if passed else f"{test}:\n{tested.stdout[-3000:]}\n{tested.stderr[-3000:]}"
 
@@ -66,7 +66,7 @@ def test_every_kernel_gives_the_bytes_of_the_cpu_on_an_emulator_under_sanitizers
 
 
 @pytest.mark.sanitize
-@pytest.mark.timeout(2400)  # as above
+@pytest.mark.timeout(1200)  # as above
 @pytest.mark.parametrize("name", sorted({fault.program for fault in FAULTS}))
 def test_the_emulator_and_the_sanitizers_catch_every_fault(name, objects, tmp_path) -> None:
     program = tmp_path / "program"
@@ -74,14 +74,14 @@ def test_the_emulator_and_the_sanitizers_catch_every_fault(name, objects, tmp_pa
     faults = [fault for fault in FAULTS if fault.program == name]
 
     def failure(fault: Fault) -> str:
-        tested = run(program, fault.test, timeout_s=1200, EMULATOR_FAULT=str(FAULTS.index(fault)))
+        tested = run(program, fault.test, timeout_s=600, EMULATOR_FAULT=str(FAULTS.index(fault)))
         written = tested.stdout + tested.stderr
         if tested.returncode != 0 and re.search(fault.says, written):
             return ""
         return f"{fault.name}: exit code {tested.returncode}, without {fault.says!r}:\n{written[-3000:]}"
 
     def failure_without_fault(test: str) -> str:
-        tested = run(program, test, timeout_s=1200)
+        tested = run(program, test, timeout_s=600)
         return "" if tested.returncode == 0 else f"{test} fails without a fault:\n{tested.stdout[-3000:]}"
 
     assert not failures(failure, faults)

@@ -32,7 +32,7 @@ def emulated(program: Path, tests: str) -> str:
 
 
 @pytest.mark.sanitize
-@pytest.mark.timeout(2400)  # compiles and emulates; a busy machine takes long
+@pytest.mark.timeout(1200)  # compiles and emulates; a busy machine takes long
 def test_torch_free_core_passes_its_tests_on_64_bit_arm(tmp_path) -> None:
     if not (shutil.which(COMPILER) and shutil.which(EMULATOR) and Path("/usr/src/googletest").exists()):
         pytest.skip(f"needs a cross-compiler, QEMU and GoogleTest's sources: {PACKAGES}")

@@ -332,8 +332,8 @@ def elastic(
         raise ConfigError("elastic: needs the group of workers; call gossamer.init() first")
     if membership.member() is None and config.launched_by() == "torchrun" and runtime.size() > 1:
         _log.warning(
-            "elastic: rank %d/%d runs under torchrun, which ends all workers when one dies and starts them anew; "
-            "`gossamer run --min-np M` keeps them, and lets others come",
+            "elastic: rank %d/%d was started by torchrun, or by gossamer run without --min-np: all workers end if one "
+            "dies, and start anew; `gossamer run --min-np M` keeps them, and lets others come",
             runtime.rank(),
             runtime.size(),
         )

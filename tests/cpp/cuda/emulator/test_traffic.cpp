@@ -105,7 +105,6 @@ TEST_F(Bucket, int8_takes_three_launches_and_at_most_12_bytes_an_element) {
   const Traffic encoded = encode(int8(), false), sum = reduce(int8(), false), decoded = decode(int8());
   EXPECT_TRAFFIC(encoded, kBytes, kRanks * row);
   EXPECT_EQ(encoded.read_at_all, kBytes);  // kept in registers from the search for the largest to the codes
-  EXPECT_EQ(encoded.widest_loads, kBytes / 16);
   EXPECT_TRAFFIC(sum, kRanks * row, row);
   // A lane reads 16 codes of each row in one load, and their scale.
   EXPECT_EQ(sum.widest_loads, kRanks * kChunk / 16);
