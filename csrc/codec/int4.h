@@ -94,7 +94,8 @@ struct Int4 : BfloatScales {
   // The code of the nearest level. Midway between two levels lies 3.5, 11.5, 21.5 and so on, so that the nearest whole number,
   // where a half goes to the even one, decides as v itself does. Vectors count the steps that it reaches. A single lane solves
   // for them: step j is j (j + 5) - 2, so the whole number d reaches floor((sqrt(4 d + 33) - 5) / 2). With 35 for 33 no d
-  // comes near the edge of a step, and a root that is not exact will do.
+  // comes near the edge of a step, and a root that is not exact will do. A denormal scale may be a third too small, and v then
+  // beyond the last level.
   template <class Lane>
   static HD typename Lane::Bytes nearest(typename Lane::F v) {
     if constexpr (std::is_same_v<Lane, Scalar>) {
@@ -103,7 +104,7 @@ struct Int4 : BfloatScales {
       const int32_t count =
           bit_cast<int32_t>(Lane::exact_mul_add(root, 0.5f, 12582909.0f)) - bit_cast<int32_t>(12582912.0f);
       const int32_t code = whole < 0 ? 8 - count : 8 + count;
-      return code < 15 ? code : 15;
+      return Lane::max_int(0, Lane::min_int(code, 15));
     } else {
       return Lane::template by_steps<8, 15, 4, 12, 22, 34, 48, 64, 82, 102>(Lane::to_int(v));
     }
