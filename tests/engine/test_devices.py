@@ -4,10 +4,9 @@ On a GPU both share it, over Gloo.
 """
 
 import pytest
-import torch
 
-from gossamer import _C
 from tests.support.forks import fork_job
+from tests.support.gpu import needs_gpu
 from tests.support.ranks import run_job
 
 JOB = """
@@ -106,10 +105,7 @@ gs.shutdown()
 
 ON_A_GPU = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() and _C.with_cuda),
-        reason="needs a GPU and a build of gossamer with CUDA",
-    ),
+    needs_gpu,
 ]
 
 

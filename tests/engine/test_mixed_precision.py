@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from gossamer import _C
 from gossamer.algorithms import ALGORITHMS
 from tests.engine.mixed_precision import FIRST_SCALE, HALF, alone, scaled
+from tests.support.gpu import needs_gpu
 from tests.support.models import relative_error
 from tests.support.ranks import run_job, run_ranks
 
@@ -102,9 +102,7 @@ gs.shutdown()
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not (torch.cuda.is_available() and _C.with_cuda), reason="needs a GPU and a build of gossamer with CUDA"
-)
+@needs_gpu
 def test_on_a_gpu_ranks_train_under_fp16_as_one_process_does_also_compiled_and_skip_together(
     tmp_path,
 ) -> None:

@@ -14,18 +14,16 @@ import torch
 import torch.distributed as dist
 
 import gossamer as gs
-from gossamer import _C, _ops, comm
+from gossamer import _ops, comm
 from tests.support.codec_cases import CODECS, DTYPES
+from tests.support.gpu import needs_gpu
 from tests.support.models import relative_error
 from tests.support.optimizers import assert_same, give_gradients
 from tests.support.ranks import keep_alive, run_job, run_threads
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() and _C.with_cuda),
-        reason="needs a GPU and a build of gossamer with CUDA",
-    ),
+    needs_gpu,
 ]
 
 

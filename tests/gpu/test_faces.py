@@ -4,17 +4,13 @@ Run by `make gpu-check`. Two ranks share the GPU, over Gloo.
 """
 
 import pytest
-import torch
 
-from gossamer import _C
+from tests.support.gpu import needs_gpu
 from tests.support.ranks import run_job
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() and _C.with_cuda),
-        reason="needs a GPU and a build of gossamer with CUDA",
-    ),
+    needs_gpu,
 ]
 
 # A case is a function of the device that returns tensors. What it returns on both devices must differ little, and its
@@ -26,6 +22,8 @@ from functools import partial
 
 import torch
 from torch import nn
+
+from tests.support.ranks import say
 
 torch.backends.cuda.matmul.allow_tf32 = False
 DEVICES = ("cpu", sys.argv[1])
@@ -58,13 +56,13 @@ def show(rank, cases):
             said = "right" if here.shape == there.shape and error <= bound else f"wrong {error:.3g}"
         except Exception as error:
             said = f"{type(error).__name__}: {error}, at {traceback.format_exc()[-500:]}".replace("\\n", "; ")
-        sys.stdout.write(f"{rank} | {name} | {said}\\n")
+        say(rank, "|", name, "|", said)
 """
 
 ALGORITHMS = """
 import gossamer as gs
 from gossamer.algorithms import ALGORITHMS
-from tests.algorithms.test_contract import build as settings_of, optimizer_of
+from tests.algorithms.test_contract import build as settings_of, optimizer_of, whole_state
 
 gs.init(backend="gloo")
 rank = gs.rank()
@@ -91,9 +89,7 @@ def resumed(name, device):
 
     network, optimizer, model = parts()
     train(model, optimizer, rank, device, range(5))
-    if isinstance(optimizer, gs.ShardedOptimizer):
-        optimizer.consolidate_state_dict(to=None)
-    saved = [model.state_dict(), optimizer.state_dict(), model.algorithm_state_dict()]
+    saved = [model.state_dict(), whole_state(optimizer), model.algorithm_state_dict()]
     file = f"{sys.argv[2]}/{name}-{torch.device(device).type}-{rank}.pt"
     torch.save(saved, file)
     train(model, optimizer, rank, device, range(5, 11))

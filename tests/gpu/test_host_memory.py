@@ -4,18 +4,14 @@ Run by `make gpu-check`. Each process maps the memory for the GPU, as it would w
 """
 
 import pytest
-import torch
 
-from gossamer import _C
 from tests.gpu.test_symmetric import BEGIN, GRAPHS, SUMS, TRAINING
+from tests.support.gpu import needs_gpu
 from tests.support.ranks import run_job
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() and _C.with_cuda),
-        reason="needs a GPU and a build of gossamer with CUDA",
-    ),
+    needs_gpu,
 ]
 
 

@@ -5,23 +5,18 @@ two by sockets on the loopback device. No figure from this would mean anything.
 """
 
 import pytest
-import torch
 
-from gossamer import _C
 from gossamer.algorithms import ALGORITHMS
+from tests.support.gpu import needs_gpu
 from tests.support.ranks import run_job
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() and _C.with_cuda),
-        reason="needs a GPU and a build of gossamer with CUDA",
-    ),
+    needs_gpu,
 ]
 
 JOB = """
 import os
-import sys
 from datetime import timedelta
 
 rank = int(os.environ["RANK"])
@@ -37,6 +32,7 @@ import gossamer as gs
 from gossamer import comm as comms
 from gossamer.algorithms import ALGORITHMS
 from tests.algorithms.test_contract import build as settings_of, optimizer_of
+from tests.support.ranks import say
 
 SIZES = {"bucket_bytes": 20000, "first_bucket_bytes": 2000}
 
@@ -51,10 +47,6 @@ def sample(seed, numel):
 def same_on_both(x):
     both = gs.all_gather(x[None])
     return torch.equal(both[0], both[1])
-
-def show(name, rank, facts):
-    # As one write, so that the lines of two processes do not mix: torchrun starts them without buffers.
-    sys.stdout.write(" ".join([name, str(rank), *map(str, facts)]) + "\\n")
 
 def facts_of_sums():
     comm, control = comms.private(None, device)
@@ -128,7 +120,7 @@ def facts_of_fsdp():
         yield bool((mine - alone).norm() < 0.05 * (alone - start).norm())
 
 for name in ("sums", "training", "algorithms", "fsdp"):
-    show(name, rank, globals()["facts_of_" + name]())
+    say(name, rank, *globals()["facts_of_" + name]())
 gs.shutdown()
 dist.destroy_process_group()
 """

@@ -4,22 +4,17 @@ How NCCL is made to take two ranks on one GPU: see test_nccl.py.
 """
 
 import pytest
-import torch
 
-from gossamer import _C
+from tests.support.gpu import needs_gpu
 from tests.support.ranks import run_job
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() and _C.with_cuda),
-        reason="needs a GPU and a build of gossamer with CUDA",
-    ),
+    needs_gpu,
 ]
 
 JOB = """
 import os
-import sys
 from datetime import timedelta
 
 rank = int(os.environ["RANK"])
@@ -33,6 +28,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer as gs
+from tests.support.ranks import say
 
 torch.cuda.set_device(0)
 cuda = torch.device("cuda:0")
@@ -49,10 +45,6 @@ def same_on_both(x):
     parts = [torch.empty_like(x) for _ in range(2)]
     dist.all_gather(parts, x, group=plain)
     return torch.equal(parts[0], parts[1])
-
-def show(name, rank, facts):
-    # As one write, so that the lines of two processes do not mix: torchrun starts them without buffers.
-    sys.stdout.write(" ".join([name, str(rank), *map(str, facts)]) + "\\n")
 
 def facts_of_bits():
     # Those of the same call between CPU tensors.
@@ -183,7 +175,7 @@ def facts_of_training():
         yield bool((mine - alone).norm() < 0.05 * (alone - start).norm())
 
 for name in ("bits", "streams", "exact_operations", "graphs", "training"):
-    show(name, rank, globals()["facts_of_" + name]())
+    say(name, rank, *globals()["facts_of_" + name]())
 dist.destroy_process_group()
 """
 COUNTS = {"bits": 46, "streams": 41, "exact_operations": 18, "graphs": 2, "training": 6}

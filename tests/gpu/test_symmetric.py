@@ -5,17 +5,13 @@ TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES is 1.
 """
 
 import pytest
-import torch
 
-from gossamer import _C
+from tests.support.gpu import needs_gpu
 from tests.support.ranks import run_job
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() and _C.with_cuda),
-        reason="needs a GPU and a build of gossamer with CUDA",
-    ),
+    needs_gpu,
 ]
 
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"

@@ -123,6 +123,14 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def say(*words: object) -> None:
+    """Prints a line, in a script of run_job(), as one write, so that lines of several processes do not mix.
+
+    print() makes several: torchrun starts its processes without buffers.
+    """
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+
+
 def run_job(script: str, size: int, folder: Path, *arguments: str) -> str:
     """Runs the text of a script, which may import tests, in `size` processes under torchrun; its standard output.
 
