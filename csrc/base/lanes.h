@@ -19,7 +19,8 @@ struct Bfloat {
 };
 
 constexpr uint32_t kInfinityBits = 0x7f800000;
-constexpr uint32_t kNanBits = 0x7fc00000;  // the one NaN that reaches the wire
+constexpr uint32_t kNanBits = 0x7fc00000;     // the one NaN that reaches the wire
+constexpr uint32_t kOneAndHalf = 0x3f800040;  // 1 + 2^-17, which is half a step of drawn() above 1
 
 template <class To, class From>
 HD To bit_cast(From from) {
@@ -83,6 +84,7 @@ HD uint32_t scramble(uint32_t x) {
 // A double in float lanes is rounded to float first: +-1e39 becomes Inf.
 struct Scalar {
   static constexpr int width = 1;
+  static constexpr bool kLooksUp = false;  // whether the lane has floats_of_half() and its kin
   using F = float;
   using I = int32_t;
   using Bytes = int32_t;  // a byte an element, in vectors
@@ -211,13 +213,13 @@ struct Scalar {
   // An integer ordered as x is: -NaN, -Inf, ..., -0, +0, ..., Inf, NaN. Its own inverse.
   static HD I ordered(F x) { return bit_cast<int32_t>(x) ^ ((bit_cast<int32_t>(x) >> 31) & 0x7fffffff); }
 
-  // Random numbers (n + 1/2) / 2^16, n = 0 ... 65535, for elements i, i + 1, ... of the stream with the key
+  // Random numbers 1 + (n + 1/2) / 2^16, n = 0 ... 65535, for elements i, i + 1, ... of the stream with the key
   // (first, second). One word of 32 bits serves elements 16 apart: 32 words, 64 elements, and so on.
-  static HD F fractions(uint32_t first, uint32_t second, int64_t i) {
+  static HD F drawn(uint32_t first, uint32_t second, int64_t i) {
     const auto index = static_cast<uint32_t>(i / 32 * 16 + i % 16);
     const uint32_t word = scramble(scramble(index + first) ^ second);
     const uint32_t half = i / 16 % 2 == 0 ? word & 0xffff : word >> 16;
-    return static_cast<float>(static_cast<int32_t>(half)) * (1.0f / 65536) + (0.5f / 65536);
+    return bit_cast<float>(half << 7 | kOneAndHalf);
   }
 };
 

@@ -13,6 +13,7 @@ namespace gossamer::GOSSAMER_ISA {
 
 struct Avx2 {
   static constexpr int width = 32;
+  static constexpr bool kLooksUp = true;
   using Floats = __m256;
   using Ints = __m256i;
   using Doubles = __m256d;
@@ -21,6 +22,8 @@ struct Avx2 {
 
 #include "base/lanes_four.inl"
 #include "base/lanes_vector.inl"
+
+#include "base/lanes_avx.inl"
 
   template <int bits>
   static HD I load_packed(const uint8_t* codes, int64_t i) {
@@ -93,16 +96,16 @@ struct Avx2 {
     return _mm_cvtsi128_si32(_mm_max_epi32(n, _mm_shuffle_epi32(n, 0xb1)));
   }
 
-  static HD F fractions(uint32_t first, uint32_t second, int64_t i) {
+  static HD F drawn(uint32_t first, uint32_t second, int64_t i) {
     const __m256i places = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const auto index = static_cast<int32_t>(static_cast<uint32_t>(i / 2) + first);
     const __m256i start = _mm256_add_epi32(places, _mm256_set1_epi32(index));
-    const __m256i key = _mm256_set1_epi32(static_cast<int32_t>(second)), mask = _mm256_set1_epi32(0xffff);
+    const __m256i key = _mm256_set1_epi32(static_cast<int32_t>(second));
     const __m256i u = scramble(_mm256_xor_si256(scramble(start), key));
     const __m256i v =
         scramble(_mm256_xor_si256(scramble(_mm256_add_epi32(start, _mm256_set1_epi32(8))), key));
-    return {fraction(_mm256_and_si256(u, mask)), fraction(_mm256_and_si256(v, mask)),
-            fraction(_mm256_srli_epi32(u, 16)), fraction(_mm256_srli_epi32(v, 16))};
+    return {one_and_fraction(_mm256_slli_epi32(u, 7)), one_and_fraction(_mm256_slli_epi32(v, 7)),
+            one_and_fraction(_mm256_srli_epi32(u, 9)), one_and_fraction(_mm256_srli_epi32(v, 9))};
   }
 
   static HD Floats as_floats(Ints x) { return _mm256_castsi256_ps(x); }
@@ -141,6 +144,18 @@ struct Avx2 {
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
   static HD Floats floor(Floats x) { return _mm256_floor_ps(x); }
+  template <int... numbers>
+  static HD Floats float_of_half(Floats x) {
+    return _mm256_permutevar8x32_ps(avx_float_halves<numbers...>(), _mm256_srli_epi32(as_ints(x), 22));
+  }
+  template <int... numbers>
+  static HD Ints int_of_half(Floats x) {
+    return _mm256_permutevar8x32_epi32(avx_halves<numbers...>(), _mm256_srli_epi32(as_ints(x), 22));
+  }
+  static HD Ints count_less(Floats x, Floats y, Ints count) {
+    return _mm256_sub_epi32(count, as_ints(_mm256_cmp_ps(x, y, _CMP_LT_OQ)));
+  }
+  static HD Ints with_sign(Ints x, Floats sign) { return _mm256_sign_epi32(x, as_ints(sign)); }  // 0 for +0
   static HD Floats less(Floats x, Floats y) {
     return _mm256_and_ps(_mm256_cmp_ps(x, y, _CMP_LT_OQ), _mm256_set1_ps(1.0f));
   }
@@ -153,6 +168,7 @@ using WidestLane = Avx2;
 #undef GOSSAMER_EACH
 #undef GOSSAMER_EACH_WITH
 #undef GOSSAMER_EACH_PAIR
+#undef GOSSAMER_EACH_TRIPLE
 #undef GOSSAMER_EACH_LOAD
 #undef GOSSAMER_EACH_STORE
 

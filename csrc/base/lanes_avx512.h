@@ -14,11 +14,13 @@ namespace gossamer::GOSSAMER_ISA {
 #define GOSSAMER_EACH(op) {op(x.a), op(x.b)}
 #define GOSSAMER_EACH_WITH(op, y) {op(x.a, y), op(x.b, y)}
 #define GOSSAMER_EACH_PAIR(op) {op(x.a, y.a), op(x.b, y.b)}
+#define GOSSAMER_EACH_TRIPLE(op) {op(x.a, y.a, z.a), op(x.b, y.b, z.b)}
 #define GOSSAMER_EACH_LOAD(op, p) {op(p), op(p + 16)}
 #define GOSSAMER_EACH_STORE(op, p) op(p, x.a), op(p + 16, x.b)
 
 struct Avx512 {
   static constexpr int width = 32;
+  static constexpr bool kLooksUp = true;
   using Floats = __m512;
   using Ints = __m512i;
   using Doubles = __m512d;
@@ -32,6 +34,8 @@ struct Avx512 {
   };
 
 #include "base/lanes_vector.inl"
+
+#include "base/lanes_avx.inl"
 
   template <int bits>
   static HD I load_packed(const uint8_t* codes, int64_t i) {
@@ -90,15 +94,15 @@ struct Avx512 {
   static HD int32_t reduce_min(I x) { return _mm512_reduce_min_epi32(_mm512_min_epi32(x.a, x.b)); }
   static HD int32_t reduce_max(I x) { return _mm512_reduce_max_epi32(_mm512_max_epi32(x.a, x.b)); }
 
-  static HD F fractions(uint32_t first, uint32_t second, int64_t i) {
+  static HD F drawn(uint32_t first, uint32_t second, int64_t i) {
     const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const auto index = static_cast<int32_t>(static_cast<uint32_t>(i / 2) + first);
     const __m512i start = scramble(_mm512_add_epi32(places, _mm512_set1_epi32(index)));
     const __m512i words = scramble(_mm512_xor_si512(start, _mm512_set1_epi32(static_cast<int32_t>(second))));
-    return {fraction(_mm512_and_si512(words, _mm512_set1_epi32(0xffff))),
-            fraction(_mm512_srli_epi32(words, 16))};
+    return {one_and_fraction(_mm512_slli_epi32(words, 7)), one_and_fraction(_mm512_srli_epi32(words, 9))};
   }
 
+  static HD Ints rotated_by_one(Ints x) { return _mm512_rol_epi32(x, 1); }
   static HD Floats as_floats(Ints x) { return _mm512_castsi512_ps(x); }
   static HD Ints as_ints(Floats x) { return _mm512_castps_si512(x); }
   static HD Bits16 load_bits16(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -133,6 +137,22 @@ struct Avx512 {
   static HD Floats floor(Floats x) {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   }
+  template <int... numbers>
+  static HD Floats float_of_half(Floats x) {
+    const __m512 table = _mm512_broadcast_f32x8(avx_float_halves<numbers...>());
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(as_ints(x), 22), table);
+  }
+  template <int... numbers>
+  static HD Ints int_of_half(Floats x) {
+    const __m512i table = _mm512_broadcast_i32x8(avx_halves<numbers...>());
+    return _mm512_permutexvar_epi32(_mm512_srli_epi32(as_ints(x), 22), table);
+  }
+  static HD Ints count_less(Floats x, Floats y, Ints count) {
+    return _mm512_mask_add_epi32(count, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), count, _mm512_set1_epi32(1));
+  }
+  static HD Ints with_sign(Ints x, Floats sign) {
+    return _mm512_mask_sub_epi32(x, _mm512_movepi32_mask(as_ints(sign)), _mm512_setzero_si512(), x);
+  }
   static HD Floats less(Floats x, Floats y) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), _mm512_set1_ps(1.0f));
   }
@@ -145,6 +165,7 @@ using WidestLane = Avx512;
 #undef GOSSAMER_EACH
 #undef GOSSAMER_EACH_WITH
 #undef GOSSAMER_EACH_PAIR
+#undef GOSSAMER_EACH_TRIPLE
 #undef GOSSAMER_EACH_LOAD
 #undef GOSSAMER_EACH_STORE
 

@@ -46,6 +46,7 @@ HD int32x4_t neon_mullo_epi32(int32x4_t x, int32x4_t y) { return vmulq_s32(x, y)
 HD int32x4_t neon_min_epi32(int32x4_t x, int32x4_t y) { return vminq_s32(x, y); }
 HD int32x4_t neon_max_epi32(int32x4_t x, int32x4_t y) { return vmaxq_s32(x, y); }
 HD int32x4_t neon_and_si(int32x4_t x, int32x4_t y) { return x & y; }
+HD int32x4_t neon_or_si(int32x4_t x, int32x4_t y) { return x | y; }
 HD int32x4_t neon_xor_si(int32x4_t x, int32x4_t y) { return x ^ y; }
 HD int32x4_t neon_slli_epi32(int32x4_t x, int bits) { return x << bits; }
 HD int32x4_t neon_srai_epi32(int32x4_t x, int bits) { return x >> bits; }
@@ -70,6 +71,7 @@ HD int32x4_t neon_cvtepi8_epi32(uint8x8_t x) {
 
 struct Neon {
   static constexpr int width = 16;
+  static constexpr bool kLooksUp = false;
   using Floats = float32x4_t;
   using Ints = int32x4_t;
   using Doubles = float64x2_t;
@@ -145,15 +147,15 @@ struct Neon {
     return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.a, x.b), vmaxq_s32(x.c, x.d)));
   }
 
-  static HD F fractions(uint32_t first, uint32_t second, int64_t i) {
+  static HD F drawn(uint32_t first, uint32_t second, int64_t i) {
     const int32x4_t places = {0, 1, 2, 3};
     const int32x4_t index = neon_set1_epi32(static_cast<uint32_t>(i / 32 * 16) + first);
     const int32x4_t key = neon_set1_epi32(second);
-    const int32x4_t shift = vdupq_n_s32(i / 16 % 2 == 0 ? 0 : 16);  // which half of the words
+    const int32x4_t shift = vdupq_n_s32(i / 16 % 2 == 0 ? 7 : -9);  // which half of the words
     const auto part = [&](int32_t at) {
       const int32x4_t place = neon_add_epi32(index, vaddq_s32(places, vdupq_n_s32(at)));
       const int32x4_t words = scramble(scramble(place) ^ key);
-      return fraction((words >> shift) & vdupq_n_s32(0xffff));
+      return one_and_fraction(vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(words), shift)));
     };
     return {part(0), part(4), part(8), part(12)};
   }
@@ -206,6 +208,7 @@ using WidestLane = Neon;
 #undef GOSSAMER_EACH
 #undef GOSSAMER_EACH_WITH
 #undef GOSSAMER_EACH_PAIR
+#undef GOSSAMER_EACH_TRIPLE
 #undef GOSSAMER_EACH_LOAD
 #undef GOSSAMER_EACH_STORE
 

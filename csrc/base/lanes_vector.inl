@@ -118,13 +118,13 @@ static HD Ints scramble(Ints x) {
                                GOSSAMER_MM(set1_epi32)(static_cast<int32_t>(kScramble2)));
   return GOSSAMER_MM_SI(xor_si)(x, GOSSAMER_MM(srli_epi32)(x, 16));
 }
-static HD Floats fraction(Ints x) {
-  const Floats whole = GOSSAMER_MM(mul_ps)(GOSSAMER_MM(cvtepi32_ps)(x), GOSSAMER_MM(set1_ps)(1.0f / 65536));
-  return GOSSAMER_MM(add_ps)(whole, GOSSAMER_MM(set1_ps)(0.5f / 65536));
+// 1 + (n + 1/2) / 2^16, where n is in the bits 7 to 22 of a word: the highest ones of its mantissa.
+static HD Floats one_and_fraction(Ints x) {
+  const Ints n = GOSSAMER_MM_SI(and_si)(x, GOSSAMER_MM(set1_epi32)(0xffff << 7));
+  return as_floats(GOSSAMER_MM_SI(or_si)(n, GOSSAMER_MM(set1_epi32)(kOneAndHalf)));
 }
 static HD Ints rotated(Floats x, int32_t turn) {
-  const Ints high = GOSSAMER_MM(slli_epi32)(as_ints(x), 1), low = GOSSAMER_MM(srli_epi32)(as_ints(x), 31);
-  return GOSSAMER_MM_SI(xor_si)(GOSSAMER_MM_SI(xor_si)(high, low), GOSSAMER_MM(set1_epi32)(turn));
+  return GOSSAMER_MM_SI(xor_si)(rotated_by_one(as_ints(x)), GOSSAMER_MM(set1_epi32)(turn));
 }
 static HD Ints magnitude(Floats x) {
   return GOSSAMER_MM_SI(and_si)(as_ints(x), GOSSAMER_MM(set1_epi32)(0x7fffffff));

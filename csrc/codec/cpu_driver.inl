@@ -120,25 +120,44 @@ HD typename Codec::Params params_of(const Stats& stats, const Noise& noise) {
     return Codec::finish(stats);
 }
 
-// Codes of the elements from `begin` of a row: rounded by random numbers, or to nearest without noise.
+// Codes of a lane, which begins with element `begin + i` of a row: rounded by random numbers, or to nearest without noise.
+template <class Codec, bool kNoise, class Lane, class Source>
+HD void quantise_lane(typename Codec::Params params, const Source* x, int64_t begin, int64_t i, Noise noise,
+                      typename Codec::Code* codes) {
+  const auto value = load_value<Codec, Lane>(x + i);
+  if constexpr (kNoise)
+    store_codes<Codec, Lane>(
+        codes, i,
+        Codec::template quantise<Lane>(params, value, Lane::drawn(noise.first, noise.second, begin + i)));
+  else
+    store_codes<Codec, Lane>(codes, i, Codec::template quantise<Lane>(params, value));
+}
+
+// Codes of the elements from `begin` of a row.
 template <class Codec, bool kNoise, class Source>
-HD void quantise(typename Codec::Params params, const Source* x, int64_t begin, int64_t count,
-                 const Noise& noise, typename Codec::Code* codes) {
+HD void quantise(typename Codec::Params params, const Source* x, int64_t begin, int64_t count, Noise noise,
+                 typename Codec::Code* codes) {
   using Lane = LaneOf<Codec>;
-  using Tail = typename Lane::Tail;
-  const auto put = [&](auto lane, int64_t i) {
-    using L = decltype(lane);
-    const auto value = load_value<Codec, L>(x + i);
-    if constexpr (kNoise)
-      store_codes<Codec, L>(
-          codes, i,
-          Codec::template quantise<L>(params, value, L::fractions(noise.first, noise.second, begin + i)));
-    else
-      store_codes<Codec, L>(codes, i, Codec::template quantise<L>(params, value));
-  };
   int64_t i = 0;
-  for (; i + Lane::width <= count; i += Lane::width) put(Lane{}, i);
-  for (; i < count; ++i) put(Tail{}, i);
+  for (; i + Lane::width <= count; i += Lane::width)
+    quantise_lane<Codec, kNoise, Lane>(params, x, begin, i, noise, codes);
+  for (; i < count; ++i) quantise_lane<Codec, kNoise, typename Lane::Tail>(params, x, begin, i, noise, codes);
+}
+
+// The same for groups of one lane each. No group has a loop or a call of its own, so constants stay in registers.
+template <class Codec, bool kNoise, class Source>
+HD void quantise_lanes(const typename Codec::Params* params, const Source* x, int64_t begin, int64_t groups,
+                       Noise noise, typename Codec::Code* codes) {
+  using Lane = LaneOf<Codec>;
+  for (int64_t g = 0; g < groups; ++g)
+    quantise_lane<Codec, kNoise, Lane>(params[g], x, begin, g * Lane::width, noise, codes);
+}
+
+template <class Codec>
+bool any_blank(const typename Codec::Params* params, int64_t groups) {
+  bool any = false;
+  for (int64_t g = 0; g < groups; ++g) any |= Codec::is_blank(params[g]);
+  return any;
 }
 
 // Elements [begin, begin + count) of one row; begin lies on a group.
@@ -167,6 +186,13 @@ void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, i
         params[g] = params_of<Codec>(stats[g], noise);
         Codec::write(params[g], row, group++);
       }
+      if constexpr (Codec::kStochastic)
+        if (noise.on && layout.group == LaneOf<Codec>::width && last <= count &&
+            !any_blank<Codec>(params, groups)) {
+          quantise_lanes<Codec, true>(params, x + first, begin + first, groups, noise,
+                                      layout.codes(row, begin + first));
+          continue;
+        }
       for (int64_t g = 0, done = first; g < groups; ++g, done += layout.group) {
         const int64_t n = count - done < layout.group ? count - done : layout.group;
         auto* group_codes = layout.codes(row, begin + done);

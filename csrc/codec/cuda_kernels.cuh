@@ -423,7 +423,7 @@ __device__ auto quantised(const typename Source::Codec::Params& params, const ty
   if constexpr (Codec::kStochastic) {
     if (noise.on)
       return Codec::template quantise<Lane>(params, value_of<Source>(x),
-                                            Lane::fractions(noise.first, noise.second, i));
+                                            Lane::drawn(noise.first, noise.second, i));
   }
   return Codec::template quantise<Lane>(params, value_of<Source>(x));
 }

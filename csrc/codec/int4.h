@@ -69,15 +69,33 @@ struct Int4 : BfloatScales {
     return nearest<Lane>(Lane::mul(Lane::mul(x, params.lift), params.inverse));
   }
 
-  // One of the two levels around |v|: the upper with the probability that makes the mean |v|. `u` lies in (0, 1).
+  // One of the two levels around |v|: the upper with the probability that makes the mean |v|. `drawn` is 1 + u, where u lies in
+  // (0, 1). Level j is (j + 3)^2 - 9, and |v| goes above it where it lies more than u of the gap, 2 j + 7, above it. A
+  // denormal scale may be too small, and |v| then above 91.
   template <class Lane>
-  static HD typename Lane::Bytes quantise(Params params, typename Lane::F x, typename Lane::F u) {
-    const typename Lane::F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);
-    const typename Lane::F magnitude = Lane::magnitude_of(v);
-    const typename Lane::F j = Lane::floor(Lane::sub(Lane::sqrt(Lane::add(magnitude, 9.0f)), 3.0f));
-    const typename Lane::F level = Lane::mul(j, Lane::add(j, 6.0f)), gap = Lane::add(Lane::add(j, j), 7.0f);
-    const typename Lane::F up = Lane::less(Lane::mul(u, gap), Lane::sub(magnitude, level));
-    return nearest<Lane>(Lane::with_sign(Lane::add(level, Lane::mul(up, gap)), v));
+  static HD typename Lane::Bytes quantise(Params params, typename Lane::F x, typename Lane::F drawn) {
+    using F = typename Lane::F;
+    const F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);
+    const F magnitude = Lane::magnitude_of(v), square = Lane::add(magnitude, 9.0f);
+    if constexpr (Lane::kLooksUp) {
+      // At most one (j + 3)^2 lies inside each half of an octave. So a table gives the least j of the half, and the two levels
+      // above it are compared: |v| - level with u gap, and |v| - next level + 2 with u (gap + 2) + 2. That is exact where it
+      // decides. None lies above 91.
+      const F gap = Lane::template floats_of_half<7, 7, 9, 9, 11, 13, 17, 19>(square);
+      const F level = Lane::template floats_of_half<0, 0, 7, 7, 16, 27, 55, 72>(square);
+      const F next_level_less_2 = Lane::template floats_of_half<5, 5, 14, 14, 25, 38, 70, 127>(square);
+      const F share = Lane::exact_mul_sub(drawn, gap, gap), next_share = Lane::add_twice(share, drawn);
+      typename Lane::I count = Lane::template ints_of_half<0, 0, 1, 1, 2, 3, 5, 6>(square);
+      count = Lane::count_less(share, Lane::sub(magnitude, level), count);
+      count = Lane::count_less(next_share, Lane::sub(magnitude, next_level_less_2), count);
+      return Lane::template bytes_above<8>(Lane::with_sign(count, v));
+    } else {
+      const F j = Lane::min(Lane::floor(Lane::sub(Lane::sqrt(square), 3.0f)), 6.0f),
+              u = Lane::sub(drawn, 1.0f);
+      const F level = Lane::mul(j, Lane::add(j, 6.0f)), gap = Lane::add(Lane::add(j, j), 7.0f);
+      const F up = Lane::less(Lane::mul(u, gap), Lane::sub(magnitude, level));
+      return nearest<Lane>(Lane::with_sign(Lane::add(level, Lane::mul(up, gap)), v));
+    }
   }
 
   // The + 0: level 0 of a negative scale would otherwise be a negative zero.

@@ -71,8 +71,9 @@ struct Int8 : BfloatScales {
   }
   // The rounding of `inverse` may lift the largest magnitude a little above 127, so the result is clamped.
   template <class Lane>
-  static HD typename Lane::I quantise(Params params, typename Lane::F x, typename Lane::F u) {
+  static HD typename Lane::I quantise(Params params, typename Lane::F x, typename Lane::F drawn) {
     const typename Lane::F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);
+    const typename Lane::F u = Lane::sub(drawn, 1.0f);
     return Lane::to_int(Lane::min(Lane::max(Lane::floor(Lane::add(v, u)), -127.0f), 127.0f));
   }
   template <class Lane>

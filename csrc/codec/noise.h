@@ -1,6 +1,6 @@
 // Random numbers for stochastic rounding, drawn by position: element i of row r of a call with key k always gets
 // the same fraction, whatever instruction set, thread or launch computes it. Counter-based: no state.
-// A row's 64-bit key is the call's, mixed with the row number; the numbers themselves are Lane::fractions
+// A row's 64-bit key is the call's, mixed with the row number; the numbers themselves are Lane::drawn
 // (base/lanes.h). Included by the drivers and by codec.cpp, which makes the keys of calls.
 #pragma once
 

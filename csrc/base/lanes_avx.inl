@@ -1,0 +1,24 @@
+// What the AVX2 and the AVX-512 lane have in common beside lanes_vector.inl. Included after it, inside their structs.
+
+// Which of eight numbers belongs to each element: see avx_halves().
+template <int... numbers>
+static HD F floats_of_half(F x) {
+  return GOSSAMER_EACH(float_of_half<numbers...>);
+}
+template <int... numbers>
+static HD I ints_of_half(F x) {
+  return GOSSAMER_EACH(int_of_half<numbers...>);
+}
+// x y - z where that is exact, so that it does not matter that it is rounded once.
+static HD F exact_mul_sub(F x, F y, F z) { return GOSSAMER_EACH_TRIPLE(GOSSAMER_MM(fmsub_ps)); }
+static HD Floats add_twice(Floats x, Floats y) {
+  return GOSSAMER_MM(fmadd_ps)(y, GOSSAMER_MM(set1_ps)(2.0f), x);
+}
+static HD F add_twice(F x, F y) { return GOSSAMER_EACH_PAIR(add_twice); }  // x + 2 y
+// z, and one more where x < y.
+static HD I count_less(F x, F y, I z) { return GOSSAMER_EACH_TRIPLE(count_less); }
+static HD I with_sign(I x, F y) { return GOSSAMER_EACH_PAIR(with_sign); }
+template <int base>
+static HD Bytes bytes_above(I x) {
+  return _mm256_add_epi8(bytes_of(x), _mm256_set1_epi8(base));
+}
