@@ -70,17 +70,17 @@ struct Int4 : BfloatScales {
   }
 
   // One of the two levels around |v|: the upper with the probability that makes the mean |v|. `drawn` is 1 + u, where u lies in
-  // (0, 1). Level j is (j + 3)^2 - 9, and |v| goes above it where it lies more than u of the gap, 2 j + 7, above it. A
-  // denormal scale may be too small, and |v| then above 91.
+  // (0, 1). Level j is (j + 3)^2 - 9. |v| goes to the next one if it lies more than u times the gap, 2 j + 7, above level j.
+  // Level 7, which is 91, is the last one, also where a denormal scale is too small and |v| above it.
   template <class Lane>
   static HD typename Lane::Bytes quantise(Params params, typename Lane::F x, typename Lane::F drawn) {
     using F = typename Lane::F;
     const F v = Lane::mul(Lane::mul(x, params.lift), params.inverse);
     const F magnitude = Lane::magnitude_of(v), square = Lane::add(magnitude, 9.0f);
     if constexpr (Lane::kLooksUp) {
-      // At most one (j + 3)^2 lies inside each half of an octave. So a table gives the least j of the half, and the two levels
-      // above it are compared: |v| - level with u gap, and |v| - next level + 2 with u (gap + 2) + 2. That is exact where it
-      // decides. None lies above 91.
+      // In each half of an octave lies at most one (j + 3)^2. So a table gives the least j of the half, and two comparisons say
+      // whether |v| goes one or two levels up: that of |v| - level with u gap, and that of |v| - next level with u next gap,
+      // to both sides of which 2 is added. All of it is exact where it decides. 127 is for no second level.
       const F gap = Lane::template floats_of_half<7, 7, 9, 9, 11, 13, 17, 19>(square);
       const F level = Lane::template floats_of_half<0, 0, 7, 7, 16, 27, 55, 72>(square);
       const F next_level_less_2 = Lane::template floats_of_half<5, 5, 14, 14, 25, 38, 70, 127>(square);
