@@ -5,8 +5,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CUDA_TORCH ?= torch==2.11.0
 CUDA_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gossamer
-# More than the two cores of the figures, because ranks of tests wait for each other: 11 minutes instead of 13 with 3.
-WORKERS ?= 4
+# One more than the cores of the figures, because ranks of tests wait for each other: 11 minutes instead of 13.
+WORKERS ?= 3
 
 # Hundreds of interpreters import the package and the tests: their bytecode is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
