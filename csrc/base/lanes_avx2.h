@@ -144,14 +144,7 @@ struct Avx2 {
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
   static HD Floats floor(Floats x) { return _mm256_floor_ps(x); }
-  template <int... numbers>
-  static HD Floats float_of_half(Floats x) {
-    return _mm256_permutevar8x32_ps(avx_float_halves<numbers...>(), _mm256_srli_epi32(as_ints(x), 22));
-  }
-  template <int... numbers>
-  static HD Ints int_of_half(Floats x) {
-    return _mm256_permutevar8x32_epi32(avx_halves<numbers...>(), _mm256_srli_epi32(as_ints(x), 22));
-  }
+  static HD Ints looked_up(__m256i eight, Ints index) { return _mm256_permutevar8x32_epi32(eight, index); }
   static HD Ints count_less(Floats x, Floats y, Ints count) {
     return _mm256_sub_epi32(count, as_ints(_mm256_cmp_ps(x, y, _CMP_LT_OQ)));
   }

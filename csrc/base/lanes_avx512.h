@@ -137,15 +137,8 @@ struct Avx512 {
   static HD Floats floor(Floats x) {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   }
-  template <int... numbers>
-  static HD Floats float_of_half(Floats x) {
-    const __m512 table = _mm512_broadcast_f32x8(avx_float_halves<numbers...>());
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(as_ints(x), 22), table);
-  }
-  template <int... numbers>
-  static HD Ints int_of_half(Floats x) {
-    const __m512i table = _mm512_broadcast_i32x8(avx_halves<numbers...>());
-    return _mm512_permutexvar_epi32(_mm512_srli_epi32(as_ints(x), 22), table);
+  static HD Ints looked_up(__m256i eight, Ints index) {
+    return _mm512_permutexvar_epi32(index, _mm512_broadcast_i32x8(eight));
   }
   static HD Ints count_less(Floats x, Floats y, Ints count) {
     return _mm512_mask_add_epi32(count, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), count, _mm512_set1_epi32(1));

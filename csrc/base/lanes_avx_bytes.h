@@ -23,15 +23,4 @@ HD __m256i avx_by_steps(__m256i x) {
   return _mm256_min_epi8(_mm256_add_epi8(count, _mm256_set1_epi8(first)), _mm256_set1_epi8(last));
 }
 
-// Eight numbers, for the halves of the octaves from 8 to 12, 12 to 16, 16 to 24, and so on, to 128. The bits 22 to 24 of a
-// float are the place of its half.
-template <int a, int b, int c, int d, int e, int f, int g, int h>
-HD __m256i avx_halves() {
-  return _mm256_setr_epi32(e, f, g, h, a, b, c, d);
-}
-template <int a, int b, int c, int d, int e, int f, int g, int h>
-HD __m256 avx_float_halves() {
-  return _mm256_setr_ps(e, f, g, h, a, b, c, d);
-}
-
 }  // namespace gossamer::GOSSAMER_ISA

@@ -144,13 +144,14 @@ HD void quantise(typename Codec::Params params, const Source* x, int64_t begin, 
   for (; i < count; ++i) quantise_lane<Codec, kNoise, typename Lane::Tail>(params, x, begin, i, noise, codes);
 }
 
-// The same for groups of one lane each. No group has a loop or a call of its own, so constants stay in registers.
-template <class Codec, bool kNoise, class Source>
+// The same by random numbers, for groups of one lane each. No group has a loop or a call of its own, so constants stay in
+// registers.
+template <class Codec, class Source>
 HD void quantise_lanes(const typename Codec::Params* params, const Source* x, int64_t begin, int64_t groups,
                        Noise noise, typename Codec::Code* codes) {
   using Lane = LaneOf<Codec>;
   for (int64_t g = 0; g < groups; ++g)
-    quantise_lane<Codec, kNoise, Lane>(params[g], x, begin, g * Lane::width, noise, codes);
+    quantise_lane<Codec, true, Lane>(params[g], x, begin, g * Lane::width, noise, codes);
 }
 
 template <class Codec>
@@ -189,8 +190,8 @@ void encode_range(const Layout<Codec>& layout, const Source* x, int64_t begin, i
       if constexpr (Codec::kStochastic)
         if (noise.on && layout.group == LaneOf<Codec>::width && last <= count &&
             !any_blank<Codec>(params, groups)) {
-          quantise_lanes<Codec, true>(params, x + first, begin + first, groups, noise,
-                                      layout.codes(row, begin + first));
+          quantise_lanes<Codec>(params, x + first, begin + first, groups, noise,
+                                layout.codes(row, begin + first));
           continue;
         }
       for (int64_t g = 0, done = first; g < groups; ++g, done += layout.group) {
