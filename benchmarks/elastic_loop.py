@@ -25,6 +25,7 @@ journal of its own. Entries of the plan:
     peers    the arguments of gs.Decentralized, or with "low": true those of gs.LowPrecisionDecentralized
     slow     {number of worker: how many times longer its steps are}
     counts   true: each worker counts 1 + its number as the samples of a step
+    device   of the model, such as "cuda"; by default the CPU
     backend, and sleep_s for each step
 """
 
@@ -62,11 +63,13 @@ class Numbers(Dataset):
         return index, self.inputs[index], self.inputs[index].sin().sum().view(1)
 
 
-def build(seed: int, adam: str | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(
+    seed: int, adam: str | None = None, device: str = "cpu"
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and its optimizer: that of the algorithm `adam`, or torch's Adam."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
-    model = model.to(torch.float64)
+    model = model.to(torch.float64).to(device)
     if adam == "zero_one_adam":
         from gossamer.algorithms import ZeroOneAdamOptimizer
 
@@ -101,12 +104,12 @@ def workload(
 ) -> tuple[nn.Module, torch.optim.Optimizer, Dataset, nn.Module | None]:
     """Return a model, its optimizer, its data, and a module for its loss on validation data, if it has any."""
     if plan.get("task") != "text":
-        return *build(seed, plan.get("adam")), Numbers(), None
+        return *build(seed, plan.get("adam"), plan.get("device", "cpu")), Numbers(), None
     import tasks
 
     task = tasks.text()
     torch.manual_seed(seed)
-    model = task.model()
+    model = task.model().to(plan.get("device", "cpu"))
 
     class Validation(nn.Module):
         @torch.no_grad()
@@ -121,7 +124,7 @@ def loss_in(model: nn.Module, *batch: torch.Tensor) -> torch.Tensor:
     if len(batch) == 1:
         return model(*batch)  # the GPT's output is its loss
     inputs, targets = batch
-    return nn.functional.mse_loss(model(inputs), targets)
+    return (model(inputs) - targets).square().mean()
 
 
 class Decay(torch.optim.lr_scheduler.StepLR):
@@ -180,6 +183,7 @@ def main() -> None:
     kill_at, moment = plan.get("kill", {}).get(str(worker), (None, ""))
     gs.init(plan.get("backend"))
     inner, optimizer, data, validation = workload(plan, worker + 1)
+    device = plan.get("device", "cpu")
     codecs = {"int8": gs.ErrorFeedback(gs.Int8()), "sparse": gs.ChunkTopK(chunk=128, k=8)}
     codec = (codecs | {"exact": gs.Identity(), None: None})[plan.get("codec")]
     algorithm: gs.Algorithm = gs.GradientAllReduce(codec=codec)
@@ -217,7 +221,7 @@ def main() -> None:
     type(algorithm).connect = connect_or_die
     model = gs.DataParallel(inner, optimizer, algorithm=algorithm, bucket_bytes=600, first_bucket_bytes=200)
     if worker == 0 and not any(folder.glob("start.pt")):
-        torch.save(inner.state_dict(), folder / "start.pt")
+        torch.save({name: value.cpu() for name, value in inner.state_dict().items()}, folder / "start.pt")
     loader = DataLoader(data, BATCH, sampler=gs.ElasticSampler(data))
     scheduler = Decay(optimizer, 20, 1.0 if validation else 0.9)
     run = gs.elastic(
@@ -261,7 +265,7 @@ def main() -> None:
             if plan.get("counts"):
                 model.count(1 + worker)
             optimizer.zero_grad()
-            loss = loss_in(model, *batch)
+            loss = loss_in(model, *(each.to(device) for each in batch))
             loss.backward()
             if nap and nap[0] == now:
                 time.sleep(nap[1])

@@ -63,7 +63,7 @@ PeerBlock::PeerBlock(const at::Tensor& memory, c10::intrusive_ptr<symm::Symmetri
     for (uint8_t* pad : pads)
       of_channel.push_back(reinterpret_cast<uint32_t*>(pad) + kOfTorch + channel * flat::kMeetingWords);
   }
-  missing_ = at::full({1}, -1, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
+  missing_ = at::full({1}, flat::kNoneMissing, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
 }
 
 PeerBlock::~PeerBlock() = default;
@@ -84,6 +84,10 @@ void PeerBlock::meet(int channel) {
 std::optional<int> PeerBlock::missing() const {
   const int rank = missing_.defined() ? *static_cast<const volatile int*>(missing_.data_ptr<int>()) : -1;
   return rank < 0 ? std::nullopt : std::optional<int>(rank);
+}
+
+void PeerBlock::give_up() noexcept {
+  if (missing_.defined()) *static_cast<volatile int*>(missing_.data_ptr<int>()) = flat::kGivenUp;
 }
 
 void PeerBlock::leak() noexcept {

@@ -45,6 +45,9 @@ class PeerBlock {
   // The rank that did not come to a meeting of the devices in time.
   std::optional<int> missing() const;
 
+  // Lets the device wait for nobody any more, now and in later meetings. What it then reads of others may be anything.
+  void give_up() noexcept;
+
   // Gives up the memory without freeing it: the device may be waiting in it for a rank that is gone.
   void leak() noexcept;
 

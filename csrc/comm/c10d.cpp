@@ -45,6 +45,11 @@ class C10dPending : public Pending {
         owner_->fail(operation_, bytes_, error);
       }
     }
+    try {
+      owner_->wait_for_device();
+    } catch (const std::exception& error) {
+      owner_->fail(operation_, bytes_, error);
+    }
     if (const auto finish = std::exchange(finish_, nullptr)) finish();
     flight_.done();
   }
@@ -321,6 +326,7 @@ at::Tensor C10dCommunicator::allocate(int64_t bytes) {
 }
 
 std::string C10dCommunicator::capture_refusal() const {
+  if (host_timeout_) return "under gs.elastic the host waits for each operation of its group";
   if (nccl_) return "";
   return "its group uses '" + backend_->getBackendName() +
          "' for CUDA tensors, which takes them through the host; use NCCL, or process_group=gs.Symmetric() "

@@ -47,6 +47,9 @@ class C10dCommunicator : public Communicator {
 
   at::Tensor allocate(int64_t bytes) override;
   void set_timeout(std::chrono::milliseconds timeout) override { backend_->setTimeout(timeout); }
+  void wait_on_host(std::chrono::milliseconds timeout) override {
+    if (nccl_) host_timeout_ = timeout;
+  }
   bool uses_sockets() const override { return gloo_ && device_.is_cpu(); }
 
   void announce_failure(const std::string& what = kFailed) noexcept override {
@@ -60,6 +63,7 @@ class C10dCommunicator : public Communicator {
 
   // Waits for a work, and gives up once another rank of the group has failed.
   void wait(c10d::Work& work);
+  void wait_for_device() override;
 
   // Keeps works that nobody will wait for, such as those queued after one that failed.
   void leave(std::vector<c10::intrusive_ptr<c10d::Work>> works);
@@ -87,6 +91,7 @@ class C10dCommunicator : public Communicator {
   PendingPtr reduce_and_take_own(at::Tensor out, const at::Tensor& x, ReduceOp op);
   std::string key(const std::string& leaf) const;
   void require(const at::Tensor& x, const char* operation) const;
+  void abort_on_device() noexcept;  // once
   bool leaves_unfinished() const;
   // Lets torch's NCCL backend finish what is in flight: its destructor aborts it. Nothing to do for other backends.
   void finish_nccl() noexcept;
@@ -102,6 +107,8 @@ class C10dCommunicator : public Communicator {
   // False for NCCL, whose operations then run on the current stream and not on one of its own, which has a normal priority.
   // False where running an operation costs less than handing it to a thread.
   bool async_;
+  std::optional<std::chrono::milliseconds> host_timeout_;  // see wait_on_host()
+  std::once_flag aborting_;
   std::atomic<bool> gave_up_{false};
   std::atomic<bool> failed_{false};  // this rank has told the others so
   std::once_flag looking_;

@@ -8,6 +8,7 @@
 #include "backend/announced.h"
 #include "backend/backend.h"
 #include "comm/c10d.h"
+#include "comm/device_wait.h"
 #include "errors.h"
 
 namespace gossamer {
@@ -18,14 +19,13 @@ constexpr auto kRollCallPoll = std::chrono::milliseconds(20);
 constexpr auto kFailurePoll = std::chrono::milliseconds(200);
 constexpr int kProbeTag = 0x676f73;  // no message has this tag
 
-void look_for_failure(c10d::Store& store, const std::string& key) {
-  std::string what;
+// What a rank has announced, or that the store is gone; empty while all is well.
+std::string failure_in(c10d::Store& store, const std::string& key) {
   try {
-    what = announced(store, key);
+    return announced(store, key);
   } catch (const std::exception& error) {
-    what = std::string("the store does not answer: ") + error.what();
+    return std::string("the store does not answer: ") + error.what();
   }
-  if (!what.empty()) throw std::runtime_error(what);
 }
 
 }  // namespace
@@ -39,7 +39,9 @@ void C10dCommunicator::wait(c10d::Work& work) {
   }
   const auto type = work.retrieveOpType();
   if (type == c10d::OpType::SEND || type == c10d::OpType::RECV) {
-    const Look look = [store = store_, failed = key("failed")] { look_for_failure(*store, failed); };
+    const Look look = [store = store_, failed = key("failed")] {
+      if (const auto what = failure_in(*store, failed); !what.empty()) throw std::runtime_error(what);
+    };
     if (call_ != nullptr) return call_->wait(work, look);
     std::call_once(looking_, [this] { lookout_ = std::make_unique<Lookout>(); });
     return lookout_->wait(work, look);
@@ -58,6 +60,22 @@ void C10dCommunicator::wait(c10d::Work& work) {
     if (const auto what = announced(*store_, key("failed")); !what.empty()) throw std::runtime_error(what);
     gave_up_ = false;
   }
+}
+
+void C10dCommunicator::wait_for_device() {
+  if (!host_timeout_) return;
+  const auto failure = [this] { return store_ ? failure_in(*store_, key("failed")) : std::string(); };
+  gossamer::wait_for_device(device_, {*host_timeout_, failed_, failure, [this] { abort_on_device(); }});
+}
+
+void C10dCommunicator::abort_on_device() noexcept {
+  std::call_once(aborting_, [this] {
+    try {
+      backend_->abort();
+    } catch (const std::exception&) {
+      // It was aborted already.
+    }
+  });
 }
 
 void C10dCommunicator::leave(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
@@ -125,6 +143,7 @@ void C10dCommunicator::tell(const std::string& text) noexcept {
   } catch (const std::exception&) {
     // The process that hosts the store is gone; the other ranks will notice that.
   }
+  if (host_timeout_) abort_on_device();
 }
 
 std::string C10dCommunicator::trouble() noexcept {

@@ -15,7 +15,8 @@ namespace gossamer {
 
 enum class ReduceOp : int { sum = 0, max = 1, min = 2, product = 3 };
 
-// One operation in flight. wait() blocks the host for CPU groups, and the current stream for NCCL; it throws
+// One operation in flight. wait() blocks the host for CPU groups, and the current stream for NCCL (but see
+// Communicator::wait_on_host()); it throws
 // PythonError(comm) with the operation, its size and the ranks that have gone silent.
 class Pending {
  public:
@@ -90,6 +91,13 @@ class Communicator {
 
   // Limits each later operation, where the group's operations have a limit that can change.
   virtual void set_timeout(std::chrono::milliseconds /*timeout*/) {}
+
+  // For groups whose members may die. From now on an operation on an accelerator has ended on the device when its wait()
+  // returns, and wait() throws if the group fails, or the operation takes longer than `timeout`. What is in flight is
+  // aborted then. Nothing changes where wait() does so already.
+  virtual void wait_on_host(std::chrono::milliseconds /*timeout*/) {}
+  // After wait_on_host(): waits until the device has done what the current stream holds. Throws as wait() does.
+  virtual void wait_for_device() {}
 
   // Tells the ranks that wait for this one, as far as the group can, that they wait in vain. Their errors say
   // "rank 1 has <what>", so `what` is what this rank has done.

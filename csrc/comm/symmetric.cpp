@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "backend/gil.h"
+#include "comm/device_wait.h"
 #include "device_kernels.h"
 #include "errors.h"
 
@@ -32,6 +33,10 @@ SymmetricCommunicator::SymmetricCommunicator(CommunicatorPtr other, Communicator
 
 SymmetricCommunicator::~SymmetricCommunicator() {
   const WithoutGil without_gil;
+  if (failed_ && host_timeout_) {  // the device has not stopped: it waits for nobody any more
+    give_up_meetings();
+    failed_ = false;
+  }
   // torch synchronises the device before it unmaps memory, and ends the process if that fails.
   if (!failed_ && !device().is_cpu()) {
     try {
@@ -45,10 +50,27 @@ SymmetricCommunicator::~SymmetricCommunicator() {
   route_.reset();  // whose memory is of blocks_
 }
 
+void SymmetricCommunicator::wait_on_host(std::chrono::milliseconds timeout) {
+  other_->wait_on_host(timeout);
+  if (!device().is_cpu()) host_timeout_ = timeout;
+}
+
+void SymmetricCommunicator::wait_for_device() {
+  if (!host_timeout_) return;
+  const auto abort = [this] { give_up_meetings(); };
+  gossamer::wait_for_device(device(), {*host_timeout_, failed_, [this] { return trouble(); }, abort});
+}
+
+void SymmetricCommunicator::give_up_meetings() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [base, block] : blocks_) block.give_up();
+}
+
 void SymmetricCommunicator::tell(const std::string& text) noexcept {
   failed_ = true;
   other_->tell(text);
   control_->tell(text);
+  if (host_timeout_) give_up_meetings();
 }
 
 std::string SymmetricCommunicator::trouble() noexcept {

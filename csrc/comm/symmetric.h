@@ -25,9 +25,11 @@ class SymmetricCommunicator : public Forwarding {
   bool shares_memory() const override { return true; }
   PeerBlock* peers_of(const at::Tensor& x) override;
 
+  void wait_on_host(std::chrono::milliseconds timeout) override;
+  void wait_for_device() override;
   void tell(const std::string& text) noexcept override;
   std::string trouble() noexcept override;
-  std::string capture_refusal() const override { return ""; }
+  std::string capture_refusal() const override { return host_timeout_ ? other_->capture_refusal() : ""; }
   uint64_t bytes_sent() const override { return Communicator::bytes_sent() + other_->bytes_sent(); }
   uint64_t bytes_received() const override {
     return Communicator::bytes_received() + other_->bytes_received();
@@ -37,6 +39,7 @@ class SymmetricCommunicator : public Forwarding {
   virtual const char* kind() const { return "symmetric memory"; }  // for errors
   std::pair<at::Tensor, PeerBlock> new_block(int64_t bytes);
   void free_unused();
+  void give_up_meetings() noexcept;
   void require_no_capture(int64_t bytes) const;
   // Throws on every rank if any rank has something to tell.
   void agree(int64_t bytes, const std::string& problem);
@@ -48,6 +51,7 @@ class SymmetricCommunicator : public Forwarding {
   std::unique_ptr<PeerGroup> group_;
   std::mutex mutex_;  // guards blocks_: the engine's worker reads it, any thread allocates
   std::map<const void*, PeerBlock> blocks_;  // by this rank's base
+  std::optional<std::chrono::milliseconds> host_timeout_;  // see wait_on_host()
   std::atomic<bool> failed_{false};
 };
 

@@ -132,7 +132,9 @@ std::map<int64_t, Flight::Before> Flight::before() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::map<int64_t, Before> begun;
   for (const auto& [index, before] : before_) {
-    if (has_begun_.count(index) != 0) begun[index] = before;
+    if (has_begun_.count(index) == 0) continue;
+    begun[index] = before;
+    for (const auto& [field, copy] : before.fields) record_use_on_current_stream(copy);
   }
   return begun;
 }

@@ -49,7 +49,10 @@ struct Meeting {
   uint32_t* const* pads;
   int rank, size;
   int64_t timeout_ms;
-  int* missing;  // host memory that the device writes: the number of a rank that did not come in time
+  // Host memory: kNoneMissing; the number of a rank that did not come in time, which the device writes; or kGivenUp, which
+  // the host writes, and for which the device looks while it waits.
+  int* missing;
 };
+constexpr int kNoneMissing = -1, kGivenUp = -2;
 
 }  // namespace gossamer::flat

@@ -9,6 +9,8 @@
 namespace gossamer::flat::cuda {
 namespace {
 
+constexpr unsigned kLooks = 1024;  // at a peer's arrival, for each look at the host's memory
+
 struct Pads {
   uint32_t* of[kMostRanks];
 };
@@ -24,7 +26,8 @@ __global__ void meet_all(Pads pads, int rank, int size, long long most_clocks, i
     __threadfence_system();  // with the store: a release of all that the stream has written
     *static_cast<volatile uint32_t*>(pads.of[peer] + rank) = meeting;
     const long long begin = clock64();
-    while (static_cast<int32_t>(arrivals[peer] - meeting) < 0) {
+    for (unsigned look = 1; static_cast<int32_t>(arrivals[peer] - meeting) < 0; ++look) {
+      if (look % kLooks == 0 && *static_cast<volatile int*>(missing) == kGivenUp) break;
       if (clock64() - begin < most_clocks) continue;
       *static_cast<volatile int*>(missing) = peer;
       __threadfence_system();

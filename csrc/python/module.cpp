@@ -1,5 +1,6 @@
 // gossamer._C: the native classes as Python sees them. Only binding; the Python faces check and document arguments.
 // Everything that can block releases the GIL.
+#include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <tuple>
@@ -91,6 +92,7 @@ void bind_communicator(py::module_& module) {
             return comm.exchange(all);
           },
           py::arg("swaps"), KeepComm(), Release())
+      .def("wait_on_host", &Communicator::wait_on_host, py::arg("timeout"))
       .def("announce_failure", &Communicator::announce_failure, py::arg("what") = Communicator::kFailed,
            Release())
       .def("allocate", &Communicator::allocate, py::arg("bytes"), Release());

@@ -95,6 +95,7 @@ void through_memory(const Sum& sum, const Ground& ground, const Across& across) 
     sum.comm.count(moved, moved);
   }
   meet(ground.block);
+  sum.comm.inside().wait_for_device();
   sum.comm.end_call();
 }
 

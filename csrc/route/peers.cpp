@@ -79,7 +79,10 @@ class RowsOfPeers : public Rows {
   uint8_t* own(const Piece& piece) override { return base() + for_all(piece); }
   void share(const Piece&) override {}
   codec::WireRows gather(const Piece& piece) override {
-    if (number(piece) == 0) meet(*shared_.block, kMain);  // after the caller has shared all pieces
+    if (number(piece) == 0) {  // after the caller has shared all pieces
+      meet(*shared_.block, kMain);
+      comm_.wait_for_device();
+    }
     return rows_at(for_all(piece));
   }
 
@@ -151,6 +154,7 @@ bool sum_in_place(Communicator& comm, const at::Tensor& x, double scale) {
   device_kernels(comm.device().type())
       .sum_rows(*dtype, {rows.data(), n, rows.data(), n, valid, comm.rank()}, scale);
   meet_in_time(*block);
+  comm.wait_for_device();
   flight.posted();
   comm.count(moved, moved);
   return true;

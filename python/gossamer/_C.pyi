@@ -102,6 +102,13 @@ class Communicator:
     def allocate(self, bytes: int) -> Tensor:
         """Return zeros, uint8 [bytes], 64-byte aligned, in memory that the group's wire can reach."""
 
+    def wait_on_host(self, timeout: timedelta) -> None:
+        """Let each later operation on an accelerator end on the device before its wait() returns.
+
+        wait() raises CommError if the group fails meanwhile, or the operation takes longer than `timeout`. What is in
+        flight is aborted then, and its tensors hold anything. Not collective.
+        """
+
     def announce_failure(self, what: str = ...) -> None:
         """Tell the ranks that wait for this rank, as far as the group can, that they wait in vain. Not collective.
 

@@ -5,7 +5,6 @@ al. 2025, arXiv:2501.18512. SparseLoCo: Sarfi et al. 2025, arXiv:2508.15706. NoL
 arXiv:2506.10911. Between averagings ranks hold different weights: model.consensus() averages them exactly.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -31,7 +30,7 @@ from gossamer.engine import Background, BySteps, ByTime, Merge, Unsent, Worker
 from gossamer.errors import ConfigError
 from gossamer.facts import APART, Messages, Method, Settings, Traffic, Trial
 from gossamer.topology import Topology, resolve
-from gossamer.torch_private import tree_map
+from gossamer.torch_private import tree_map, tree_map_only
 
 OuterOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 _BUCKETS_EACH = 2  # about how many buckets a fragment has; each is sent by itself
@@ -583,7 +582,10 @@ class LocalSGD(Algorithm):
 
     def shared_state(self, begun: Iterable[int] = ()) -> dict[str, Any]:
         """See Algorithm. `begun` is of no use here."""
-        outer = {index: copy.deepcopy(optimizer.state_dict()) for index, optimizer in self._outer.items()}
+        outer = {
+            index: tree_map_only(Tensor, Tensor.clone, optimizer.state_dict())
+            for index, optimizer in self._outer.items()
+        }
         return {"outer": outer, "rounds": self._rounds, "next": self._periods.next}
 
     def _take_shared(self, state: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from gossamer.comm.hierarchical import (
     goes_by_hosts,
     hierarchy,
     is_communicator,
+    is_default,
     layout_text,
     way_of,
 )
@@ -40,7 +41,8 @@ from gossamer.comm.symmetric import MAX_RANKS, Symmetric, symmetric
 
 __all__ = ["Communicator", "Work", "from_backend", "from_group", "gather_numbers", "private", "private_among"]
 __all__ += ["KINDS", "Flat", "GroupLike", "Hierarchical", "connect_by_hosts", "direct_group", "duplicate"]
-__all__ += ["given_group", "goes_by_hosts", "hierarchy", "is_communicator", "layout_text", "way_of"]
+__all__ += ["given_group", "goes_by_hosts", "hierarchy", "is_communicator", "is_default", "layout_text"]
+__all__ += ["way_of"]
 __all__ += ["MAX_RANKS", "HostMemory", "Symmetric", "host_memory", "symmetric", "why_through_host"]
 __all__ += ["NamedOptions", "open_named", "sums_by_hosts"]
 __all__ += ["connect_pair", "register_backend", "split", "store_of", "timeout_of"]

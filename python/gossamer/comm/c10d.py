@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from gossamer import _C, late_entry
+from gossamer import _C, late_entry, membership
 from gossamer._C import Communicator
 from gossamer.errors import ConfigError
 
@@ -72,7 +72,9 @@ def from_backend(
     comm = _C.c10d_communicator(backend, torch.device(device), store, name, list(called))
     if store is not None:
         kind = "gossamer" if isinstance(backend, _C.GossamerBackend) else backend.name()
-        origins[comm] = Origin(kind, store, name, _timeout_of(backend))
+        origins[comm] = origin = Origin(kind, store, name, _timeout_of(backend))
+        if membership.member() is not None:
+            comm.wait_on_host(origin.timeout)  # a member may die
     return comm
 
 
@@ -161,6 +163,8 @@ def share_memory(comm: Communicator, control: Communicator, *, of_host: bool = F
     own = make(comm, control, store, int(origin.timeout.total_seconds() * 1000))
     if comm in origins:
         origins[own] = origins[comm]
+    if membership.member() is not None:
+        own.wait_on_host(origin.timeout)
     return own
 
 

@@ -85,6 +85,11 @@ def given_group(group: Any) -> Any:
     return group.group if isinstance(group, KINDS) else group
 
 
+def is_default(group: Any) -> bool:
+    """Returns whether what a user gave as process_group names no ranks: the default group, or one of KINDS around it."""
+    return given_group(group) is None and getattr(group, "hosts", None) is None
+
+
 def goes_by_hosts(hosts: Sequence[Sequence[int]]) -> bool:
     """Returns whether sums go by these hosts by default: there are at least two, and one has at least two ranks."""
     return len(hosts) > 1 and any(len(host) > 1 for host in hosts)

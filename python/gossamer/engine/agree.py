@@ -17,6 +17,7 @@ from gossamer.collectives import all_reduce
 from gossamer.comm import Communicator, gather_numbers
 from gossamer.engine.admission import Members, describe
 from gossamer.errors import ConfigError
+from gossamer.torch_private import tree_map_only
 
 _CHUNK_BYTES = 32 << 20
 
@@ -147,7 +148,7 @@ def broadcast_state(
     """
     file = io.BytesIO()
     if comm.rank == source:
-        torch.save(state(), file)
+        torch.save(tree_map_only(Tensor, Tensor.cpu, state()), file)
     data = broadcast_bytes(comm, file.getvalue(), source, device=device)
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) if take else None
 

@@ -15,7 +15,7 @@ from torch.distributed.algorithms import Join, Joinable
 
 from gossamer import runtime
 from gossamer.autotune import Tuned
-from gossamer.comm import connect_by_hosts, is_communicator, private_among
+from gossamer.comm import connect_by_hosts, is_communicator, is_default, private_among
 from gossamer.engine.algorithm import Algorithm
 from gossamer.engine.connections import Connections, connect, device_of
 from gossamer.engine.engine import Engine
@@ -52,7 +52,7 @@ class Face(Joinable):
         """
         algorithm.use_optimizers(optimizers)
         self._wrapped_with = algorithm, group, settings
-        if self.replaceable and group is None and runtime.is_newcomer():
+        if self.replaceable and is_default(group) and runtime.is_newcomer():
             self._awaiting = optimizers
         else:
             self._begin(optimizers)

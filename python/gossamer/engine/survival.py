@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer import _C
+from gossamer.comm import is_default
 from gossamer.engine.algorithm import Algorithm
 from gossamer.engine.buckets import Buckets
 from gossamer.engine.merging import Merge
@@ -90,10 +91,11 @@ def why_not_elastic(face: Any) -> str:
     engine, algorithm = face.engine, face.engine.algorithm
     if refusal := algorithm.why_not_elastic():
         return str(refusal)
-    if any(param.device.type != "cpu" for param in engine.params.values()):
-        return "the model must be on the CPU; on GPUs a collective of a lost member does not end"
-    if face.wrapped_over is not None:
-        return f"the model must be wrapped over the default group, got process_group={face.wrapped_over!r}"
+    if not is_default(face.wrapped_over):
+        return (
+            f"the model must be wrapped over the default group, without a list of hosts, got "
+            f"process_group={face.wrapped_over!r}"
+        )
     if engine.has_counted and algorithm.weighs_gradients:
         return "count() must not be used, because a step that is sent again has no counts"
     if engine.tuned is not None or engine.is_tuning:

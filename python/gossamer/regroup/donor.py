@@ -31,8 +31,8 @@ _open: "weakref.WeakSet[Donor]" = weakref.WeakSet()
 
 
 def copied(state: Any) -> Any:
-    """Return a state whose tensors are copies."""
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), state)
+    """Return a state whose tensors are copies, on the CPU."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
 
 
 class Gift:
@@ -165,7 +165,7 @@ class Donor:
                 return
             if store.add(_CLAIM, 1) == 1:
                 store.set(_GIVER, str(self._member.worker))
-                self._gifts.append(Gift(worker, self._state(), store))
+                self._gifts.append(Gift(worker, self._state_on_cpu(), store))
                 _log.info("elastic: gives the state to worker %d", worker)
 
     def changed(self, change: Any) -> None:
@@ -182,11 +182,14 @@ class Donor:
 
     def renew(self) -> None:
         """Send all of the present state, in place of what waits. Called at a boundary."""
-        state = self._state()
+        state = self._state_on_cpu()
         for gift in self._gifts:
             if not gift.over:
                 gift.renew(state)
                 _log.info("elastic: gives the state to worker %d", gift.worker)
+
+    def _state_on_cpu(self) -> Any:
+        return tree_map_only(Tensor, Tensor.cpu, self._state())
 
     def end_copies(self) -> None:
         """Tell the newcomers that are in the present group by now that their copies are whole."""

@@ -91,10 +91,11 @@ class GradientCopy(OptimizerCopy):
         ):
             group.update(settings)
             for param, given in zip(group["params"], inputs, strict=True):
+                on_device = None if given is None else given.to(param.device)
                 if adam:
-                    adam.take_input(param, given)
+                    adam.take_input(param, on_device)
                 else:
-                    param.grad = given
+                    param.grad = on_device
         optimizer.step()
         optimizer.zero_grad()
 

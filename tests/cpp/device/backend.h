@@ -31,7 +31,7 @@ class Work : public c10d::Work {
     tensors_.clear();
     return true;
   }
-  bool isCompleted() override { return Device::instance().is_done(*end_); }
+  bool isCompleted() override { return Device::instance().is_done(end_); }
 
  private:
   MarkPtr end_;
@@ -151,7 +151,7 @@ class Backend : public c10d::Backend {
   inline static std::atomic<int> barriers{0};
   inline static std::atomic<int64_t> operations{0};  // that all backends have queued on the device
 
- private:
+ protected:
   static at::Tensor host(const at::Tensor& x) { return x.is_cpu() ? x : on_host(x); }
 
   using Group = std::vector<std::function<void()>>;
@@ -195,13 +195,20 @@ class Backend : public c10d::Backend {
       group()->push_back([stream, task] { Device::instance().push(stream, task); });
       return {};
     }
+    return queue(async, [&](StreamId stream) { device.push(stream, task); }, std::move(tensors));
+  }
+
+  // push(stream) queues an operation on it.
+  template <class Push>
+  WorkPtr queue(bool async, Push push, Tensors tensors) {
+    auto& device = Device::instance();
     if (!async) {
-      device.push(current_stream(), task);
+      push(current_stream());
       return {};
     }
     ++own_stream_calls_;
     device.block(stream_, device.record(current_stream()));
-    device.push(stream_, task);
+    push(stream_);
     return c10::make_intrusive<Work>(device.record(stream_), std::move(tensors));
   }
 

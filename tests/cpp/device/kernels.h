@@ -85,11 +85,15 @@ inline void meet(const gossamer::flat::Meeting& given) {
   auto meeting = std::make_shared<Meeting>();
   meeting->pads.assign(given.pads, given.pads + given.size);
   meeting->call = given;
-  const auto ready = [meeting] {
-    meeting->tell();
-    return meeting->missing() < 0 || std::chrono::steady_clock::now() > meeting->deadline;
+  const auto given_up = [meeting] {
+    return *static_cast<volatile int*>(meeting->call.missing) == flat::kGivenUp;
   };
-  const auto end = [meeting] {
+  const auto ready = [meeting, given_up] {
+    meeting->tell();
+    return meeting->missing() < 0 || given_up() || std::chrono::steady_clock::now() > meeting->deadline;
+  };
+  const auto end = [meeting, given_up] {
+    if (given_up()) return;
     meeting->pads[meeting->call.rank][flat::kMostRanks] = meeting->number;
     if (const int peer = meeting->missing(); peer >= 0) {
       *meeting->call.missing = peer;

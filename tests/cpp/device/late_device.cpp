@@ -17,6 +17,7 @@
 #include "backend.h"
 #include "kernels.h"
 #include "streams.h"
+#include "wired.h"
 
 namespace late {
 namespace {
@@ -62,14 +63,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     delete static_cast<MarkPtr*>(event);
   }
   bool queryEvent(void* event) const override {
-    return event == nullptr || Device::instance().is_done(**static_cast<MarkPtr*>(event));
+    return event == nullptr || Device::instance().is_done(*static_cast<MarkPtr*>(event));
   }
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) Device::instance().synchronize(*static_cast<MarkPtr*>(event));
   }
   double elapsedTime(void*, void*, const c10::DeviceIndex) const override { return 1.0; }
   bool queryStream(const c10::Stream& stream) const override {
-    return Device::instance().is_done(*Device::instance().record(stream.id()));
+    return Device::instance().is_done(Device::instance().record(stream.id()));
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     Device::instance().synchronize(stream.id());
@@ -180,8 +181,16 @@ c10::IValue to_device(const c10::IValue& value) {
   return list;
 }
 
+// Gives an empty tensor the memory and the shape of another one.
+void become(const at::Tensor& empty, const at::Tensor& other) {
+  auto* tensor = empty.unsafeGetTensorImpl();
+  tensor->set_storage_keep_dtype(other.storage());
+  tensor->set_sizes_and_strides(other.sizes(), other.strides());
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
+  TORCH_CHECK(schema.name() != "aten::set_", "late: a tensor cannot get another storage");
   const auto given = torch::jit::last(*stack, schema.arguments().size()).vec();
   torch::jit::Stack host;
   for (const auto& value : given) host.push_back(to_host(value));
@@ -190,28 +199,36 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &on_host);
   };
   torch::jit::drop(*stack, given.size());
-  bool writes = false;
+  bool writes = false, resizes = false;
   for (size_t i = 0; i < given.size(); ++i) {
     const auto* alias = schema.arguments()[i].alias_info();
     if (!alias || !alias->isWrite()) continue;
     writes = true;
-    TORCH_CHECK(!given[i].isTensor() || given[i].toTensor().numel() > 0 ||
-                    schema.overload_name().find("out") == std::string::npos,
-                "late: ", op.operator_name(), " would resize its output; make the tensor on the CPU");
+    const bool is_empty_out = given[i].isTensor() && given[i].toTensor().numel() == 0 &&
+                              schema.overload_name().find("out") != std::string::npos;
+    if (!is_empty_out) continue;
+    resizes = true;
+    host[i] = at::empty({0}, given[i].toTensor().options().device(at::kCPU));
   }
-  if (writes) {
+  if (writes && !resizes) {
     launch([run, host]() mutable { run(host); });
-    for (const auto& result : schema.returns()) {
-      for (size_t i = 0; i < given.size(); ++i) {
-        const auto* alias = schema.arguments()[i].alias_info();
-        if (alias && result.alias_info() && *alias == *result.alias_info()) stack->push_back(given[i]);
-      }
-    }
+  } else {
+    Device::instance().synchronize(current);
+    run(host);
+  }
+  if (!writes) {
+    for (const auto& result : host) stack->push_back(to_device(result));
     return;
   }
-  Device::instance().synchronize(current);
-  run(host);
-  for (const auto& result : host) stack->push_back(to_device(result));
+  for (size_t number = 0; number < schema.returns().size(); ++number) {
+    for (size_t i = 0; i < given.size(); ++i) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      const auto* of_result = schema.returns()[number].alias_info();
+      if (!alias || !of_result || *alias != *of_result) continue;
+      if (resizes) become(given[i].toTensor(), from_host(host[number].toTensor()));
+      stack->push_back(given[i]);
+    }
+  }
 }
 
 }  // namespace
@@ -244,6 +261,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch.distributed");  // registers c10d::Backend with pybind11
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")
       .def(py::init<int, int>(), py::arg("rank"), py::arg("size"))
+      .def_property_readonly("options", [](const Backend&) { return py::none(); })
       .def_property_readonly("timeout", &Backend::timeout)
       .def_property_readonly("is_aborted", &Backend::is_aborted)
       .def_property_readonly("own_stream_calls", &Backend::own_stream_calls);
@@ -259,6 +277,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   module.def("barriers", [] { return Backend::barriers.load(); });
   module.def("set_capturing", [](bool capturing) { is_capturing = capturing; });
+  py::class_<Wired, Backend, c10::intrusive_ptr<Wired>>(module, "Wired")
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>>(), py::arg("wire"));
+  module.def("die_in", [](int64_t operation) { Wired::last_begun = operation; });
   module.def("operations", [] { return Backend::operations.load(); });
   module.def("drop_records", [=](bool drop) { here().get().drop_records(drop); });
   module.def("fail_map_host", [](int count) { maps_until_failure = count; });

@@ -106,9 +106,12 @@ class Device {
     drops_records_ = drop;
   }
 
-  bool is_done(const Mark& mark) {
+  // Whoever asks waits for it, so streams are not late for them.
+  bool is_done(const MarkPtr& mark) {
     const Lock lock(mutex_);
-    return mark.done;
+    while (!mark->done && advance(mark)) {
+    }
+    return mark->done;
   }
   void synchronize(const MarkPtr& mark) {
     Lock lock(mutex_);
