@@ -26,6 +26,7 @@ journal of its own. Entries of the plan:
     slow     {number of worker: how many times longer its steps are}
     counts   true: each worker counts 1 + its number as the samples of a step
     device   of the model, such as "cuda"; by default the CPU
+    group    "HostMemory", "Symmetric" or "Flat": how sums travel
     backend, and sleep_s for each step
 """
 
@@ -63,9 +64,7 @@ class Numbers(Dataset):
         return index, self.inputs[index], self.inputs[index].sin().sum().view(1)
 
 
-def build(
-    seed: int, adam: str | None = None, device: str = "cpu"
-) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(seed: int, adam: str | None = None, device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and its optimizer: that of the algorithm `adam`, or torch's Adam."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
@@ -219,7 +218,9 @@ def main() -> None:
         connect(*args)
 
     type(algorithm).connect = connect_or_die
-    model = gs.DataParallel(inner, optimizer, algorithm=algorithm, bucket_bytes=600, first_bucket_bytes=200)
+    group = getattr(gs, plan["group"])() if "group" in plan else None
+    sizes = {"bucket_bytes": 600, "first_bucket_bytes": 200}
+    model = gs.DataParallel(inner, optimizer, algorithm=algorithm, process_group=group, **sizes)
     if worker == 0 and not any(folder.glob("start.pt")):
         torch.save({name: value.cpu() for name, value in inner.state_dict().items()}, folder / "start.pt")
     loader = DataLoader(data, BATCH, sampler=gs.ElasticSampler(data))

@@ -31,7 +31,8 @@ void wait_for_device(at::Device device, const DeviceWait& wait) {
       why = wait.failure();
       next_look = now + kLookPeriod;
     }
-    if (now - begin > wait.timeout) why = "it timed out after " + std::to_string(wait.timeout.count()) + " ms";
+    if (now - begin > wait.timeout)
+      why = "it timed out after " + std::to_string(wait.timeout.count()) + " ms";
     now - begin < kSpin ? std::this_thread::yield() : std::this_thread::sleep_for(kPause);
   }
   // Whoever aborts says before that the group has failed.

@@ -50,7 +50,7 @@ class SymmetricCommunicator : public Forwarding {
   CommunicatorPtr control_;
   std::unique_ptr<PeerGroup> group_;
   std::mutex mutex_;  // guards blocks_: the engine's worker reads it, any thread allocates
-  std::map<const void*, PeerBlock> blocks_;  // by this rank's base
+  std::map<const void*, PeerBlock> blocks_;                // by this rank's base
   std::optional<std::chrono::milliseconds> host_timeout_;  // see wait_on_host()
   std::atomic<bool> failed_{false};
 };

@@ -1,4 +1,4 @@
-"""Run by test_late_elastic.py as a worker: the loop of benchmarks/elastic_loop.py, with its model on the simulated device.
+"""Run by test_late_elastic.py as a worker: the loop of benchmarks/elastic_loop.py, on the simulated device.
 
 The device's backend sends values through Gloo. Its operations fail as NCCL's do: if a rank dies, they never end by
 themselves. One more entry of the plan:

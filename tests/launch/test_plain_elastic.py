@@ -33,8 +33,11 @@ ALL_COME_AGAIN = ["--blacklist-cooldown-range", "0", "0"]
 EXACT = 1e-9  # after some hundred steps of Adam, whose sums may be in another order
 
 
-def begin(start, folder: Path, flags: list[str], *, epochs: int = 1, env=None, prefix=(), **plan):
-    argv = ["-m", "gossamer.launch.cli", "run", *flags, str(LOOP), str(folder), str(epochs), json.dumps(plan)]
+def begin(
+    start, folder: Path, flags: list[str], *, epochs: int = 1, env=None, prefix=(), script=LOOP, **plan
+):
+    argv = ["-m", "gossamer.launch.cli", "run", *flags, str(script), str(folder), str(epochs)]
+    argv.append(json.dumps(plan))
     return start(argv, env=env, prefix=prefix)
 
 

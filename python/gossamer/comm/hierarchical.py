@@ -86,7 +86,7 @@ def given_group(group: Any) -> Any:
 
 
 def is_default(group: Any) -> bool:
-    """Returns whether what a user gave as process_group names no ranks: the default group, or one of KINDS around it."""
+    """Returns whether what a user gave as process_group is the default group, or one of KINDS around it alone."""
     return given_group(group) is None and getattr(group, "hosts", None) is None
 
 

@@ -148,7 +148,8 @@ def broadcast_state(
     """
     file = io.BytesIO()
     if comm.rank == source:
-        torch.save(tree_map_only(Tensor, Tensor.cpu, state()), file)
+        on_cpu = tree_map_only(Tensor, lambda each: each if each.is_meta else each.cpu(), state())
+        torch.save(on_cpu, file)
     data = broadcast_bytes(comm, file.getvalue(), source, device=device)
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) if take else None
 

@@ -297,7 +297,7 @@ def elastic(
 
     Args:
         loader: a DataLoader with a batch_size and sampler=gs.ElasticSampler(dataset).
-        model: a gs.DataParallel on the CPU, by any algorithm but that of gs.ShardedOptimizer.
+        model: a gs.DataParallel by any algorithm but that of gs.ShardedOptimizer.
         optimizer: the model's optimizer, or several.
         scheduler: objects with state_dict() and load_state_dict() that newcomers take too: one, several or None.
         on_stop: called on every worker when the launcher has been told to end (SIGTERM), before the worker ends with

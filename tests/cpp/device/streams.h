@@ -106,12 +106,16 @@ class Device {
     drops_records_ = drop;
   }
 
-  // Whoever asks waits for it, so streams are not late for them.
   bool is_done(const MarkPtr& mark) {
     const Lock lock(mutex_);
-    while (!mark->done && advance(mark)) {
+    while (asking_is_waiting_ && !mark->done && advance(mark)) {
     }
     return mark->done;
+  }
+  // Until settle(): a host that asks waits, so streams are not late for it.
+  void asking_is_waiting() {
+    const Lock lock(mutex_);
+    asking_is_waiting_ = true;
   }
   void synchronize(const MarkPtr& mark) {
     Lock lock(mutex_);
@@ -173,7 +177,7 @@ class Device {
     freed_.clear();
     lateness_ = Lateness::none;
     dropped_wait_ = -1;
-    drops_records_ = false;
+    drops_records_ = asking_is_waiting_ = false;
   }
 
  private:
@@ -274,7 +278,7 @@ class Device {
   Lateness lateness_ = Lateness::none;
   int waits_ = 0, dropped_wait_ = -1;
   int64_t main_tasks_ = 0, side_tasks_ = 0;
-  bool drops_records_ = false;
+  bool drops_records_ = false, asking_is_waiting_ = false;
   std::exception_ptr failure_;
   std::vector<std::pair<MarkPtr, std::function<bool()>>> awaited_;  // what other processes may wait for
   bool hurries_ = false;

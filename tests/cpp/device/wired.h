@@ -18,7 +18,9 @@ namespace late {
 class Wired : public Backend {
  public:
   explicit Wired(c10::intrusive_ptr<c10d::Backend> wire)
-      : Backend(wire->getRank(), wire->getSize()), wire_(std::move(wire)) {}
+      : Backend(wire->getRank(), wire->getSize()), wire_(std::move(wire)) {
+    Device::instance().asking_is_waiting();
+  }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     c10d::AllreduceOptions given;
@@ -44,8 +46,7 @@ class Wired : public Backend {
   }
   WorkPtr alltoall_base(at::Tensor& out, at::Tensor& x, std::vector<int64_t>& out_sizes,
                         std::vector<int64_t>& x_sizes, const c10d::AllToAllOptions& options) override {
-    const auto begin = [out = host(out), x = host(x), out_sizes,
-                        x_sizes](c10d::Backend& wire) mutable {
+    const auto begin = [out = host(out), x = host(x), out_sizes, x_sizes](c10d::Backend& wire) mutable {
       return wire.alltoall_base(out, x, out_sizes, x_sizes, {});
     };
     return send(options.asyncOp, {out, x}, begin);
@@ -92,16 +93,18 @@ class Wired : public Backend {
       if (*aborted || *ended) return true;
       if (std::exchange(*is_begun, true)) return false;
       if (begun++ == last_begun) ::kill(::getpid(), SIGKILL);
-      std::thread([wire, begins, ended] {  // Gloo asks Python where it is called from, which may wait for the device
-        try {
-          std::vector<WorkPtr> works;
-          for (const auto& begin : begins) works.push_back(begin(*wire));
-          for (const auto& work : works) work->wait();
-          *ended = true;
-        } catch (const std::exception&) {
-          // A rank is gone.
-        }
-      }).detach();
+      std::thread(
+          [wire, begins, ended] {  // Gloo asks Python where it is called from, which may wait for the device
+            try {
+              std::vector<WorkPtr> works;
+              for (const auto& begin : begins) works.push_back(begin(*wire));
+              for (const auto& work : works) work->wait();
+              *ended = true;
+            } catch (const std::exception&) {
+              // A rank is gone.
+            }
+          })
+          .detach();
       return false;
     };
     const auto end = [aborted = aborted_, memory = tensors[0].data_ptr(), bytes = tensors[0].nbytes()] {

@@ -4,6 +4,7 @@
 
 import argparse
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,8 @@ OTHERS: dict[str, object] = host_lists.OTHER_WAYS | {
 OTHERS.pop("nproc_per_node")
 LOCAL = "localhost"
 TIMEOUT_S = 600.0
+# NCCL's watchdog would end a process whose connection to a dead one breaks. Here the group does without the dead one.
+NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +95,8 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
     """
     slots, limits = _plan(args)
     env = here.threads_for(limits.first_size)
+    if NCCL_ERRORS not in os.environ:
+        env[NCCL_ERRORS] = "0"
     tee = "3" if (args.tee, args.redirects) == ("0", "0") else args.tee
     command = [sys.executable, "-u", str(here.WORKER), *arguments]
     with here.scratch() as folder, whole_lines():
