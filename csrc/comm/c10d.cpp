@@ -326,7 +326,7 @@ at::Tensor C10dCommunicator::allocate(int64_t bytes) {
 }
 
 std::string C10dCommunicator::capture_refusal() const {
-  if (host_timeout_) return "under gs.elastic the host waits for each operation of its group";
+  if (host_timeout_) return "in an elastic run the host waits for each operation of its group";
   if (nccl_) return "";
   return "its group uses '" + backend_->getBackendName() +
          "' for CUDA tensors, which takes them through the host; use NCCL, or process_group=gs.Symmetric() "

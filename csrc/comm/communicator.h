@@ -15,9 +15,8 @@ namespace gossamer {
 
 enum class ReduceOp : int { sum = 0, max = 1, min = 2, product = 3 };
 
-// One operation in flight. wait() blocks the host for CPU groups, and the current stream for NCCL (but see
-// Communicator::wait_on_host()); it throws
-// PythonError(comm) with the operation, its size and the ranks that have gone silent.
+// One operation in flight. wait() blocks the host for CPU groups, and the current stream for NCCL, but see
+// Communicator::wait_on_host(). It throws PythonError(comm) with the operation, its size and the ranks that have gone silent.
 class Pending {
  public:
   virtual ~Pending() = default;

@@ -52,7 +52,8 @@ SymmetricCommunicator::~SymmetricCommunicator() {
 
 void SymmetricCommunicator::wait_on_host(std::chrono::milliseconds timeout) {
   other_->wait_on_host(timeout);
-  if (!device().is_cpu()) host_timeout_ = timeout;
+  // Before the device stops by itself, and with it all that this process could do on it.
+  if (!device().is_cpu()) host_timeout_ = timeout * 9 / 10;
 }
 
 void SymmetricCommunicator::wait_for_device() {

@@ -313,6 +313,21 @@ def test_faces_whose_group_cannot_be_replaced_are_refused(face) -> None:
 
 
 @pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("group", [gs.Flat(), gs.Hierarchical()], ids=["flat", "by hosts"])
+def test_a_way_for_sums_may_be_given_if_it_names_no_ranks(group) -> None:
+    loader, net, optimizer = parts()
+    model = gs.DataParallel(net, optimizer, process_group=group)
+    assert len(list(gs.elastic(loader, model, optimizer))) == 4
+    model.close()
+    fixed = gs.DataParallel(net, optimizer, process_group=gs.Hierarchical(hosts=[[0]]))
+    with pytest.raises(
+        gs.ConfigError, match=r"without a list of hosts, got process_group=Hierarchical\(.*\[\[0\]\]"
+    ):
+        gs.elastic(loader, fixed, optimizer)
+    fixed.close()
+
+
+@pytest.mark.usefixtures("group_of_one")
 def test_an_elastic_model_neither_weights_its_ranks_nor_joins() -> None:
     loader, net, optimizer = parts()
     counting = gs.DataParallel(net, optimizer)
