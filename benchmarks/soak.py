@@ -20,6 +20,8 @@ ranks' weights, and no rank adds a round twice.
 With --hosts the workers are on network namespaces with an sshd each, equally many on each. Then workers that just start
 are not hit. It needs root and openssh-server.
 
+With --device the models are there. "late" is the simulated device of the tests, whose operations fail as NCCL's do.
+
 With --every a worker that trains is killed so often, and another comes. The summary then has the share of its
 undisturbed steps that a living worker makes: from its first step to its last, as many as a step takes before the first
 kill.
@@ -44,6 +46,7 @@ import elastic_loop
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 from gossamer import netlab
+from tests import ROOT
 from tests.launch import sshd
 
 EPOCHS = 1_000_000  # a signal ends it
@@ -76,7 +79,15 @@ class Soak:
             listing = [f"{hosts.address(host)}:{args.workers // args.hosts}" for host in range(args.hosts)]
             flags += ["-H", ",".join(listing), "-p", str(sshd.PORT), "-i", ssh.key]
             prefix, environment = hosts.prefix(0), environment | ssh.env
-        job = [elastic_loop.__file__, str(folder), str(EPOCHS), json.dumps(plan)]
+        script = elastic_loop.__file__
+        if args.device:
+            plan["device"] = args.device
+        if args.group:
+            plan["group"] = args.group
+        if args.device == "late":
+            script = str(ROOT / "tests" / "late" / "elastic.py")
+            environment["PYTHONPATH"] = str(ROOT)
+        job = [script, str(folder), str(EPOCHS), json.dumps(plan)]
         self.log = open(folder / "log", "w")  # noqa: SIM115
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "gossamer.launch.cli", "run", *flags, *job],
@@ -212,6 +223,10 @@ def main() -> int:
     parser.add_argument("--local", type=json.loads, help="arguments of gs.LocalSGD as JSON, and outer: true")
     parser.add_argument("--rank", type=int, help="of gs.PowerSGD; then only equal weights are checked")
     parser.add_argument("--rounds", type=json.loads, help="arguments of gs.AsyncModelAverage as JSON")
+    parser.add_argument(
+        "--device", help="of the models: cuda, or late, which is the simulated device of the tests"
+    )
+    parser.add_argument("--group", choices=("Flat", "HostMemory", "Symmetric"), help="how sums travel")
     parser.add_argument("--every", type=float, help="seconds from a kill to the next")
     parser.add_argument("--task", help="text: a GPT, whose validation loss at the end is told")
     parser.add_argument("--quiet", type=float, default=0.0, help="seconds to train on after the last kill")
