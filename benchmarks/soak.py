@@ -80,10 +80,7 @@ class Soak:
             flags += ["-H", ",".join(listing), "-p", str(sshd.PORT), "-i", ssh.key]
             prefix, environment = hosts.prefix(0), environment | ssh.env
         script = elastic_loop.__file__
-        if args.device:
-            plan["device"] = args.device
-        if args.group:
-            plan["group"] = args.group
+        plan |= {name: given for name in ("device", "group") if (given := getattr(args, name))}
         if args.device == "late":
             script = str(ROOT / "tests" / "late" / "elastic.py")
             environment["PYTHONPATH"] = str(ROOT)

@@ -35,18 +35,13 @@ class C10dPending : public Pending {
   void wait() override {
     const auto works = std::exchange(works_, {});
     flight_.waiting();
-    for (const auto& work : works) {
-      if (!work) continue;  // done when it was posted, or ordered in the current stream
-      try {
-        owner_->wait(*work);
-      } catch (const CallsDiffer&) {
-        throw;
-      } catch (const std::exception& error) {
-        owner_->fail(operation_, bytes_, error);
-      }
-    }
     try {
+      for (const auto& work : works)
+        if (work)
+          owner_->wait(*work);  // else it was done when it was posted, or is ordered in the current stream
       owner_->wait_for_device();
+    } catch (const CallsDiffer&) {
+      throw;
     } catch (const std::exception& error) {
       owner_->fail(operation_, bytes_, error);
     }

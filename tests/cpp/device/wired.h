@@ -25,18 +25,14 @@ class Wired : public Backend {
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     c10d::AllreduceOptions given;
     given.reduceOp = options.reduceOp;
-    return send(options.asyncOp, tensors, [x = host(tensors[0]), given](c10d::Backend& wire) {
-      Tensors xs{x};
-      return wire.allreduce(xs, given);
-    });
+    const auto begin = [given](c10d::Backend& wire, Tensors& x) { return wire.allreduce(x, given); };
+    return send_one(options.asyncOp, tensors, begin);
   }
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     c10d::BroadcastOptions given;
     given.rootRank = options.rootRank;
-    return send(options.asyncOp, tensors, [x = host(tensors[0]), given](c10d::Backend& wire) {
-      Tensors xs{x};
-      return wire.broadcast(xs, given);
-    });
+    const auto begin = [given](c10d::Backend& wire, Tensors& x) { return wire.broadcast(x, given); };
+    return send_one(options.asyncOp, tensors, begin);
   }
   WorkPtr _allgather_base(at::Tensor& out, at::Tensor& x, const c10d::AllgatherOptions& options) override {
     const auto begin = [out = host(out), x = host(x)](c10d::Backend& wire) mutable {
@@ -52,16 +48,10 @@ class Wired : public Backend {
     return send(options.asyncOp, {out, x}, begin);
   }
   WorkPtr send(Tensors& tensors, int to, int tag) override {
-    return send(true, tensors, [x = host(tensors[0]), to, tag](c10d::Backend& wire) {
-      Tensors xs{x};
-      return wire.send(xs, to, tag);
-    });
+    return send_one(true, tensors, [=](c10d::Backend& wire, Tensors& x) { return wire.send(x, to, tag); });
   }
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
-    return send(true, tensors, [x = host(tensors[0]), from, tag](c10d::Backend& wire) {
-      Tensors xs{x};
-      return wire.recv(xs, from, tag);
-    });
+    return send_one(true, tensors, [=](c10d::Backend& wire, Tensors& x) { return wire.recv(x, from, tag); });
   }
 
   // Messages of a group are on their way at the same time.
@@ -76,6 +66,14 @@ class Wired : public Backend {
 
  private:
   using Begin = std::function<WorkPtr(c10d::Backend&)>;
+
+  // begin(wire, x), where x has the one tensor as the wire takes it.
+  template <class BeginOne>
+  WorkPtr send_one(bool async, const Tensors& tensors, BeginOne begin) {
+    return send(async, tensors, [x = Tensors{host(tensors[0])}, begin](c10d::Backend& wire) mutable {
+      return begin(wire, x);
+    });
+  }
 
   WorkPtr send(bool async, Tensors tensors, Begin begin) {
     if (!messages_) return queue_sends(async, std::move(tensors), {std::move(begin)});
