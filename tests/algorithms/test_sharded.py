@@ -1,12 +1,14 @@
 """ZeRO-1: the bits of the optimizer without shards, 1/n of its state, and a state that any number of ranks loads."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import gossamer as gs
+from gossamer.engine.agree import gather_texts
 from gossamer.optim import ELEMENTWISE
 from tests.support.models import batches, flat_weights, mlp, seeded, shard, square
 from tests.support.ranks import run_ranks
@@ -97,6 +99,36 @@ def test_each_rank_keeps_its_part_of_the_state():
     results = run_ranks(4, body)
     assert sum(kept for kept, _ in results) == results[0][1]
     assert max(kept for kept, _ in results) <= results[0][1] / 4 * 1.05
+
+
+@pytest.mark.parametrize("gather", [None, gs.Int8()])
+@pytest.mark.parametrize(("size", "holders"), [(1, 2), (3, 2), (4, 3), (3, 5)])
+def test_what_several_ranks_step_has_the_bits_of_what_one_steps(size, holders, gather):
+    def body(comm, other):
+        found = []
+        for group, algorithm in (
+            (comm, gs.Sharded(None, gather)),
+            (other, gs.Sharded(None, gather, holders=holders)),
+        ):
+            module = seeded(Mixed)
+            optimizer = gs.ShardedOptimizer(ADAMW, module.parameters(), lr=0.01)
+            model = gs.DataParallel(
+                module, optimizer, algorithm=algorithm, process_group=group, bucket_bytes=600
+            )
+            norms = train(model, optimizer, group, batches(6), lambda own=optimizer: own.clip_grad_norm_(0.3))
+            kept = sum(each.numel() for state in optimizer.state.values() for each in state.values())
+            optimizer.consolidate_state_dict(to=None)
+            found.append((flat_weights(model.module), norms, optimizer.state_dict()["state"], kept))
+        return found
+
+    results = run_ranks(size, body, groups=2)
+    for (plain, norms, expected, _), (weights, same, state, _) in results:
+        assert torch.equal(plain, weights)
+        assert norms == same
+        for index, of_param in expected.items():
+            assert all(torch.equal(value, state[index][key]) for key, value in of_param.items())
+    once, several = (sum(rank[way][3] for rank in results) for way in (0, 1))
+    assert once * min(holders, size) * 0.98 < several <= once * min(holders, size) * 1.02
 
 
 @pytest.mark.parametrize(("codec", "gather"), [(gs.Int8(), gs.Int8()), (None, gs.Int4()), (gs.FP16(), None)])
@@ -225,6 +257,21 @@ def test_clipping_is_torchs_without_shards(norm_type):
         torch.testing.assert_close(plain, cut)
 
 
+def test_the_second_holder_of_a_share_is_on_another_host():
+    def body(comm):
+        module = seeded(Mixed)
+        optimizer = gs.ShardedOptimizer(ADAMW, module.parameters(), lr=0.01)
+        algorithm = gs.Sharded(holders=2)
+        group = gs.Hierarchical(comm, [[0, 1], [2, 3]])
+        model = gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=group)
+        train(model, optimizer, comm, batches(2))
+        [shares] = algorithm._shares.values()
+        model.close()
+        return [share.begin * 4 // shares[0].bucket.numel for share in shares]
+
+    assert run_ranks(4, body) == [[0, 2], [1, 3], [2, 0], [3, 1]]
+
+
 @pytest.mark.parametrize("gather", [None, gs.Int8()])
 def test_ranks_that_share_hosts_hold_equal_bits(gather):
     def body(comm):
@@ -263,6 +310,8 @@ def test_what_cannot_be_sharded_is_refused():
             gs.ConfigError, match="ShardedOptimizer: optimizer_class must be elementwise, one of SGD"
         ):
             gs.ShardedOptimizer(kind, params)
+    with pytest.raises(gs.ConfigError, match="holders must be a number of ranks of at least 1, got 0"):
+        gs.Sharded(holders=0)
     optimizer = gs.ShardedOptimizer(ADAMW, params)
     with pytest.raises(gs.ConfigError, match="ShardedOptimizer: wrap the model first"):
         optimizer.step()
@@ -304,3 +353,63 @@ def test_what_cannot_be_sharded_is_refused():
         assert {float(state["step"]) for state in optimizer.state_dict()["state"].values()} == {3.0}
 
     run_ranks(2, unconsolidated)
+
+
+@pytest.mark.parametrize("gather", [None, gs.Int8()])
+def test_pieces_of_different_divisions_go_on_and_are_divided_anew(gather):
+    """As when a group fails after some ranks have divided the state anew, and others have not."""
+
+    def body(comm, other):
+        texts = partial(gather_texts, comm)
+        found = []
+        for group, changes in ((comm, True), (other, False)):
+            algorithm = gs.Sharded(None, gather, holders=2)
+            module = seeded(Mixed)
+            optimizer = gs.ShardedOptimizer(ADAMW, module.parameters(), lr=0.01)
+            model = gs.DataParallel(
+                module, optimizer, algorithm=algorithm, process_group=group, bucket_bytes=600
+            )
+            algorithm.survive_losses()
+            data = batches(6)
+            norms = train(model, optimizer, group, data[:3], lambda own=optimizer: own.clip_grad_norm_(0.3))
+            if changes:
+                optimizer._set_aside()
+                if comm.rank == 0:
+                    halves = [part for held in optimizer._aside for part in held.cut_at([held.end // 2, 20])]
+                    optimizer._aside = halves[::2] + optimizer._aside
+                algorithm.go_on(texts, (0, 0.0))
+                norms += train(
+                    model, optimizer, group, data[3:4], lambda own=optimizer: own.clip_grad_norm_(0.3)
+                )
+                algorithm.divide_anew(texts, holds=True)
+                data = data[1:]
+            norms += train(model, optimizer, group, data[3:], lambda own=optimizer: own.clip_grad_norm_(0.3))
+            optimizer.consolidate_state_dict(to=None)
+            found.append((flat_weights(module), norms, optimizer.state_dict()["state"]))
+        return found
+
+    for (weights, norms, state), (expected, same, whole) in run_ranks(4, body, groups=2):
+        torch.testing.assert_close(
+            torch.stack(norms), torch.stack(same), rtol=1e-3 if gather else 1e-6, atol=0
+        )
+        torch.testing.assert_close(weights, expected, rtol=0, atol=2e-3 if gather else 1e-7)
+        assert state.keys() == whole.keys()
+        for index, of_param in whole.items() if gather is None else ():
+            for key, value in of_param.items():
+                torch.testing.assert_close(state[index][key], value, rtol=1e-5, atol=1e-8)
+
+
+def test_a_part_of_the_state_that_no_rank_has_is_missed_on_all_ranks():
+    def body(comm):
+        module = seeded(Mixed)
+        optimizer = gs.ShardedOptimizer(ADAMW, module.parameters(), lr=0.01)
+        algorithm = gs.Sharded()
+        model = gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=comm)
+        train(model, optimizer, comm, batches(1))
+        with pytest.raises(
+            gs.CommError, match=r"the state of \d+ of \d+ elements was only on ranks that are gone"
+        ):
+            algorithm.divide_anew(partial(gather_texts, comm), holds=comm.rank > 0)
+        model.close()
+
+    run_ranks(3, body)

@@ -124,6 +124,10 @@ class Messages(Protocol):
     def buckets(self) -> Sequence[PlannedBucket]:
         """The engine's plan for the model."""
 
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+
     def parameter(self, bucket: PlannedBucket) -> tuple[str, torch.Tensor]:
         """The name of a bucket's first parameter, and a tensor of its shape."""
 

@@ -30,6 +30,7 @@ class PricedMessages:
         self._problem, self._network, self._speeds = problem, network, problem.speeds
         self._reducer = Reducer(network, problem.speeds, flat=flat)
         self._group = all_ranks(network)
+        self.ranks: int = network.ranks
         self.buckets: list[PlannedBucket] = buckets_of(problem, algorithm, self._reducer.chunks)
 
     def parameter(self, bucket: PlannedBucket) -> tuple[str, torch.Tensor]:
