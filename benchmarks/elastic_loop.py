@@ -4,7 +4,7 @@ Arguments: a folder for the journals, the number of epochs, and a plan in JSON. 
 journal of its own. Entries of the plan:
 
     kill     {number of worker: [step, moment]}; the moment is "forward", "backward" (with half of the gradients there),
-             "after" (the backward) or "stepped" (after the optimizer's step)
+             "after" (the backward), "clipped" (before the optimizer's step) or "stepped" (after it)
     term     {number of worker: step}: the worker sends itself SIGTERM
     hang     the same with SIGSTOP
     nap      {number of worker: [step, seconds]}: the worker sleeps so long after the backward
@@ -17,10 +17,12 @@ journal of its own. Entries of the plan:
     rank     of gs.PowerSGD, by which the ranks train then
     task     "text" for a GPT on text instead of a small network on numbers; "saved" then has the validation loss
     local    the arguments of gs.LocalSGD, by which the ranks train then, with "outer": true for DiLoCo's outer
-             optimizer. elastic_averages.py replays such runs
+             optimizer. elastic_averages.py replays such runs, and elastic_peers.py those with a topology
     rounds   the arguments of gs.AsyncModelAverage, by which the ranks train then
     adam     "qadam", "onebit_adam" or "zero_one_adam", by which the ranks train then, with exact codecs if "codec" is
              "exact"
+    sharded  the arguments of gs.Sharded, by which the ranks train then; with "codec" its gather_codec is Int8 too
+    clip     the norm to which gradients are clipped
     misses   {number of worker: step}: the last message in which the ranks average momenta fails on that worker
     peers    the arguments of gs.Decentralized, or with "low": true those of gs.LowPrecisionDecentralized
     slow     {number of worker: how many times longer its steps are}
@@ -65,7 +67,7 @@ class Numbers(Dataset):
 
 
 def build(seed: int, adam: str | None = None, device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model and its optimizer: that of the algorithm `adam`, or torch's Adam."""
+    """Return a model and its optimizer: that of the algorithm `adam`, or torch's Adam, perhaps "sharded"."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
     model = model.to(torch.float64).to(device)
@@ -75,6 +77,10 @@ def build(seed: int, adam: str | None = None, device: str = "cpu") -> tuple[nn.M
         return model, ZeroOneAdamOptimizer(
             model.parameters(), 0.01, WARMUP_STEPS, variance_scaler=2, betas=BETAS
         )
+    if adam == "sharded":
+        from gossamer.algorithms import ShardedOptimizer
+
+        return model, ShardedOptimizer(torch.optim.Adam, model.parameters(), lr=0.01)
     if adam:
         from gossamer.algorithms import QAdamOptimizer
 
@@ -103,7 +109,8 @@ def workload(
 ) -> tuple[nn.Module, torch.optim.Optimizer, Dataset, nn.Module | None]:
     """Return a model, its optimizer, its data, and a module for its loss on validation data, if it has any."""
     if plan.get("task") != "text":
-        return *build(seed, plan.get("adam"), plan.get("device", "cpu")), Numbers(), None
+        adam = "sharded" if "sharded" in plan else plan.get("adam")
+        return *build(seed, adam, plan.get("device", "cpu")), Numbers(), None
     import tasks
 
     task = tasks.text()
@@ -188,8 +195,13 @@ def main() -> None:
     algorithm: gs.Algorithm = gs.GradientAllReduce(codec=codec)
     if local := plan.get("local"):
         from elastic_averages import NotedLocalSGD
+        from elastic_peers import NotedPeers
 
-        algorithm = NotedLocalSGD(note, codec=codec, **local)
+        algorithm = (
+            NotedPeers(note, place, **local)
+            if "topology" in local
+            else NotedLocalSGD(note, codec=codec, **local)
+        )
     if rank := plan.get("rank"):
         algorithm = gs.PowerSGD(rank, min_compression_rate=1.0)
     if asynchronous := plan.get("rounds"):
@@ -202,6 +214,9 @@ def main() -> None:
     if (peers := plan.get("peers")) is not None:
         kind = gs.LowPrecisionDecentralized if peers.pop("low", False) else gs.Decentralized
         algorithm = kind(**peers)
+    if (shares := plan.get("sharded")) is not None:
+        codec = gs.Int8() if codec else None
+        algorithm = gs.Sharded(codec, codec, **shares)
     after_consensus = type(algorithm).after_consensus
 
     def noted_consensus(*args: Any) -> None:
@@ -225,17 +240,29 @@ def main() -> None:
         torch.save({name: value.cpu() for name, value in inner.state_dict().items()}, folder / "start.pt")
     loader = DataLoader(data, BATCH, sampler=gs.ElasticSampler(data))
     scheduler = Decay(optimizer, 20, 1.0 if validation else 0.9)
+    apart = bool(asynchronous or peers is not None or (local and "topology" in local))
+
+    def ends_alone() -> bool:
+        return algorithm.alone or getattr(run._survivor, "_failed_in_step", False)
+
+    def stop() -> None:
+        if local and apart:
+            model.consensus()
+        final = checksum_of(inner.parameters())
+        note(saved=run.step, rounds=rounds(), final=final, validation=validation and validation())
+
     run = gs.elastic(
         loader,
         model,
         optimizer,
         scheduler=scheduler,
-        on_stop=lambda: note(saved=run.step, rounds=rounds(), validation=validation and validation()),
+        on_stop=stop,
         total=0,
         **plan.get("deadline", {}),
     )
     Decay.dies = worker in plan.get("donors", ())  # the first group has saved by now
     note(begin=run.step, total=run.total, pid=os.getpid(), rounds=rounds(), **place())
+    clip = plan.get("clip")
     slowness = plan.get("slow", {}).get(str(worker), 1)
     nap = plan.get("nap", {}).get(str(worker))
     now = -1
@@ -268,10 +295,17 @@ def main() -> None:
             optimizer.zero_grad()
             loss = loss_in(model, *(each.to(device) for each in batch))
             loss.backward()
+            size = model.links.control.size
             if nap and nap[0] == now:
                 time.sleep(nap[1])
                 nap = None
             if now == kill_at and moment == "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if clip and shares is not None:
+                optimizer.clip_grad_norm_(clip)
+            elif clip:
+                nn.utils.clip_grad_norm_(inner.parameters(), clip)
+            if now == kill_at and moment == "clipped":
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
             if now == kill_at and moment == "stepped":
@@ -285,13 +319,15 @@ def main() -> None:
                 step=now,
                 group=place()["group"],
                 ended=run.step,
-                size=model.links.control.size,
+                size=size,
                 loss=loss.item(),
-                alone=algorithm.alone or getattr(run._survivor, "_failed_in_step", False),
+                # By gs.Sharded weights are whole at the next boundary, and no gradient is missing.
+                alone=shares is None and ends_alone(),
+                whole=not ends_alone(),
                 bits=checksum_of(inner.parameters()),
             )
             time.sleep(slowness * plan.get("sleep_s", 0))
-    if asynchronous or peers is not None:
+    if apart:
         model.consensus()
     note(end=run.step, total=run.total, rounds=rounds(), final=checksum_of(inner.parameters()))
     gs.shutdown()
@@ -341,13 +377,19 @@ class Run:
 
 
 def check(
-    folder: Path, *, exact: bool = True, adam: str | None = None, apart: bool = False
+    folder: Path,
+    *,
+    exact: bool = True,
+    adam: str | None = None,
+    apart: bool = False,
+    clip: float | None = None,
 ) -> dict[str, float]:
     """Replay the run in one process, if it is exact. Return the steps and the worst relative deviation of a loss.
 
     Args:
         adam: see build().
         apart: the ranks hold different weights, but for those that they have averaged in a new group.
+        clip: see the plan.
     """
     lines = journals(folder)
     for own in lines.values():
@@ -360,7 +402,8 @@ def check(
         assert all(line["ended"] == step + 1 for line in of_step.values()), f"lost or doubled: {of_step}"
         differ = len({line["bits"] for line in of_step.values()}) > 1
         own = any(line["alone"] for line in of_step.values())
-        assert apart or own or not differ, f"step {step}: the ranks differ"
+        whole = all(line["whole"] for line in of_step.values())
+        assert apart or not whole or not differ, f"step {step}: the ranks differ"
         alone += own
     groups = {line["group"] for own in lines.values() for line in own if "group" in line}
     assert alone <= 2 * len(groups), f"{alone} steps alone in {len(groups)} groups"
@@ -383,6 +426,8 @@ def check(
             worst = max(worst, abs(line["loss"] / replayed - 1))
         optimizer.zero_grad()
         (sum(losses) / len(losses)).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(inner.parameters(), clip)
         optimizer.step()
         scheduler.step()
     return {"steps": len(run.ended), "worst": worst}

@@ -43,8 +43,10 @@ from statistics import median
 
 import elastic_averages
 import elastic_loop
+import elastic_peers
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+import gossamer as gs
 from gossamer import netlab
 from tests import ROOT
 from tests.launch import sshd
@@ -80,7 +82,9 @@ class Soak:
             flags += ["-H", ",".join(listing), "-p", str(sshd.PORT), "-i", ssh.key]
             prefix, environment = hosts.prefix(0), environment | ssh.env
         script = elastic_loop.__file__
-        plan |= {name: given for name in ("device", "group") if (given := getattr(args, name))}
+        plan |= {
+            name: given for name in ("device", "group", "sharded", "clip") if (given := getattr(args, name))
+        }
         if args.device == "late":
             script = str(ROOT / "tests" / "late" / "elastic.py")
             environment["PYTHONPATH"] = str(ROOT)
@@ -219,6 +223,12 @@ def main() -> int:
     )
     parser.add_argument("--local", type=json.loads, help="arguments of gs.LocalSGD as JSON, and outer: true")
     parser.add_argument("--rank", type=int, help="of gs.PowerSGD; then only equal weights are checked")
+    parser.add_argument(
+        "--sharded",
+        type=json.loads,
+        help="arguments of gs.Sharded as JSON; 3 holders survive two kills at once",
+    )
+    parser.add_argument("--clip", type=float, help="the norm to which gradients are clipped")
     parser.add_argument("--rounds", type=json.loads, help="arguments of gs.AsyncModelAverage as JSON")
     parser.add_argument(
         "--device", help="of the models: cuda, or late, which is the simulated device of the tests"
@@ -250,6 +260,14 @@ def main() -> int:
     if args.rounds:
         checked = elastic_averages.check_rounds(elastic_loop.journals(folder))
         checked |= elastic_averages.times_drawn(folder)
+    elif args.local and "topology" in args.local:
+        topology = gs.topology.resolve(args.local["topology"])
+        exact = set(args.local) <= {"topology", "period", "outer"} and not args.task
+        checked = elastic_peers.check(
+            folder, topology=topology, outer=args.local.get("outer", False), exact=exact
+        )
+        if "period_s" in args.local:
+            checked |= elastic_averages.times_drawn(folder)
     elif args.local and "period_s" in args.local:
         averagings = elastic_averages.check_anchors(elastic_loop.journals(folder))
         checked = {"averagings": averagings, "worst": 0.0} | elastic_averages.times_drawn(folder)
@@ -260,7 +278,8 @@ def main() -> int:
     else:
         exact = args.codec in (None, "exact") and not (args.task or args.rank or args.peers is not None)
         exact = exact and (not args.adam or args.codec == "exact")
-        checked = elastic_loop.check(folder, exact=exact, adam=args.adam, apart=args.peers is not None)
+        apart = args.peers is not None
+        checked = elastic_loop.check(folder, exact=exact, adam=args.adam, apart=apart, clip=args.clip)
     left = sorted(set(os.listdir("/dev/shm")) - before)
     seconds = [each["s"] for each in rounds if each["of_them_training"]]
     summary = {"kills": sum(each["killed"] for each in rounds), "exit_code": code, "left_in_dev_shm": left}

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import gossamer as gs
+from gossamer.comm import gather_numbers
+from gossamer.engine.agree import mean_tensors
 from gossamer.topology import RandomPairs, mixing_matrix, resolve
 from tests.support.models import batches, flat_weights, mlp, relative_error, seeded, shard
 from tests.support.ranks import run_ranks
@@ -91,6 +93,49 @@ def test_a_rank_waits_for_its_peer_alone():
     assert torch.equal(first, second)
     assert torch.equal(third, fourth)
     assert relative_error(first, third) > 1e-3
+
+
+@pytest.mark.parametrize("outer", [None, NOLOCO], ids=["mean", "noloco"])
+def test_alone_averagings_and_then_the_mean_of_all_are_diloco(outer):
+    """As in a group that has lost a rank: see gossamer/regroup/peers.py."""
+
+    def body(comm):
+        algorithm = gs.LocalSGD(PERIOD, outer, topology="random_pairs")
+        model, optimizer = wrap(comm, algorithm)
+        algorithm.average_alone_until(STEPS)
+        for number, batch in enumerate(batches(STEPS), start=1):
+            step(model, optimizer, shard(batch, comm))
+            if number % PERIOD == 0:
+                algorithm.average_all(lambda tensors: mean_tensors(comm, tensors))
+        weights = flat_weights(model.module)
+        model.close()
+        return weights
+
+    diloco = run_ranks(3, lambda comm: train(comm, gs.LocalSGD(PERIOD, outer)))
+    for found, expected in zip(run_ranks(3, body), diloco, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_hear_what_all_said_in_the_averaging_before():
+    def body(comm):
+        algorithm = gs.LocalSGD(1, topology="random_pairs")
+        model, optimizer = wrap(comm, algorithm)
+        heard = []
+
+        def ask():
+            said = len(heard)
+            return lambda group: gather_numbers(group, group.rank, said)
+
+        algorithm.survive(ask)
+        for batch in batches(3):
+            step(model, optimizer, shard(batch, comm))
+            heard.append(algorithm.heard)
+        algorithm.hear_all()
+        model.close()
+        return heard
+
+    for heard in run_ranks(3, body):
+        assert heard == [[], [[0, 0], [1, 0], [2, 0]], [[0, 1], [1, 1], [2, 1]]]
 
 
 @pytest.mark.parametrize(

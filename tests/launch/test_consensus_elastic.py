@@ -14,7 +14,6 @@ from tests.launch.test_plain_elastic import (
     ends,
     lines_of,
     loop,
-    parts,
     wait_for,
     wait_until,
 )
@@ -123,14 +122,4 @@ def test_a_step_whose_momenta_are_lost_on_the_way_is_made_of_the_ranks_own(monke
             each.step()
     assert all(torch.equal(*pair) for pair in zip(net.parameters(), plain.parameters(), strict=True))
     assert not any(bucket.flat("error").any() for bucket in model.engine.buckets)
-    model.close()
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_a_sharded_optimizer_is_refused() -> None:
-    loader, net, _ = parts()
-    optimizer = gs.ShardedOptimizer(torch.optim.Adam, net.parameters())
-    model = gs.DataParallel(net, optimizer, algorithm=gs.Sharded())
-    with pytest.raises(gs.ConfigError, match="keeps more on each rank than gradients"):
-        gs.elastic(loader, model, optimizer)
     model.close()

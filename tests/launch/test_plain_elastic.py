@@ -282,15 +282,10 @@ def test_workers_whose_launcher_is_killed_save_at_one_place_and_end(fork, tmp_pa
 
 
 @pytest.mark.usefixtures("group_of_one")
-@pytest.mark.parametrize(
-    "settings",
-    [{"topology": "ring"}, {"lockstep": True}],
-    ids=["topology", "lockstep"],
-)
-def test_averagings_whose_group_cannot_change_are_refused(settings) -> None:
+def test_averagings_in_lockstep_are_refused() -> None:
     loader, net, optimizer = parts()
-    model = gs.DataParallel(net, optimizer, algorithm=gs.LocalSGD(**settings))
-    with pytest.raises(gs.ConfigError, match=r"elastic: LocalSGD\(.*must have no topology"):
+    model = gs.DataParallel(net, optimizer, algorithm=gs.LocalSGD(lockstep=True))
+    with pytest.raises(gs.ConfigError, match=r"elastic: LocalSGD\(.*must have lockstep=False"):
         gs.elastic(loader, model, optimizer)
     model.close()
 

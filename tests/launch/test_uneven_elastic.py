@@ -167,7 +167,7 @@ def test_the_deadline_follows_the_waits() -> None:
         ({"deadline_s": 0}, "deadline_s must be a number above 0, got 0"),
         ({"deadline_mads": "5"}, "deadline_mads must be a number above 0, got '5'"),
         ({"deadline_s": 1, "deadline_mads": 5}, "must not both be given, got 1 and 5"),
-        ({"deadline_s": 1}, r"a deadline needs gs.LocalSGD, .* got GradientAllReduce"),
+        ({"deadline_s": 1}, r"a deadline needs gs.LocalSGD without a topology, .* got GradientAllReduce"),
     ],
 )
 def test_a_deadline_that_cannot_be_kept_is_refused(settings, error) -> None:

@@ -255,7 +255,8 @@ class LocalSGD(Algorithm):
         # By fragment: this rank's weight in the next mean alone; see weigh_next().
         self._next_weights: list[float | None] = [None] * self.fragments
         self._ask: Callable[[], Question] | None = None  # see survive()
-        self._answers: dict[int, list[list[int]]] = {}  # by fragment
+        self._answers: dict[int, list[list[int]]] = {}  # by averaging
+        self._alone_until = 0  # see average_alone_until()
         self._before: dict[int, Tensor] = {}  # by bucket: what was unsent when it was last sent
         self._sent: dict[int, float | None] = {}  # by fragment under way: the samples counted for it
         self._last_task: dict[int, int] = {}  # by fragment: of the background
@@ -332,6 +333,10 @@ class LocalSGD(Algorithm):
 
     def _send(self, fragment: int, step: int) -> None:
         assert self._background is not None
+        averaging = self._rounds + len(self._arrivals)  # the topology's round: equal on all ranks
+        self._arrivals[fragment] = step + self.delay
+        if averaging < self._alone_until:
+            return
         samples = _sum(self._sent.get(fragment), self._samples[fragment])
         self._sent[fragment], self._samples[fragment] = samples, None
         once, self._next_weights[fragment] = self._next_weights[fragment], None
@@ -339,7 +344,6 @@ class LocalSGD(Algorithm):
             self._background.submit(partial(self._weigh, samples), f"step {step}: {self!r} counts samples")
         elif once is not None:
             self._background.submit(partial(self._weigh, once), f"step {step}: {self!r} weights its ranks")
-        averaging = self._rounds + len(self._arrivals)  # the topology's round: equal on all ranks
         for bucket in self._buckets_of(fragment):
             self._keep_unsent(bucket)
             change, what = bucket.flat("change"), f"step {step} {bucket!r}: {self!r}"
@@ -355,11 +359,12 @@ class LocalSGD(Algorithm):
                 self._forget_weight, f"step {step}: {self!r} weights its ranks no more"
             )
         if self._ask is not None:
-            last = self._background.submit(
-                partial(self._answer, fragment, self._ask()), f"step {step}: {self!r} asks all ranks"
+            answered = self._background.submit(
+                partial(self._answer, averaging, self._ask()), f"step {step}: {self!r} asks all ranks"
             )
+            if self.topology is None:
+                last = answered
         self._last_task[fragment] = last
-        self._arrivals[fragment] = step + self.delay
 
     def _weigh(self, samples: float | None) -> None:
         """Computes this rank's weight in the next means, from the samples of all ranks."""
@@ -402,11 +407,18 @@ class LocalSGD(Algorithm):
 
     def _take(self, fragment: int) -> None:
         assert self._background is not None
-        began = self._periods.clock()
-        self._background.wait(self._last_task.pop(fragment, None))  # None: loaded, so nothing is under way
+        began, averaging = self._periods.clock(), self._rounds
+        if averaging < self._alone_until:
+            for bucket in self._buckets_of(fragment):
+                torch.sub(bucket.flat("anchor"), bucket.flat("weight"), out=bucket.flat("change"))
+        else:
+            self._background.wait(
+                self._last_task.pop(fragment, None)
+            )  # None: loaded, so nothing is under way
         self._periods.arrived(began)
         self._rounds += 1
-        self._heard = self._answers.pop(fragment, [])
+        # With a topology: what was asked an averaging earlier, which has ended before this rank's peers sent.
+        self._heard = self._answers.pop(averaging - (self.topology is not None), [])
         del self._arrivals[fragment]
         self._sent.pop(fragment, None)
         for bucket in self._buckets_of(fragment):
@@ -467,23 +479,29 @@ class LocalSGD(Algorithm):
     # --- in a run whose group changes ---
 
     def why_not_elastic(self) -> str:
-        if self.topology is not None or self.lockstep:
-            return f"{self!r} must have no topology and lockstep=False"
-        return ""
+        return f"{self!r} must have lockstep=False" if self.lockstep else ""
 
     def survive(self, ask: Callable[[], Question]) -> None:
         """Keeps from now on what it takes to send a fragment again in another group.
 
         Args:
-            ask: called when a fragment is sent. What it returns is collective over the ranks of the averaging, and
-                called on another thread at its end. `heard` has its result.
+            ask: called when a fragment is sent. What it returns is collective over all ranks, and called on another
+                thread at the end of the averaging. `heard` has its result.
         """
         self._ask = ask
 
     @property
     def heard(self) -> list[list[int]]:
-        """What all ranks have said in the averaging that was taken last: see survive()."""
+        """What all ranks have said in the averaging that was taken last: see survive().
+
+        With a topology: in the one before, so that no rank waits for all others.
+        """
         return self._heard
+
+    def hear_all(self) -> None:
+        """Waits until all ranks have said what they say in the averagings that this rank has begun."""
+        assert self._background is not None
+        self._background.wait()
 
     def own(self) -> dict[str, Any]:
         """Returns what this rank brings into another group beside `state_fields`. Nothing may run in the background."""
@@ -563,9 +581,34 @@ class LocalSGD(Algorithm):
         """Weights this rank in the next mean of each fragment. All ranks call it, unless they count samples."""
         self._next_weights = [weight] * self.fragments
 
+    def average_alone_until(self, averaging: int) -> None:
+        """With a topology: make the averagings before this number with this rank's own weights alone."""
+        self._alone_until = averaging
+
+    def average_all(self, mean: Callable[[list[Tensor]], None]) -> None:
+        """With a topology: replaces anchors and outer momenta by their means over all ranks, and moves weights alike.
+
+        After averagings of each rank alone, this makes the averaging of all, if the outer optimizer is linear. Nothing
+        may be under way.
+
+        Args:
+            mean: averages tensors over the ranks in place. Collective.
+        """
+        momenta = [
+            of_anchor[key]
+            for _, outer in sorted(self._outer.items())
+            for of_anchor in outer.state.values()
+            for key in sorted(of_anchor)
+            if isinstance(of_anchor[key], Tensor) and of_anchor[key].dim() == 1
+        ]
+        moved = [bucket.flat("weight") - bucket.flat("anchor") for bucket in self._buckets]
+        mean([*self.anchors, *momenta])
+        for bucket, since in zip(self._buckets, moved, strict=True):
+            torch.add(bucket.flat("anchor"), since, out=bucket.flat("weight"))
+
     @property
     def anchors(self) -> list[Tensor]:
-        """The anchor of each bucket, equal on all ranks."""
+        """The anchor of each bucket. Equal on all ranks, unless there is a topology."""
         return [bucket.flat("anchor") for bucket in self._buckets]
 
     def _keep_unsent(self, bucket: _C.Bucket) -> None:
@@ -576,9 +619,9 @@ class LocalSGD(Algorithm):
             self._before[bucket.index] = torch.empty_like(unsent)
         self._before[bucket.index].copy_(unsent)
 
-    def _answer(self, fragment: int, question: Question) -> None:
+    def _answer(self, averaging: int, question: Question) -> None:
         assert self._background is not None
-        self._answers[fragment] = question(self._background.comm)
+        self._answers[averaging] = question(self._background.comm)
 
     def shared_state(self, begun: Iterable[int] = ()) -> dict[str, Any]:
         """See Algorithm. `begun` is of no use here."""

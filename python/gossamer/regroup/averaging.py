@@ -1,4 +1,4 @@
-"""Survival where the ranks train alone, and average in between: gs.LocalSGD, DiLoCo and its streaming form.
+"""Survival where the ranks train alone, and all average in between: gs.LocalSGD, DiLoCo and its streaming form.
 
 Nobody waits for anybody between two averagings, so a death is noticed in the next one. The others then form a group
 and average again: each sends the change of its own weights since the last anchor, which all hold. So the share of the
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gossamer.algorithms import LocalSGD
 from gossamer.comm import gather_numbers
-from gossamer.engine import Connections, Face, Unsent, broadcast_everywhere, broadcast_state
+from gossamer.engine import Face, Unsent, broadcast_everywhere, broadcast_state
 from gossamer.engine.state import Fields, save_fields
 from gossamer.regroup.apart import ApartSurvivor
 from gossamer.regroup.newcomer import Copy, OptimizerCopy
@@ -126,11 +126,15 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
             yield
         if self.count > before:
             self._deadline.waited(time.monotonic() - began)
-            self._hear()
-            self._joining = False
-            self._awaits_newcomers = any(expects for _, expects, *_ in self._algorithm.heard)
-            if self._donor is not None and self._donor.gives:
-                self._donor.renew()
+            self._averaged()
+
+    def _averaged(self) -> None:
+        """Called when this rank has taken an averaging."""
+        self._hear()
+        self._joining = False
+        self._awaits_newcomers = any(expects for _, expects, *_ in self._algorithm.heard)
+        if self._donor is not None and self._donor.gives:
+            self._donor.renew()
 
     def finish(self) -> None:
         """See Survivor."""
@@ -175,21 +179,25 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
     def _meet(self) -> None:
         own = self._own
         assert own is not None
-        links = self._connect_holders()
-        self._face.engage(links, self._optimizers, restored=True)
+        self._face.engage(self._connect_holders(), self._optimizers, restored=True)
         self._take(own, None)
-        counts = gather_numbers(links.control, own.rounds, int(bool(own.pending)), int(self._joins))
+        self._settle(own)
+        self._arm()
+
+    def _settle(self, own: OwnAverages) -> None:
+        """In the next group: see _meet()."""
+        counts = gather_numbers(self.control, own.rounds, int(bool(own.pending)), int(self._joins))
         last = max(count for count, *_ in counts)
         if any(count < last for count, *_ in counts):
             ahead = next(rank for rank, (count, *_) in enumerate(counts) if count == last)
-            self._take_averaging(links, own, ahead, take=own.rounds < last)
+            self._take_averaging(own, ahead, take=own.rounds < last)
         self._joins, self._joining = False, any(joins for *_, joins in counts)
         waits = not self._joining and any(busy and count == last for count, busy, _ in counts)
         self.changes_at = last + waits
-        self._arm()
 
-    def _take_averaging(self, links: Connections, own: OwnAverages, ahead: int, *, take: bool) -> None:
+    def _take_averaging(self, own: OwnAverages, ahead: int, *, take: bool) -> None:
         """Give the result of the last averaging, which rank `ahead` has, to the ranks that have missed its end."""
+        links = self._face.links
         averaging = broadcast_state(links.control, lambda: own.averaging, ahead, take=take)
         with torch.no_grad():
             broadcast_everywhere(links.comm, links.control, self._common(), ahead)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gossamer import config, membership, runtime
-from gossamer.algorithms import Algorithm, AsyncModelAverage
+from gossamer.algorithms import Algorithm, AsyncModelAverage, LocalSGD, Sharded
 from gossamer.algorithms.qadam import AdamAlgorithm
 from gossamer.comm import gather_numbers
 from gossamer.engine import Face, optimizers_of
@@ -30,6 +30,8 @@ from gossamer.regroup.data import EvenData, UnevenData
 from gossamer.regroup.deadline import Deadline
 from gossamer.regroup.gradients import GradientSurvivor
 from gossamer.regroup.newcomer import Copy, enter_with
+from gossamer.regroup.peers import PeersSurvivor
+from gossamer.regroup.sharded import ShardedSurvivor
 from gossamer.regroup.survival import Survivor, Wish
 from gossamer.sampler import ElasticSampler
 
@@ -76,7 +78,7 @@ class Elastic:
             )
         self.epoch = 0
         self._loader, self._sampler, self._face = loader, sampler, model
-        self._parts = {"optimizers": list(optimizers), "schedulers": list(schedulers)}
+        self._optimizers, self._schedulers = list(optimizers), list(schedulers)
         self._names = list(values)
         vars(self).update(values)
         self._member, self._on_stop = membership.member(), on_stop
@@ -115,7 +117,7 @@ class Elastic:
         # A rank that has missed the last message takes what it brought from one that has it.
         while self._member is not None:
             self._boundary()
-            if self._survivor.at_boundary(self._meet_others):
+            if self._survivor.at_boundary(self._survivor.meet):
                 break
         self._survivor.close()
 
@@ -181,9 +183,6 @@ class Elastic:
     def _divide(self) -> None:
         self._data.divide(self._survivor.control)
 
-    def _meet_others(self) -> None:
-        gather_numbers(self._survivor.control, self.step)
-
     def _who_goes(self) -> None:
         """End this process if it was told to go, and all processes if the launcher was. Collective."""
         member = self._member
@@ -213,12 +212,11 @@ class Elastic:
     # --- what a newcomer takes ---
 
     def _save(self, with_states: bool) -> dict[str, Any]:
-        parts = {kind: [each.state_dict() for each in objects] for kind, objects in self._parts.items()}
-        if not with_states:
-            parts["optimizers"] = [{"param_groups": each["param_groups"]} for each in parts["optimizers"]]
+        save = self._survivor.save_optimizer
         values = {name: getattr(self, name) for name in self._names}
         return {
-            "parts": parts,
+            "optimizers": [save(each, with_state=with_states) for each in self._optimizers],
+            "schedulers": [each.state_dict() for each in self._schedulers],
             "data": self._data.state_dict(),
             "values": values,
             "epoch": self.epoch,
@@ -226,13 +224,10 @@ class Elastic:
         }
 
     def _load(self, state: dict[str, Any]) -> None:
-        for kind, objects in self._parts.items():
-            for each, saved in zip(objects, state["parts"][kind], strict=True):
-                # Without an optimizer's state: that which the newcomer has copied.
-                copied = (
-                    {} if kind != "optimizers" or "state" in saved else {"state": each.state_dict()["state"]}
-                )
-                each.load_state_dict(saved | copied)
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            self._survivor.load_optimizer(optimizer, saved)
+        for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
         self._data.load_state_dict(state["data"])
         self._has_new_part = True
         vars(self).update(state["values"])
@@ -249,8 +244,12 @@ def _copied(model: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy | 
 def _kind_for(algorithm: Algorithm) -> type[Survivor[Any]]:
     if isinstance(algorithm, AsyncModelAverage):
         return AsyncSurvivor
+    if isinstance(algorithm, LocalSGD) and algorithm.topology is not None:
+        return PeersSurvivor
     if algorithm.independent:
         return AveragingSurvivor
+    if isinstance(algorithm, Sharded):
+        return ShardedSurvivor
     sends_more = isinstance(algorithm, AdamAlgorithm) or algorithm.own_weights
     return ConsensusSurvivor if sends_more else GradientSurvivor
 
@@ -297,7 +296,7 @@ def elastic(
 
     Args:
         loader: a DataLoader with a batch_size and sampler=gs.ElasticSampler(dataset).
-        model: a gs.DataParallel by any algorithm but that of gs.ShardedOptimizer.
+        model: a gs.DataParallel by any algorithm; gs.Sharded needs holders=2.
         optimizer: the model's optimizer, or several.
         scheduler: objects with state_dict() and load_state_dict() that newcomers take too: one, several or None.
         on_stop: called on every worker when the launcher has been told to end (SIGTERM), before the worker ends with
@@ -325,8 +324,8 @@ def elastic(
     deadline = Deadline(deadline_s, deadline_mads)
     if deadline.given and _kind_for(model.engine.algorithm) is not AveragingSurvivor:
         raise ConfigError(
-            f"elastic: a deadline needs gs.LocalSGD, in whose averagings workers wait for each other, got "
-            f"{model.engine.algorithm!r}"
+            f"elastic: a deadline needs gs.LocalSGD without a topology, in whose averagings all workers wait for each "
+            f"other, got {model.engine.algorithm!r}"
         )
     if not runtime.is_initialized():
         raise ConfigError("elastic: needs the group of workers; call gossamer.init() first")

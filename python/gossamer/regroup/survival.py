@@ -125,6 +125,10 @@ class Survivor(ABC, Generic[OwnT]):
     def finish(self) -> None:
         """Called at the boundary after the last step, which is the same on all ranks."""
 
+    def meet(self) -> None:
+        """Wait for the other ranks at a boundary. Collective."""
+        gather_numbers(self.control, self.count)
+
     def part(self) -> None:
         """Called before this rank ends while the others go on."""
 
@@ -172,6 +176,16 @@ class Survivor(ABC, Generic[OwnT]):
                 raise
         self._regroup()
         return False
+
+    def save_optimizer(self, optimizer: torch.optim.Optimizer, *, with_state: bool) -> dict[str, Any]:
+        """Return what a newcomer needs of an optimizer, perhaps without the state that it has copied."""
+        saved = optimizer.state_dict()
+        return saved if with_state else {"param_groups": saved["param_groups"]}
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        """Take on a newcomer what save_optimizer() returned."""
+        copied = {} if "state" in saved else {"state": optimizer.state_dict()["state"]}
+        optimizer.load_state_dict(saved | copied)
 
     # --- what differs between ways to train ---
 
