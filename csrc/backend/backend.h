@@ -81,6 +81,8 @@ class GossamerBackend : public c10d::Backend {
   // Why nothing more can come from a rank of this host; empty while the rank is well.
   std::string trouble(int rank) const { return group_->trouble(rank); }
   std::string trouble() const;  // the same for the first rank that has an answer
+  // Over several hosts: where kFailed is the reason of the first failure.
+  const c10::intrusive_ptr<c10d::Store>& failures() const { return own_store_; }
 
   Reply broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   Reply allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;

@@ -33,13 +33,17 @@ std::string failure_in(c10d::Store& store, const std::string& key) {
 // A rank that dies breaks the operations of its neighbours at once; ranks that wait for a neighbour would wait for the
 // whole timeout. So a rank that fails writes it into the store, and a waiting rank looks there five times a second.
 void C10dCommunicator::wait(c10d::Work& work) {
-  if (!store_ || !gloo_) {
+  const auto type = work.retrieveOpType();
+  const bool is_message = type == c10d::OpType::SEND || type == c10d::OpType::RECV;
+  // The backend "gossamer" ends its own waits. Between hosts its messages are Gloo's.
+  const bool over_hosts = shared_memory_ != nullptr && shared_memory_->hosts().size() > 1;
+  if (!(gloo_ && store_) && !(over_hosts && is_message)) {
     work.wait();
     return;
   }
-  const auto type = work.retrieveOpType();
-  if (type == c10d::OpType::SEND || type == c10d::OpType::RECV) {
-    const Look look = [store = store_, failed = key("failed")] {
+  if (is_message) {
+    const auto store = over_hosts ? shared_memory_->failures() : store_;
+    const Look look = [store, failed = over_hosts ? gossamer::kFailed : key("failed")] {
       if (const auto what = failure_in(*store, failed); !what.empty()) throw std::runtime_error(what);
     };
     if (call_ != nullptr) return call_->wait(work, look);

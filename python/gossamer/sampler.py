@@ -34,6 +34,7 @@ class ElasticSampler(Sampler[int]):
         self.epoch: int = 0
         self._divided: tuple[int, int] | None = None
         self._left: list[int] | None = None  # see share_out()
+        self._ordered: tuple[tuple[int, ...], list[int]] = (), []  # the last order(), and what it is made of
         self.processed_num: int = 0  # samples of this epoch, by all workers
         self.reset()
 
@@ -76,10 +77,13 @@ class ElasticSampler(Sampler[int]):
 
     def order(self, epoch: int) -> list[int]:
         """Returns all indices, as they are drawn in an epoch."""
-        order = list(range(len(self.dataset)))
-        if self.shuffle:
-            random.Random(self.seed + epoch).shuffle(order)
-        return order
+        made_of = epoch, self.seed, int(self.shuffle), len(self.dataset)
+        if self._ordered[0] != made_of:  # a million indices take a second
+            order = list(range(len(self.dataset)))
+            if self.shuffle:
+                random.Random(self.seed + epoch).shuffle(order)
+            self._ordered = made_of, order
+        return list(self._ordered[1])
 
     def reset(self) -> None:
         """Divides what is left of the epoch among the current workers."""

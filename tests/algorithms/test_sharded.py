@@ -1,6 +1,7 @@
 """ZeRO-1: the bits of the optimizer without shards, 1/n of its state, and a state that any number of ranks loads."""
 
 import copy
+import threading
 from functools import partial
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from torch import nn
 
 import gossamer as gs
+from gossamer.algorithms.sharded import optimizer as sharded_optimizer
+from gossamer.engine import broadcast_state
 from gossamer.engine.agree import gather_texts
 from gossamer.optim import ELEMENTWISE
 from tests.support.models import batches, flat_weights, mlp, seeded, shard, square
@@ -356,8 +359,17 @@ def test_what_cannot_be_sharded_is_refused():
 
 
 @pytest.mark.parametrize("gather", [None, gs.Int8()])
-def test_pieces_of_different_divisions_go_on_and_are_divided_anew(gather):
-    """As when a group fails after some ranks have divided the state anew, and others have not."""
+def test_pieces_of_different_divisions_go_on_and_are_divided_anew(monkeypatch, gather):
+    """As when a group fails while it divides the state anew. Some ranks have ended that, and others have not."""
+    of_rank = threading.local()
+
+    def broadcast_or_fail(comm, state, source, **settings):
+        if source == 2 and getattr(of_rank, "fails", False):
+            of_rank.fails = False
+            raise gs.CommError("rank 2 is gone")
+        return broadcast_state(comm, state, source, **settings)
+
+    monkeypatch.setattr(sharded_optimizer, "broadcast_state", broadcast_or_fail)
 
     def body(comm, other):
         texts = partial(gather_texts, comm)
@@ -381,6 +393,11 @@ def test_pieces_of_different_divisions_go_on_and_are_divided_anew(gather):
                 norms += train(
                     model, optimizer, group, data[3:4], lambda own=optimizer: own.clip_grad_norm_(0.3)
                 )
+                of_rank.fails = True
+                with pytest.raises(gs.CommError, match="rank 2 is gone"):
+                    algorithm.divide_anew(texts, holds=True)
+                optimizer._set_aside()
+                algorithm.go_on(texts, (0, 0.0))
                 algorithm.divide_anew(texts, holds=True)
                 data = data[1:]
             norms += train(model, optimizer, group, data[3:], lambda own=optimizer: own.clip_grad_norm_(0.3))

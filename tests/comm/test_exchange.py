@@ -36,6 +36,27 @@ for count in (1, 2):
 gs.shutdown()
 """
 
+# Rank 1 lives on, and sends nothing.
+FAILS = """
+import time
+import torch
+import gossamer as gs
+from gossamer import comm
+
+gs.init("gossamer")
+group = comm.from_group(None)
+if gs.rank() == 0:
+    begun = time.perf_counter()
+    try:
+        group.exchange(torch.empty(8), torch.ones(8), 1, 1).wait()
+    except gs.CommError as error:
+        print(time.perf_counter() - begun, error)
+else:
+    time.sleep(1)
+    group.announce_failure("has given up, as planned")
+    time.sleep(4)
+"""
+
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_a_round_of_exchanges_brings_each_message_to_its_place(size, backend):
@@ -64,6 +85,14 @@ def test_a_message_that_cannot_be_sent_is_refused_before_any_is(backend):
     for error in run_ranks(2, body, errors=True):
         assert isinstance(error, ConfigError)
         assert "exchange: tensors must be contiguous and on cpu, got strided on cpu" in str(error)
+
+
+@pytest.mark.skipif(bool(netlab.missing()), reason=netlab.missing() or "available")
+def test_a_rank_of_another_host_that_fails_ends_the_wait_for_its_message():
+    waiting, _ = run_on_hosts([sys.executable, "-c", FAILS], 2, threads=1)
+    seconds, _, error = waiting.stdout.partition(" ")
+    assert "has given up, as planned" in error
+    assert float(seconds) < 4, "before the rank ends and its connections break"
 
 
 @pytest.mark.skipif(bool(netlab.missing()), reason=netlab.missing() or "available")

@@ -279,3 +279,16 @@ def test_order_is_the_seeds_and_the_epochs(monkeypatch) -> None:
     assert list(one) != first
     one.set_epoch(0)
     assert list(one) == first
+
+
+def test_a_new_division_of_an_epoch_shuffles_nothing_again(monkeypatch) -> None:
+    place(monkeypatch, 0, 1)
+    sampler = ElasticSampler(range(50), seed=1)
+    before = sampler.order(0)
+    monkeypatch.setattr("random.Random", None)  # it takes long where there are millions
+    sampler.record_batch(0, 8)
+    place(monkeypatch, 1, 3)
+    sampler.reset()
+    assert list(sampler) == before[9::3]
+    before.clear()
+    assert len(sampler.order(0)) == 50

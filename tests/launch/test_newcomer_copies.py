@@ -18,6 +18,8 @@ from gossamer.regroup.data import UnevenData
 from gossamer.regroup.donor import Gift, copied
 from gossamer.regroup.gradients import GradientCopy
 from gossamer.sampler import ElasticSampler
+from gossamer.topology import resolve
+from tests.launch.test_peers_elastic import PAIRS, peers
 from tests.launch.test_plain_elastic import (
     ALL_COME_AGAIN,
     DILOCO,
@@ -48,8 +50,11 @@ def check(folder, plan: dict) -> None:
     if "rounds" in plan:
         assert averages.check_rounds(loop.journals(folder))["worst"] < EXACT
     elif not local:
-        exact = not {"codec", "clamps"} & set(plan)
-        assert loop.check(folder, exact=exact)["worst"] < EXACT
+        exact = plan.get("codec", "exact") == "exact" and "clamps" not in plan
+        checked = loop.check(folder, exact=exact, adam=plan.get("adam"), clip=plan.get("clip"))
+        assert checked["worst"] < EXACT
+    elif "topology" in local:
+        assert peers.check(folder, topology=resolve(local["topology"]), outer=True)["worst"] < EXACT
     elif "period_s" in local:
         averages.check_anchors(loop.journals(folder))
     else:
@@ -108,14 +113,25 @@ def test_a_newcomer_asks_another_worker_when_the_one_that_gives_dies(fork, tmp_p
     assert shares(tmp_path)[-1]["copied"]
 
 
-@pytest.mark.parametrize("dies", [0, 2], ids=["giver", "other"])
-@pytest.mark.parametrize("local", [None, DILOCO], ids=["gradients", "diloco"])
-def test_a_member_may_die_when_the_group_of_a_newcomer_begins(fork, tmp_path, local, dies) -> None:
-    plan = {"kill": {"1": [6, "backward"]}, "enters": {str(dies): 3}, "local": local}
-    run = begin(fork, tmp_path, FLAGS, epochs=10**6, sleep_s=0.02, **plan)
+@pytest.mark.parametrize(
+    ("plan", "dies"),
+    [
+        ({}, 0),
+        ({}, 2),
+        ({"local": DILOCO}, 0),
+        ({"local": DILOCO}, 2),
+        ({"local": PAIRS}, 0),
+        ({"sharded": {"holders": 2}, "clip": 0.5}, 0),
+        ({"adam": "qadam", "codec": "exact"}, 0),
+    ],
+    ids=["gradients giver", "gradients other", "diloco giver", "diloco other", "noloco", "sharded", "qadam"],
+)
+def test_a_member_may_die_when_the_group_of_a_newcomer_begins(fork, tmp_path, plan, dies) -> None:
+    dead = {"kill": {"1": [6, "backward"]}, "enters": {str(dies): 3}}
+    run = begin(fork, tmp_path, FLAGS, epochs=10**6, sleep_s=0.02, **dead, **plan)
     wait_until(lambda: all(lines_of(tmp_path, number, "step") > 8 for number in (3, 4)))
     end(run)
-    check(tmp_path, {"local": local})
+    check(tmp_path, plan)
 
 
 def test_weights_that_change_outside_of_the_optimizer_are_copied_in_the_group(fork, tmp_path) -> None:

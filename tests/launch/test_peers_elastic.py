@@ -34,13 +34,12 @@ def checked(folder, local) -> dict[str, float]:
 )
 def test_the_others_average_exactly_and_train_on(fork, tmp_path, local, more) -> None:
     kill = {"1": [6, "backward"], "0": [12, "after"], "3": [17, "forward"]}
-    code, _, err = begin(
-        fork, tmp_path, ["--min-np", "1", "-np", "4"], kill=kill, local=local, **more
-    ).finish()
+    flags = ["--min-np", "1", "-np", "4"]
+    code, _, err = begin(fork, tmp_path, flags, epochs=2, kill=kill, local=local, **more).finish()
     assert code == 0, err
     assert err.count("was killed by signal 9 (SIGKILL)") == 3
     result = checked(tmp_path, local)
-    assert result["means"] == 3
+    assert result["means"] in (2, 3), "the last two may die before the others meet"
     assert result["worst"] < EXACT
     assert ends(tmp_path)[2]["rounds"] == result["averagings"]
 
@@ -76,7 +75,8 @@ def test_a_worker_that_is_told_to_end_leaves_after_an_averaging(fork, tmp_path) 
 
 def test_a_rank_waits_for_its_peers_and_for_the_others_an_averaging_later(fork, tmp_path) -> None:
     nap_s = 3.0
-    run = begin(fork, tmp_path, ["--min-np", "1", "-np", "4"], nap={"1": [9, nap_s]}, local=PAIRS)
+    flags = ["--min-np", "1", "-np", "4"]
+    run = begin(fork, tmp_path, flags, epochs=2, nap={"1": [9, nap_s]}, local=PAIRS)
     code, _, err = run.finish()
     assert code == 0, err
     assert checked(tmp_path, PAIRS)["worst"] < EXACT
@@ -99,7 +99,7 @@ def test_a_rank_waits_for_its_peers_and_for_the_others_an_averaging_later(fork, 
 
 def test_by_clocks_every_sample_of_the_dead_is_drawn_by_others(fork, tmp_path) -> None:
     local = {"period_s": 0.3, "outer": True, "topology": "random_pairs"}
-    kill = {"0": [30, "after"]}
+    kill = {"0": [12, "after"]}
     run = begin(fork, tmp_path, ["--min-np", "1", "-np", "4"], epochs=2, kill=kill, local=local, **SLOW)
     code, _, err = run.finish()
     assert code == 0, err

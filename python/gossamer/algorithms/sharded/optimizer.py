@@ -430,11 +430,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Take the pieces of new shares. See Sharded.divide_anew(). `planned`: the parameters that are in buckets."""
         held, params = self._held() if holds else [], self._params
+        self._let_go()
+        self._aside = held  # a member may die before this rank has its new pieces
         mine = {"keys": [each.key for each in held], "clips": self._clips}
         told = [json.loads(each) for each in texts(json.dumps(mine))]
         self._require_all([key for each in told for key in each["keys"]], planned)
         pieces, counted = self._pieces_of(*make_shares())
-        self._step_from_now(pieces, counted, comm)
         state: dict[nn.Parameter, dict[str, Any]] = {}
         sent = set[tuple[int, ...]]()
         for source, keys in enumerate(list(map(tuple, each["keys"])) for each in told):
@@ -450,8 +451,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 in_row(params[index].data)[begin:end].copy_(weights)
                 for piece in (each for each in pieces if each.index == index):
                     copy_common(piece, (begin, end), unsent, of_part, state)
+        self._step_from_now(pieces, counted, comm)
         self._load(state, self.settings()["param_groups"])
-        self._aside, self._stepped = held, True
+        self._stepped = True
         self._clips = max(each["clips"] for each in told)
 
     def _require_all(self, keys: list[list[int]], planned: set[Tensor]) -> None:
