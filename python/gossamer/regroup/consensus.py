@@ -7,7 +7,6 @@ So no step of theirs is lost or done twice. Where ranks average gradients, that 
 If a rank of the Adam family has had the means of that step, the others take its weights and momenta instead.
 """
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +14,14 @@ import torch
 from torch import Tensor
 
 from gossamer.comm import gather_numbers
-from gossamer.engine import Connections, Face, Unsent, broadcast_everywhere, weak_call
+from gossamer.engine import Connections, Face, Unsent, broadcast_everywhere
 from gossamer.engine.agree import mean_everywhere
 from gossamer.engine.survival import Own
-from gossamer.regroup.gradients import GradientSurvivor
+from gossamer.regroup.in_step import InStepSurvivor
 from gossamer.regroup.newcomer import Copy, OptimizerCopy
 
 
-class ConsensusSurvivor(GradientSurvivor):
+class ConsensusSurvivor(InStepSurvivor):
     """See the module."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -33,7 +32,6 @@ class ConsensusSurvivor(GradientSurvivor):
         self._sends_weights = "weight" in self._algorithm.fields
         # Where ranks hold different weights, they average them before a newcomer takes them.
         self._copies_common = not self._apart
-        self._failed_in_step = False
 
     @classmethod
     def copy_for(cls, face: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy:
@@ -44,27 +42,12 @@ class ConsensusSurvivor(GradientSurvivor):
             else super().copy_for(face, optimizers)
         )
 
-    def look(self) -> None:
-        """See Survivor. Also join the next group, if the group has lost a member during the optimizer's step."""
-        if self._failed_in_step:
-            self._regroup()
-        super().look()
-
     # --- in a step ---
 
-    def _arm(self) -> None:
-        super()._arm()
-        self._failed_in_step = False
-        if self._member is not None:
-            self._face.engine.forgive_in_steps(weak_call(weakref.WeakMethod(self._forgive)))
-
-    def _forgive(self, _error: RuntimeError) -> bool:
-        """End the optimizer's step alone. Return False if the group has lost no member."""
-        if not (self._failed_in_step or self._lost_place()):
-            return False
-        self._failed_in_step = True
-        self._algorithm.alone |= self._sends_weights
-        return True
+    def _forgive(self, error: RuntimeError) -> bool:
+        forgiven = super()._forgive(error)
+        self._algorithm.alone |= forgiven and self._sends_weights
+        return forgiven
 
     def _leave_engine(self, *, crashed: bool) -> None:
         super()._leave_engine(crashed=crashed)

@@ -20,11 +20,11 @@ from gossamer.comm import gather_numbers
 from gossamer.engine import Connections, Face, broadcast_everywhere, weak_call
 from gossamer.engine.agree import gather_texts
 from gossamer.engine.survival import Own
-from gossamer.regroup.gradients import GradientSurvivor
+from gossamer.regroup.in_step import InStepSurvivor
 from gossamer.regroup.newcomer import Copy, OptimizerCopy
 
 
-class ShardedSurvivor(GradientSurvivor):
+class ShardedSurvivor(InStepSurvivor):
     """See the module."""
 
     _copies_common = False  # a newcomer has copied nothing
@@ -33,18 +33,11 @@ class ShardedSurvivor(GradientSurvivor):
         super().__init__(*args, **settings)
         assert isinstance(self._face.engine.algorithm, Sharded)
         self._algorithm: Sharded = self._face.engine.algorithm
-        self._failed_in_step = False
 
     @classmethod
     def copy_for(cls, face: Face, optimizers: Sequence[torch.optim.Optimizer]) -> Copy:
         """See Survivor."""
         return OptimizerCopy([])
-
-    def look(self) -> None:
-        """See Survivor. Also join the next group, if the group has lost a member during the optimizer's step."""
-        if self._failed_in_step:
-            self._regroup()
-        super().look()
 
     def save_optimizer(self, optimizer: torch.optim.Optimizer, *, with_state: bool) -> dict[str, Any]:
         """See Survivor."""
@@ -60,17 +53,8 @@ class ShardedSurvivor(GradientSurvivor):
 
     def _arm(self) -> None:
         super()._arm()
-        self._failed_in_step = False
         if self._member is not None:
-            self._face.engine.forgive_in_steps(weak_call(weakref.WeakMethod(self._forgive)))
             self._algorithm.heal_clips(weak_call(weakref.WeakMethod(self._heal_clip)))
-
-    def _forgive(self, _error: RuntimeError) -> bool:
-        """End the optimizer's step alone. Return False if the group has lost no member."""
-        if not (self._failed_in_step or self._lost_place()):
-            return False
-        self._failed_in_step = True
-        return True
 
     def _heal_clip(self) -> bool:
         """Join the next group between a backward and a step. Return False if the group has lost no member."""
