@@ -1,5 +1,6 @@
 """ZeRO-1: the bits of the optimizer without shards, 1/n of its state, and a state that any number of ranks loads."""
 
+import contextlib
 import copy
 import threading
 from functools import partial
@@ -9,7 +10,9 @@ import torch
 from torch import nn
 
 import gossamer as gs
+from gossamer.algorithms.sharded import algorithm as sharded_algorithm
 from gossamer.algorithms.sharded import optimizer as sharded_optimizer
+from gossamer.collectives import all_reduce
 from gossamer.engine import broadcast_state
 from gossamer.engine.agree import gather_texts
 from gossamer.optim import ELEMENTWISE
@@ -414,6 +417,40 @@ def test_pieces_of_different_divisions_go_on_and_are_divided_anew(monkeypatch, g
         for index, of_param in whole.items() if gather is None else ():
             for key, value in of_param.items():
                 torch.testing.assert_close(state[index][key], value, rtol=1e-5, atol=1e-8)
+
+
+def test_all_ranks_have_their_gradients_if_the_backward_has_ended_on_one(monkeypatch):
+    """Rank 1 misses the end of the last operation: see gossamer/regroup/sharded.py."""
+    left = [0, 0, 0]  # by rank: sums until that operation
+
+    def reduce_or_fail(x, **settings):
+        reduced, rank = all_reduce(x, **settings), settings["group"].rank
+        left[rank] -= 1
+        if rank == 1 and left[rank] == 0:
+            raise gs.CommError("rank 2 is gone")
+        return reduced
+
+    monkeypatch.setattr(sharded_algorithm, "all_reduce", reduce_or_fail)
+
+    def body(comm):
+        module, algorithm = seeded(Mixed), gs.Sharded(holders=2)
+        optimizer = gs.ShardedOptimizer(ADAMW, module.parameters(), lr=0.01)
+        model = gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=comm, bucket_bytes=600)
+        algorithm.survive_losses()
+        train(model, optimizer, comm, batches(2))
+        left[comm.rank] = len(model.engine.buckets) + 1
+        optimizer.zero_grad()
+        loss = square(model(shard(batches(1)[0], comm)))
+        with pytest.raises(gs.CommError) if comm.rank == 1 else contextlib.suppress(gs.CommError):
+            loss.backward()
+        assert len(model.engine.buckets) > 2
+        return {(piece.index, piece.begin): piece.leaf.grad for piece in optimizer._pieces}
+
+    results = run_ranks(3, body)
+    for key, gradient in results[1].items():
+        others = [result[key] for result in results if key in result]
+        assert len(others) == 2
+        assert all(torch.equal(gradient, other) for other in others)
 
 
 def test_a_part_of_the_state_that_no_rank_has_is_missed_on_all_ranks():

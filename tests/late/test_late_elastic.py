@@ -6,8 +6,10 @@ from functools import partial
 
 import pytest
 
+from gossamer.topology import resolve
 from tests import ROOT
 from tests.launch.test_consensus_elastic import ADAMS, checked
+from tests.launch.test_peers_elastic import PAIRS, peers
 from tests.launch.test_plain_elastic import (
     ALL_COME_AGAIN,
     DILOCO,
@@ -27,11 +29,13 @@ on_device = partial(begin, script=ROOT / "tests" / "late" / "elastic.py", device
 def replayed(folder, plan) -> dict[str, float]:
     """What the replay of a run says."""
     if local := plan.get("local"):
+        if "topology" in local:
+            return peers.check(folder, topology=resolve(local["topology"]), outer=True)
         exact = "codec" not in plan and "fragments" not in local
         return averages.check(folder, period=local["period"], outer=True, exact=exact)
     if "rounds" in plan:
         return averages.check_rounds(loop.journals(folder))
-    return checked(folder, plan) if "adam" in plan else loop.check(folder)
+    return checked(folder, plan) if "adam" in plan else loop.check(folder, clip=plan.get("clip"))
 
 
 @pytest.mark.parametrize(
@@ -42,8 +46,10 @@ def replayed(folder, plan) -> dict[str, float]:
         {"local": STREAMING, "codec": "int8"},
         {"rounds": {"sync_interval_ms": 30}, "sleep_s": 0.02},
         ADAMS["0/1"],
+        {"sharded": {"holders": 2}, "clip": 0.5},
+        {"local": PAIRS},
     ],
-    ids=["gradients", "host memory", "streaming codec", "async", "0/1"],
+    ids=["gradients", "host memory", "streaming codec", "async", "0/1", "sharded", "noloco"],
 )
 def test_workers_whose_models_are_on_a_device_go_on_without_the_dead(fork, tmp_path, plan) -> None:
     kill = {"1": [7, "backward"], "0": [12, "after"], "3": [17, "forward"]}

@@ -125,9 +125,17 @@ class Sharded(Algorithm):
     def _make_shares(self) -> tuple[list[Share], list[Share]]:
         """Make this rank's own shares, and those that it keeps beside others."""
         comm = self._comm
-        # A host that is lost takes all of its ranks along, so the next holder of a share is on the next host.
-        host = max(map(len, comm.hosts)) if isinstance(comm, _C.ByHosts) else 1
-        self._behind = sorted(range(comm.size), key=lambda behind: (behind % host, behind))[: self.holders]
+        # A host that is lost takes all of its ranks along, so the next holder of a share is on another host.
+        hosts = comm.hosts if isinstance(comm, _C.ByHosts) else []
+        of_rank = {rank: host for host, ranks in enumerate(hosts) for rank in ranks}
+
+        def on_one_host(behind: int) -> int:
+            """Count the ranks that have no other host so far behind them."""
+            pairs = ((rank, (rank - behind) % comm.size) for rank in range(comm.size))
+            return sum(bool(hosts) and of_rank[one] == of_rank[other] for one, other in pairs)
+
+        behind = sorted(range(1, comm.size), key=lambda each: (on_one_host(each), each))
+        self._behind = [0, *behind][: self.holders]
         ranks = [(comm.rank - behind) % comm.size for behind in self._behind]
         self._shares = {
             bucket.index: [self._share_of(bucket, rank) for rank in ranks] for bucket in self._buckets
@@ -162,6 +170,9 @@ class Sharded(Algorithm):
                 self._comm.exchange(copy.gradient, own.gradient, to, source).wait()
             for piece in (piece for share in (own, *copies) for piece in share.pieces):
                 piece.leaf.grad = piece.gradient
+        if self._survives and bucket.index == self._buckets[-1].index:
+            # If this backward ends well on any rank, all ranks have had their gradients, also if the group fails now.
+            all_reduce(torch.zeros(1, device=bucket.device), group=self._comm)
         flat.fill_(torch.nan)  # whoever takes it for the mean shall notice
         bucket.clear_padding("grad")
 
