@@ -76,7 +76,9 @@ class Reachable:
     def __exit__(self, *_: object) -> None:
         for daemon in self._daemons:
             daemon.kill()
-            daemon.communicate()
+            daemon.wait()
+            assert daemon.stderr is not None
+            daemon.stderr.close()  # a connection that was cut off has it too, and lives on until its host ends
 
     def _await(self, host: int, daemon: subprocess.Popen) -> None:
         assert daemon.stderr is not None

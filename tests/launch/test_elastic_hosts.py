@@ -1,15 +1,19 @@
 """An elastic run over hosts that are network namespaces, each with its own sshd (tests/launch/sshd.py)."""
 
 import contextlib
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gossamer import netlab
+from tests import ROOT
 from tests.launch import elastic_job, sshd
 from tests.launch.test_elastic import EXACT, begin, ends
 from tests.launch.test_plain_elastic import begin as begin_plain
+from tests.launch.test_plain_elastic import lines_of, wait_until
 from tests.launch.test_plain_elastic import loop as plain
 
 unavailable = sshd.missing()
@@ -49,6 +53,32 @@ def test_a_plain_loop_goes_on_by_hosts_when_a_worker_of_each_host_dies(
     assert err.count("was killed by signal 9 (SIGKILL)") == 2
     assert plain.check(tmp_path)["worst"] < EXACT
     assert {worker for worker, own in plain.journals(tmp_path).items() if "end" in own[-1]} == {1, 2}
+
+
+@pytest.mark.skipif(bool(unavailable), reason=unavailable or "available")
+def test_the_side_with_the_driver_goes_on_when_the_network_is_cut(
+    fork, tmp_path, tmp_path_factory, monkeypatch
+) -> None:
+    monkeypatch.setenv("GOSSAMER_STALL_SHUTDOWN_S", "2")
+    script = ROOT / "tests" / "launch" / "cut_job.py"
+    with netlab.Hosts(2) as hosts, sshd.Reachable(hosts, tmp_path_factory.mktemp("sshd")) as ssh:
+        listing = f"{hosts.address(0)}:2,{hosts.address(1)}:1"
+        flags = ["--min-np", "2", "-H", listing, "-p", str(sshd.PORT), "-i", ssh.key, "--give-up-after", "2"]
+        env, prefix = ssh.env | {"PYTHONPATH": str(ROOT)}, hosts.prefix(0)
+        run = begin_plain(
+            fork, tmp_path, flags, epochs=10**6, sleep_s=0.05, env=env, prefix=prefix, script=script
+        )
+        wait_until(lambda: lines_of(tmp_path, 2, "step") > 5)
+        subprocess.run([*hosts.prefix(1), "ip", "link", "set", "eth0", "down"], check=True)
+        steps = lines_of(tmp_path, 0, "step")
+        cut_off = Path(f"/proc/{plain.journals(tmp_path)[2][0]['pid']}")
+        wait_until(lambda: lines_of(tmp_path, 0, "step") > steps + 20 and not cut_off.exists())
+        run.process.send_signal(signal.SIGTERM)
+        code, out, err = run.finish()
+    assert code == 0, out + err
+    assert "has not come back from group 1, which has failed, in 2 s" in err
+    assert plain.check(tmp_path)["worst"] < EXACT
+    assert {worker for worker, own in plain.journals(tmp_path).items() if "saved" in own[-1]} == {0, 1}
 
 
 LOOKS = """

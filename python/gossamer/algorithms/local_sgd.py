@@ -412,9 +412,8 @@ class LocalSGD(Algorithm):
             for bucket in self._buckets_of(fragment):
                 torch.sub(bucket.flat("anchor"), bucket.flat("weight"), out=bucket.flat("change"))
         else:
-            self._background.wait(
-                self._last_task.pop(fragment, None)
-            )  # None: loaded, so nothing is under way
+            last = self._last_task.pop(fragment, None)  # None: loaded, so nothing is under way
+            self._background.wait(last)
         self._periods.arrived(began)
         self._rounds += 1
         # With a topology: what was asked an averaging earlier, which has ended before this rank's peers sent.
