@@ -65,7 +65,8 @@ def test_a_newcomer_begins_where_the_others_are(fork, tmp_path) -> None:
 
 
 def test_a_worker_that_is_told_to_end_leaves_after_an_averaging(fork, tmp_path) -> None:
-    run = begin(fork, tmp_path, ["--min-np", "1", "-np", "3"], term={"0": 9}, local=PAIRS)
+    flags = ["--min-np", "1", "-np", "3"]
+    run = begin(fork, tmp_path, flags, epochs=2, term={"0": 9}, local=PAIRS, sleep_s=0.02)
     code, _, err = run.finish()
     assert code == 0, err
     assert "worker 0 (slot 0 of localhost) has gone, as it was told; 2 are left" in err

@@ -58,7 +58,8 @@ def test_a_newcomer_gets_its_share(fork, tmp_path, more) -> None:
 
 
 def test_a_worker_that_is_told_to_end_leaves_its_share(fork, tmp_path) -> None:
-    code, _, err = begin(fork, tmp_path, ["--min-np", "1", "-np", "3"], term={"0": 4}, **TWO).finish()
+    flags = ["--min-np", "1", "-np", "3"]
+    code, _, err = begin(fork, tmp_path, flags, term={"0": 4}, sleep_s=0.02, **TWO).finish()
     assert code == 0, err
     assert "worker 0 (slot 0 of localhost) has gone, as it was told; 2 are left" in err
     assert checked(tmp_path, {})["worst"] < EXACT
