@@ -38,6 +38,7 @@ WATCH_S = 0.2  # between two looks at the board while training
 ASK_S = 0.02  # between two looks while waiting for a place
 NOTICE_S = 5.0  # how much later than the other workers the driver may notice a death
 BOARD_TIMEOUT_S = 60.0
+_ARRIVED = "arrived"  # key in a group's store: how many members are in meet_at_end()
 SILENT_S = 30  # after which a driver's host that does not answer is lost; ssh takes as long
 
 
@@ -215,6 +216,29 @@ class Member:
                 f"elastic: the members of group {self.seat.epoch} have not all come: {error}"
             ) from error
 
+    def meet_at_end(self) -> bool:
+        """Waits for all members of the present group to call this. Returns False if all are to end before.
+
+        Raises:
+            CommError: the group has lost a member.
+        """
+        assert self._group is not None
+        assert self.seat is not None
+        size = self.seat.placement.size
+        try:
+            arrived = self._group.add(_ARRIVED, 1)
+            while arrived < size and not self.stops:
+                if self.broken:
+                    raise CommError(self.broken)
+                time.sleep(ASK_S)
+                arrived = self._group.add(_ARRIVED, 0)
+            # Once all have been here they may be gone, so this rank must not go back.
+            return arrived >= size or self._group.add(_ARRIVED, -1) + 1 >= size
+        except RuntimeError:  # the driver's store may be gone
+            if self.lost_group() or not self.stops:
+                raise
+            return False
+
     def take_seat(self) -> Seat:
         """Leaves the old group, and waits until the driver gives this worker a place in a new one.
 
@@ -305,6 +329,11 @@ class Member:
         update = self._state["update"]
         fresh = update is not None and self.seat is not None and update["epoch"] == self.seat.epoch
         return update["kind"] if fresh else ""
+
+    @property
+    def stops(self) -> bool:
+        """Whether all workers are to end: they are told to, or the driver is gone."""
+        return self.update == STOP or bool(self._lost)
 
     def on_broken(self, call: Callable[[], None]) -> None:
         """Registers a function that is called, on another thread, once for each group that loses a member."""

@@ -223,6 +223,23 @@ def test_a_worker_that_trains_alone_in_between_leaves_after_an_averaging(fork, t
     assert sorted(ends(tmp_path)) == [1, 2]
 
 
+@pytest.mark.parametrize("topology", [{}, {"topology": "random_pairs"}], ids=["diloco", "noloco"])
+def test_all_end_well_when_the_launcher_is_told_to_end_and_one_has_ended_its_training(
+    fork, tmp_path, topology
+) -> None:
+    """Worker 1 makes its last but one step then. It averages at once, and worker 0 waits for its end."""
+    plan = {"local": DILOCO | topology, "nap": {"1": [28, 2.0]}}
+    run = begin(fork, tmp_path, ["--min-np", "1", "-np", "2"], **plan)
+    wait_until(lambda: lines_of(tmp_path, 0, "step") == 30)
+    time.sleep(0.5)
+    run.process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 0, err
+    saved = ends(tmp_path)
+    assert {number: "saved" in line for number, line in saved.items()} == {0: True, 1: True}
+    assert len({line["rounds"] for line in saved.values()}) == 1
+
+
 KINDS = pytest.mark.parametrize("local", [None, DILOCO], ids=["gradients", "diloco"])
 
 

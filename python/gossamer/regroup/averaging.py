@@ -143,6 +143,13 @@ class AveragingSurvivor(ApartSurvivor[OwnAverages]):
         if self._finished:
             self._pending.clear()
 
+    def meet(self) -> None:
+        """See Survivor. If all are to end before, those that are not here average at once, and so does this rank."""
+        member = self._member
+        assert member is not None
+        if self._finished or member.meet_at_end():
+            super().meet()
+
     def part(self) -> None:
         """See Survivor."""
         self._algorithm.close()  # ends what still changes the fields

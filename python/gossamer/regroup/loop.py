@@ -22,7 +22,7 @@ from gossamer.comm import gather_numbers
 from gossamer.engine import Face, optimizers_of
 from gossamer.engine.survival import why_not_elastic
 from gossamer.errors import ConfigError, GossamerError
-from gossamer.membership import ADDED, GOING, STOP, Member
+from gossamer.membership import ADDED, GOING
 from gossamer.regroup.asynchronous import AsyncSurvivor
 from gossamer.regroup.averaging import AveragingSurvivor
 from gossamer.regroup.consensus import ConsensusSurvivor
@@ -115,10 +115,9 @@ class Elastic:
                 self.epoch = epoch + 1
         self._survivor.finish()
         # A rank that has missed the last message takes what it brought from one that has it.
-        while self._member is not None:
+        while self._member is not None and not self._survivor.has_met:
             self._boundary()
-            if self._survivor.at_boundary(self._survivor.meet):
-                break
+            self._survivor.at_boundary(self._survivor.meet)
         self._survivor.close()
 
     def __len__(self) -> int:
@@ -160,7 +159,7 @@ class Elastic:
             if member is not None:
                 grows = member.update == ADDED
                 change = member.going or bool(member.lost_driver or (member.update and not grows))
-                survivor.wish(change=change, grows=grows, stop=self._all_stop(member))
+                survivor.wish(change=change, grows=grows, stop=member.stops)
             changes_at = survivor.changes_at
             stays = changes_at is None
             if changes_at is not None and survivor.count >= changes_at:
@@ -187,7 +186,7 @@ class Elastic:
         """End this process if it was told to go, and all processes if the launcher was. Collective."""
         member = self._member
         assert member is not None
-        mine = _STOPS if self._all_stop(member) else _GOES if member.going else _NO
+        mine = _STOPS if member.stops else _GOES if member.going else _NO
         every = [what for [what] in gather_numbers(self._survivor.control, mine)]
         if mine == _GOES or _STOPS in every:
             self._survivor.part()
@@ -200,10 +199,6 @@ class Elastic:
         if mine == _GOES:
             member.leave(GOING, skip_sync=True)
             raise SystemExit(0)
-
-    @staticmethod
-    def _all_stop(member: Member) -> bool:
-        return member.update == STOP or bool(member.lost_driver)
 
     def _told_to_go(self, _number: int, _frame: FrameType | None) -> None:
         if self._member is not None:

@@ -49,7 +49,8 @@ class PeersSurvivor(AveragingSurvivor):
     def meet(self) -> None:
         """See Survivor."""
         super().meet()
-        self._algorithm.hear_all()
+        if self.has_met:
+            self._algorithm.hear_all()
 
     def _regroup(self) -> None:
         self._agreed = False

@@ -52,6 +52,7 @@ class Survivor(ABC, Generic[OwnT]):
 
     Attributes:
         changes_at: the value of `count` at which the group of what follows is another one; None: the group stays.
+        has_met: whether all ranks have ended the training.
     """
 
     _copies_common = True  # whether _large_state() has the tensors of _common()
@@ -77,6 +78,7 @@ class Survivor(ABC, Generic[OwnT]):
         self._own: OwnT | None = None  # while there is no engine that works
         self._failed_at: int | None = None  # `count` when a group failed without a death
         self.changes_at: int | None = None
+        self.has_met = False
 
     @property
     def control(self) -> Communicator:
@@ -126,8 +128,9 @@ class Survivor(ABC, Generic[OwnT]):
         """Called at the boundary after the last step, which is the same on all ranks."""
 
     def meet(self) -> None:
-        """Wait for the other ranks at a boundary. Collective."""
+        """Wait for the other ranks after the last step, and set `has_met`. Collective."""
         gather_numbers(self.control, self.count)
+        self.has_met = True
 
     def part(self) -> None:
         """Called before this rank ends while the others go on."""
