@@ -47,7 +47,7 @@ def replayed(folder, plan) -> dict[str, float]:
         {"rounds": {"sync_interval_ms": 30}, "sleep_s": 0.02},
         ADAMS["0/1"],
         {"sharded": {"holders": 2}, "clip": 0.5},
-        {"local": PAIRS},
+        {"local": PAIRS, "epochs": 2},
     ],
     ids=["gradients", "host memory", "streaming codec", "async", "0/1", "sharded", "noloco"],
 )
