@@ -158,7 +158,7 @@ class Replay:
         elif "meets" in line:
             self.met[line["group"], line["meets"]][line["rank"]] = (worker.params(), worker.momenta())
         elif "met" in line:
-            return self.meet(worker, (line["group"], line["met"]))
+            return self.take_mean(worker, (line["group"], line["met"]))
         return True
 
     def average(self, worker: Worker, line: dict) -> bool:
@@ -179,14 +179,10 @@ class Replay:
         )
         return True
 
-    def meet(self, worker: Worker, key: tuple[int, int]) -> bool:
+    def take_mean(self, worker: Worker, key: tuple[int, int]) -> bool:
+        """Take the mean of anchors and momenta, once all are there. This worker's weights are where its anchor is."""
         if set(self.met[key]) != self.groups[key]:
             return False
-        self.take_mean(worker, key)
-        return True
-
-    def take_mean(self, worker: Worker, key: tuple[int, int]) -> None:
-        """Take the mean of anchors and momenta. The weights of this worker are where its anchor is."""
         every = list(self.met[key].values())
         for param, *values in zip(worker.anchor.parameters(), *(params for params, _ in every), strict=True):
             param.data.copy_(sum(values) / len(values))
@@ -194,12 +190,11 @@ class Replay:
             for param, *values in zip(worker.anchor.parameters(), *(own for _, own in every), strict=True):
                 worker.outer.state[param]["momentum_buffer"] = sum(values) / len(values)
         worker.begin_at_anchor()
+        return True
 
     def begin(self, number: int, worker: Worker, line: dict) -> bool:
         """A newcomer takes the mean of those that were there, and the inner optimizer of one of them."""
-        key = line["group"], line["rounds"]
-        if number not in self.given or set(self.met[key]) != self.groups[key]:
+        if number not in self.given or not self.take_mean(worker, (line["group"], line["rounds"])):
             return False
         worker.inner = copy.deepcopy(self.given[number])
-        self.take_mean(worker, key)
         return True

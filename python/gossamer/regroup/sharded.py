@@ -6,7 +6,7 @@ each part of the weights and of the state comes from a rank that has stepped it,
 group. A newcomer gets its share there.
 """
 
-import struct
+import json
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from gossamer.algorithms import Sharded, ShardedOptimizer
-from gossamer.comm import gather_numbers
 from gossamer.engine import Connections, Face, broadcast_everywhere, weak_call
 from gossamer.engine.agree import gather_texts
 from gossamer.engine.survival import Own
@@ -66,17 +65,11 @@ class ShardedSurvivor(InStepSurvivor):
     # --- in the next group ---
 
     def _met(self, links: Connections, own: Own) -> None:
-        clips, norm = self._algorithm.clipped
-        numbers = (
-            int(self._failed_in_step),
-            own.optimizer_steps,
-            clips,
-            *struct.unpack("q", struct.pack("d", norm)),
-        )
-        every = gather_numbers(links.control, *numbers)
-        _, _, clips, bits = max(every, key=lambda told: told[2])
-        told = clips, *struct.unpack("d", struct.pack("q", bits))
-        self._algorithm.go_on(partial(gather_texts, links.control), told)
+        texts = partial(gather_texts, links.control)
+        mine = [self._failed_in_step, own.optimizer_steps, *self._algorithm.clipped]
+        every = [json.loads(text) for text in texts(json.dumps(mine))]
+        _, _, *clipped = max(every, key=lambda told: told[2])
+        self._algorithm.go_on(texts, tuple(clipped))
         lost = max((steps for failed, steps, *_ in every if failed), default=None)
         if lost is None:
             return

@@ -198,8 +198,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._consolidated = None
         if self._pieces is None:
             self._loaded, self._stepped = state_dict, False
-            for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-                group.update({key: value for key, value in saved.items() if key != "params"})
+            self.load_settings(state_dict)
         else:
             self._cut(state_dict)
 
@@ -347,9 +346,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         }
 
     def load_settings(self, saved: dict[str, Any]) -> None:
-        """Take what settings() returned on another rank."""
+        """Take what settings() returned on another rank, or as much of a whole state."""
         for group, settings in zip(self.param_groups, saved["param_groups"], strict=True):
-            group.update(settings)
+            group.update({key: value for key, value in settings.items() if key != "params"})
 
     def _begin_step(self, *, alone: bool) -> None:
         """Called before a step. `alone`: no rank sends its weights after it."""
@@ -452,7 +451,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 for piece in (each for each in pieces if each.index == index):
                     copy_common(piece, (begin, end), unsent, of_part, state)
         self._step_from_now(pieces, counted, comm)
-        self._load(state, self.settings()["param_groups"])
+        self._load(state, self.param_groups)
         self._stepped = True
         self._clips = max(each["clips"] for each in told)
 

@@ -119,13 +119,22 @@ def _cut_if_of(value: Any, numel: int, inside: slice) -> Any:
     return value[inside] if value.shape == (numel,) else value.clone()
 
 
+def _piece(
+    key: tuple[int, int, int], param: nn.Parameter, weights: Tensor, gradient: Tensor, unsent: Tensor | None
+) -> Piece:
+    """A piece of a parameter. Weights and gradient are its elements in a row, and stay where they are."""
+    shape = weights.shape if param.dim() else ()  # the state of a scalar is made of scalars
+    index, begin, end = key
+    return Piece(index, param, begin, end, nn.Parameter(weights.view(shape)), gradient.view(shape), unsent)
+
+
 def piece_again(held: Held, param: nn.Parameter) -> Piece:
     """A piece of the same elements, wherever the parameter's memory is now."""
-    shape = (held.end - held.begin,) if param.dim() else ()
-    leaf = nn.Parameter(in_row(param.data)[held.begin : held.end].view(shape))
-    gradient = torch.zeros_like(leaf.data) if held.gradient is None else held.gradient.view(shape)
-    leaf.grad = None if held.gradient is None else gradient
-    return Piece(held.index, param, held.begin, held.end, leaf, gradient, held.unsent)
+    weights = in_row(param.data)[held.begin : held.end]
+    gradient = torch.zeros_like(weights) if held.gradient is None else held.gradient
+    piece = _piece(held.key, param, weights, gradient, held.unsent)
+    piece.leaf.grad = None if held.gradient is None else piece.gradient
+    return piece
 
 
 def copy_common(
@@ -172,8 +181,6 @@ def cut_share(share: Share, place: dict[nn.Parameter, int]) -> None:
         if begin >= end:
             continue
         inside = slice(begin - share.begin, end - share.begin)
-        shape = (end - begin,) if param.dim() else ()  # the state of a scalar is made of scalars
-        leaf = nn.Parameter(share.weights[inside].view(shape))
-        gradient = share.gradient[inside].view(shape)
         unsent = share.unsent[inside] if share.unsent is not None else None
-        share.pieces.append(Piece(place[param], param, begin - at, end - at, leaf, gradient, unsent))  # type: ignore
+        key = place[param], begin - at, end - at  # type: ignore
+        share.pieces.append(_piece(key, param, share.weights[inside], share.gradient[inside], unsent))  # type: ignore
