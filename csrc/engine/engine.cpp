@@ -8,6 +8,7 @@
 
 #include "backend/gil.h"
 #include "device_kernels.h"
+#include "engine/owners.h"
 
 namespace gossamer {
 
@@ -23,15 +24,16 @@ Engine::Engine(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Te
   flight_.weigh_by([this] { return join_.weight(); });
 }
 
-void Engine::close() {
+void Engine::close(std::string why) {
   // A Python task on the worker may need the GIL that this thread holds.
   const WithoutGil without_gil;
   bool in_backward = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (worker_.closed()) return;
-    worker_.mark_closed();
+    worker_.mark_closed(std::move(why));
     hooks_.remove();
+    release(*this);
     in_backward = in_backward_;
   }
   worker_.stop(in_backward);
@@ -47,6 +49,8 @@ void Engine::clear_buckets() {
 
 void Engine::append_bucket(const std::shared_ptr<Bucket>& bucket, std::shared_ptr<BucketWork> work) {
   worker_.check_alive();
+  for (size_t i = 0; i < bucket->params().size(); ++i)
+    claim(bucket->params()[i], bucket->names()[i], shared_from_this());
   const std::lock_guard<std::mutex> lock(mutex_);
   hooks_.adopt(bucket, flight_.plan().size(), [engine = weak_from_this()](int64_t index, bool arrived) {
     if (const auto alive = engine.lock()) alive->on_gradient(index, arrived);
@@ -76,8 +80,7 @@ void Engine::end_by(Ending& ending) {
 }
 
 void Engine::output_gradient() {
-  const auto* chosen_inputs = torch::autograd::get_current_graph_task_exec_info();
-  if (!sync_ || (chosen_inputs != nullptr && !chosen_inputs->empty())) return;
+  if (!sync_ || !inside_backward_of_all()) return;
   const int graph_task = torch::autograd::get_current_graph_task_id();
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -32,7 +32,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Continues as an engine that has ended so many synchronised backwards and optimizer steps, in the current plan.
   void resume(int64_t step, int64_t optimizer_steps);
-  void close();  // idempotent
+  void close(std::string why = "");  // idempotent; for `why` see Worker::mark_closed()
 
   // Settings of the backwards that begin later: whether they communicate, and what their end means (one of endings()).
   void set_sync(bool sync) { sync_ = sync; }

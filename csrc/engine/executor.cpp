@@ -46,6 +46,16 @@ void Executor::stop() {
   thread_.join();
 }
 
+void Executor::finish() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->stop = true;
+  }
+  state_->wake_worker.notify_one();
+  thread_.detach();
+}
+
 bool Executor::busy() {
   const std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->busy || !state_->tasks.empty();

@@ -32,6 +32,8 @@ class Executor {
   // Drops the tasks that have not begun, lets the running one end, and ends the thread. In a forked child, which has no
   // such thread, and in a task that drops its own executor, it only forgets the thread. Idempotent.
   void stop();
+  // Lets all tasks run, and then ends the thread. Returns at once; wait() and busy() still tell of the tasks.
+  void finish();
   bool busy();  // something was submitted that has not ended
 
   // Returns the task's number, from 1. `what` and `bucket` name the task for observers: the recorder, and through it a

@@ -21,6 +21,11 @@ void no_compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {
 
 bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
+bool inside_backward_of_all() {
+  const auto* chosen_inputs = torch::autograd::get_current_graph_task_exec_info();
+  return inside_backward() && (chosen_inputs == nullptr || chosen_inputs->empty());
+}
+
 Hooks::Hooks(std::vector<at::Tensor> params, std::vector<std::string> names, std::mutex& mutex)
     : params_(std::move(params)), names_(std::move(names)), mutex_(mutex), slots_(params_.size()) {}
 

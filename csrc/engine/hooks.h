@@ -21,6 +21,8 @@ namespace gossamer {
 
 // Whether the calling thread is in a backward, for example in a recomputed forward.
 bool inside_backward();
+// Whether that backward adds to param.grad. torch.autograd.grad does not.
+bool inside_backward_of_all();
 
 class Hooks {
  public:

@@ -77,7 +77,7 @@ std::string Worker::place() const {
 }
 
 void Worker::check_alive() const {
-  if (closed_) raise_python(ErrorKind::config, "this engine is closed; wrap the model again");
+  if (closed_) raise_python(ErrorKind::config, why_closed_);
   if (broken_) raise_python(ErrorKind::comm, "this engine stopped: " + *broken_);
   if (stopped_) raise_python(ErrorKind::comm, "this engine stopped: " + stall_facts());
 }
@@ -86,6 +86,11 @@ void Worker::give_up(const std::string& why, bool announce) {
   if (closed_ || broken_) return;
   broken_ = place() + ": " + why;
   if (announce) announce_failure();
+}
+
+void Worker::mark_closed(std::string why) {
+  why_closed_ = why.empty() ? "this engine is closed; wrap the model again" : std::move(why);
+  closed_ = true;
 }
 
 void Worker::stop(bool in_backward, const std::string& what) {

@@ -45,7 +45,8 @@ class Worker {
   // stop(): the engine was closed; `in_backward`: others may wait for this rank, and are told `what` it did.
   void break_off(const std::string& why) { broken_ = why; }
   void give_up(const std::string& why, bool announce);
-  void mark_closed() { closed_ = true; }
+  // `why`: what errors say of a later use; empty: that it was closed.
+  void mark_closed(std::string why);
   void stop(bool in_backward,
             const std::string& what = "closed or deleted its model in the middle of a step");
   void announce_failure(const std::string& what = Communicator::kFailed) noexcept;
@@ -64,6 +65,7 @@ class Worker {
   CommunicatorPtr control_;
   std::atomic<int64_t> step_{0};
   std::atomic<bool> closed_{false};
+  std::string why_closed_;
   std::optional<std::string> broken_;
   mutable std::mutex stall_mutex_;
   std::string stall_;

@@ -8,6 +8,7 @@
 
 #include "backend/gil.h"
 #include "engine/engine.h"
+#include "engine/owners.h"
 #include "python/bindings.h"
 #include "python/callable.h"
 
@@ -110,7 +111,8 @@ void bind_buckets(py::module_& module) {
           "wait",
           [](Executor& executor, std::optional<uint64_t> last) { executor.wait(raise_interrupt, last); },
           py::arg("last") = py::none(), Release())
-      .def("stop", &Executor::stop, Release());
+      .def("stop", &Executor::stop, Release())
+      .def("finish", &Executor::finish, Release());
 }
 
 // The parts of an engine, as its attributes: a reference to a part keeps the engine alive.
@@ -189,6 +191,7 @@ void bind_parts(py::module_& module) {
       .def("count", &Join::count, py::arg("samples"), Release())
       .def_property_readonly("ended_early", &Join::ended_early);
   module.def("inside_backward", &inside_backward);
+  module.def("inside_backward_of_all", &inside_backward_of_all);
 }
 
 void bind_whole(py::module_& module) {
@@ -207,7 +210,8 @@ void bind_whole(py::module_& module) {
       .def("clear_buckets", &Engine::clear_buckets, Release())
       .def("append_bucket", &Engine::append_bucket, py::arg("bucket"), py::arg("work"), Release())
       .def("resume", &Engine::resume, py::arg("step"), py::arg("optimizer_steps"))
-      .def("close", &Engine::close)
+      .def("close", &Engine::close, py::arg("why") = "")
+      .def_property_readonly("closed", [](Engine& engine) { return engine.parts().worker.closed(); })
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def("end_by", &Engine::end_by, py::arg("ending"), Release())
       .def("output_gradient", &Engine::output_gradient, Release())
@@ -237,6 +241,7 @@ void bind_whole(py::module_& module) {
             engine.parts().worker.tell_stall(facts, stop);
           },
           py::arg("facts"), py::arg("stop"), Release());
+  module.def("owners_of", &owners_of, py::arg("params"));
 }
 
 }  // namespace

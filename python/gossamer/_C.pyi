@@ -406,6 +406,9 @@ class Executor:
     def wait(self, last: int | None = None) -> None:
         """Return when all tasks have run, or those up to the number `last`; raise the first error."""
 
+    def finish(self) -> None:
+        """Let all tasks run, and then end the thread. Returns at once."""
+
     def stop(self) -> None: ...
 
 class Worker:
@@ -502,6 +505,12 @@ class Join:
 def inside_backward() -> bool:
     """Whether the calling thread is in a backward, such as a recomputed forward."""
 
+def inside_backward_of_all() -> bool:
+    """Whether the calling thread is in a backward that adds to param.grad. torch.autograd.grad does not."""
+
+def owners_of(params: Sequence[Tensor]) -> list[Engine]:
+    """The engines that train these parameters, each once."""
+
 class Engine:
     """The engine of one model. Its parts are attributes, and each keeps the engine alive."""
 
@@ -517,7 +526,11 @@ class Engine:
     def clear_buckets(self) -> None: ...
     def append_bucket(self, bucket: Bucket, work: BucketWork) -> None: ...
     def resume(self, step: int, optimizer_steps: int) -> None: ...
-    def close(self) -> None: ...
+    def close(self, why: str = "") -> None:
+        """End it. Errors of a later use say `why`."""
+
+    @property
+    def closed(self) -> bool: ...
     @property
     def sync(self) -> bool:
         """Whether the backwards that begin from now on communicate."""

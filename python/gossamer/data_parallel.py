@@ -81,7 +81,6 @@ class DataParallel(nn.Module, Face):
             raise ConfigError(
                 f"DataParallel: {self.algorithm!r} counts optimizer steps; give the optimizer as second argument"
             )
-        self.algorithm.require_free()
         sizes = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first}
         tuning = autotune_of(autotune)
         self._wrap(self.algorithm, process_group, optimizers, **sizes, broadcast=broadcast, autotune=tuning)

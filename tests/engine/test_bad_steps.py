@@ -151,7 +151,8 @@ def test_reentrant_checkpoint_that_shares_a_parameter_is_a_clear_error():
             return torch.utils.checkpoint.checkpoint(self.layer, self.layer(x), use_reentrant=True)
 
     def body(comm):
-        gs.DataParallel(seeded(Shared), process_group=comm)(batches(1)[0]).sum().backward()
+        wrapped = gs.DataParallel(seeded(Shared), process_group=comm)
+        wrapped(batches(1)[0]).sum().backward()
 
     for error in run_ranks(2, body, errors=True):
         assert isinstance(error, gs.ConfigError)
@@ -232,7 +233,8 @@ def test_an_optimizer_that_steps_inside_backward_is_an_error_on_every_rank():
         model = seeded(mlp)
         for param in model.parameters():
             param.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-        gs.DataParallel(model, process_group=comm)(shard(batches(1)[0], comm)).sum().backward()
+        wrapped = gs.DataParallel(model, process_group=comm)
+        wrapped(shard(batches(1)[0], comm)).sum().backward()
 
     for error in run_ranks(2, body, errors=True):
         assert isinstance(error, gs.ConfigError)

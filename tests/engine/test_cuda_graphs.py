@@ -22,12 +22,12 @@ def refusal(group, **options):
     model = seeded(mlp)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapped = gs.DataParallel(model, optimizer, process_group=group, **options)
-    first = wrapped.engine._native.capture_refusal()
+    first = wrapped.engine.native.capture_refusal()
     for _ in range(2):
         wrapped(torch.ones(2, 10)).square().mean().backward()
         optimizer.step()
-    wrapped.engine._native.check_capture()  # nothing is captured
-    second = wrapped.engine._native.capture_refusal()
+    wrapped.engine.native.check_capture()  # nothing is captured
+    second = wrapped.engine.native.capture_refusal()
     wrapped.close()
     return first, second
 

@@ -167,9 +167,8 @@ def test_sum_instead_of_mean():
     def body(comm):
         model = seeded(mlp)
         algorithm = gs.GradientAllReduce(average=False)
-        gs.DataParallel(model, process_group=comm, algorithm=algorithm)(
-            shard(batches(1)[0], comm)
-        ).sum().backward()
+        wrapped = gs.DataParallel(model, process_group=comm, algorithm=algorithm)
+        wrapped(shard(batches(1)[0], comm)).sum().backward()
         return flat_grads(model)
 
     model = seeded(mlp)

@@ -90,19 +90,43 @@ def test_unknown_algorithm_name_lists_the_known():
     assert "bytegrad, decentralized, gradient_allreduce" in str(error)
 
 
-def test_double_wrapping_is_an_error_until_the_first_is_closed():
+def test_the_wrapper_that_was_made_last_has_the_model():
     def body(comm, other):
         model = seeded(mlp)
         first = gs.DataParallel(model, process_group=comm)
-        with pytest.raises(gs.ConfigError, match=r"'0\.weight' belongs to a model that is wrapped already"):
+        second = gs.DataParallel(model, process_group=other)
+        with pytest.raises(gs.ConfigError, match="this wrapper has ended: its model was wrapped again"):
+            first(batches(1)[0])
+        second(shard(batches(1)[0], comm)).sum().backward()
+        third = gs.DataParallel(model, process_group=comm)  # which served the first wrapper
+        third(shard(batches(1)[0], comm)).sum().backward()
+
+    run_ranks(2, body, groups=2)
+
+
+def test_a_wrapper_that_lives_keeps_parameters_that_the_new_model_lacks():
+    def body(comm, other):
+        model = seeded(mlp)
+        whole = gs.DataParallel(model, process_group=comm)
+        with pytest.raises(gs.ConfigError, match="'weight' belongs to a model .* together with '"):
+            gs.DataParallel(model[0], process_group=other)
+        whole(shard(batches(1)[0], comm)).sum().backward()  # goes on
+        whole.itself = [whole]
+        del whole  # left to the collector, which may come at another time on each rank
+        part = gs.DataParallel(model[0], process_group=other)
+        part(shard(batches(1)[0], comm)).sum().backward()
+
+    run_ranks(2, body, groups=2)
+
+
+def test_a_model_that_holds_a_wrapper_is_refused():
+    def body(comm, other):
+        model = seeded(mlp)
+        model[0] = gs.DataParallel(model[0], process_group=comm)
+        with pytest.raises(gs.ConfigError, match=r"holds a wrapper already, '0' \(DataParallel\)"):
             gs.DataParallel(model, process_group=other)
-        with pytest.raises(gs.ConfigError, match=r"'module\.0\.weight' belongs to a model"):
-            gs.DataParallel(first, process_group=other)
-        first.close()
-        first.close()
-        again = gs.DataParallel(model, process_group=comm, algorithm="bytegrad")
-        again(shard(batches(1)[0], comm)).sum().backward()
-        again.close()
+        with pytest.raises(gs.ConfigError, match=r"holds a wrapper already, '' \(DataParallel\)"):
+            gs.DataParallel(model[0], process_group=other)
 
     run_ranks(2, body, groups=2)
 

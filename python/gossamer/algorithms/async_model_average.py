@@ -208,6 +208,7 @@ class AsyncModelAverage(Algorithm):
         if self._background is not None:
             self._closing = True
             self._abort(self._background)
+        super().leave()
 
     def close(self, *, crashed: bool = False) -> None:
         """Waits until the other ranks have ended too, and answers them until then."""

@@ -126,7 +126,6 @@ class DistributedDataParallel(nn.Module, Face):
             self._warn("The `check_reduction` argument in `DistributedDataParallel` module is deprecated.")
         if mixed_precision is not None:
             precision.cast_buffers(mixed_precision, module, self.parameters_to_ignore)
-        chosen.require_free()
         self._settings = copy.copy(chosen)  # for a pickle: as it is before it serves a model
         self._use(chosen, broadcast=init_sync, buffers_too=buffers_too)
         self.register_load_state_dict_post_hook(refuse_assigned_parameters)

@@ -5,7 +5,7 @@ A refusal is returned, not raised: engine.py lets all ranks compare their refusa
 
 import dataclasses
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,14 +79,26 @@ def describe(members: Members) -> list[str]:
     return ignored + parameters + buffers
 
 
-def refusal_of(
-    members: Members, comm: Communicator, wrapped: Iterable[tuple[Communicator, Sequence[Tensor]]]
-) -> ConfigError | None:
-    """Return why this rank cannot train this model over `comm`; None if it can.
+@dataclasses.dataclass(frozen=True)
+class Wrapped:
+    """A model that this process has wrapped before, and not closed.
 
-    `wrapped` has the communicator and the parameters of each model that is wrapped already.
+    Args:
+        planned: the parameters of its buckets by name.
+        replaced: it trains a parameter that is to be trained now.
     """
-    reason = next(iter(_reasons(members, comm, wrapped)), None)
+
+    comm: Communicator
+    algorithm: Any
+    planned: Mapping[str, Tensor]
+    replaced: bool
+
+
+def refusal_of(
+    members: Members, comm: Communicator, algorithm: Any, earlier: Sequence[Wrapped]
+) -> ConfigError | None:
+    """Return why this rank cannot train this model over `comm`; None if it can. `earlier`: all wrapped models."""
+    reason = next(iter(_reasons(members, comm, algorithm, earlier)), None)
     return ConfigError(f"engine: {reason}") if reason else None
 
 
@@ -100,21 +112,22 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
 
 
 def _reasons(
-    members: Members, comm: Communicator, wrapped: Iterable[tuple[Communicator, Sequence[Tensor]]]
+    members: Members, comm: Communicator, algorithm: Any, earlier: Sequence[Wrapped]
 ) -> Iterator[str]:
     named = members.parameters()
     if not any(param.requires_grad for _, param in named):
         yield "the model has no parameter with requires_grad=True, nothing to train"
-    for other_comm, other_params in wrapped:
-        if other_comm is comm:
+    for other in earlier:
+        if other.replaced:
+            yield from _reasons_not_to_replace(other, named)
+            continue
+        if other.comm is comm:
             yield (
                 "this communicator serves another model already, and their traffic would mix; "
                 "pass a process group, or a communicator of its own"
             )
-        known = {id(param) for param in other_params}
-        for name, param in named:
-            if id(param) in known:
-                yield f"parameter '{name}' belongs to a model that is wrapped already; close() that first"
+        if other.algorithm is algorithm:
+            yield f"{type(algorithm).__name__}: this object serves another wrapped model; make one for each model"
     for name, param in named:
         yield from _of_a_parameter(name, param, comm.device)
     for name, child in members.modules():
@@ -124,6 +137,18 @@ def _reasons(
             yield (
                 f"module '{name}' ({type(child).__name__}) makes sparse gradients, which are not "
                 f"supported yet; build it with sparse=False"
+            )
+
+
+def _reasons_not_to_replace(other: Wrapped, named: Sequence[tuple[str, Tensor]]) -> Iterator[str]:
+    """It would end the other model's training of parameters that nobody trains then."""
+    known, own = {id(param) for param in other.planned.values()}, {id(param) for _, param in named}
+    common = next(name for name, param in named if id(param) in known)
+    for name, param in other.planned.items():
+        if id(param) not in own:
+            yield (
+                f"parameter '{common}' belongs to a model that is wrapped already, together with '{name}', which this "
+                f"model does not have; close() that wrapper first"
             )
 
 

@@ -111,15 +111,20 @@ class Algorithm(ABC):
         Raises:
             ConfigError: the object serves another model that is still wrapped.
         """
-        self.require_free()
-        self._worker = worker
-
-    def require_free(self) -> None:
-        """Raises ConfigError if the object serves a model that is still wrapped."""
-        if self._worker is not None and self._worker.alive:
+        if self.serves:
             raise ConfigError(
                 f"{type(self).__name__}: this object serves another wrapped model; make one for each model"
             )
+        if (
+            self._background is not None
+        ):  # of a model that was deleted; all ranks have submitted the same by now
+            self._background.drain()
+        self._worker = worker
+
+    @property
+    def serves(self) -> bool:
+        """Whether the object serves a model that is still wrapped."""
+        return self._worker is not None and self._worker.alive
 
     @classmethod
     def make_optimizer(
@@ -325,7 +330,16 @@ class Algorithm(ABC):
         return self._background.comm.bytes_received if self._background is not None else 0
 
     def leave(self) -> None:
-        """Called when the wrapper is deleted without close(), by any thread or garbage collection. Must not wait."""
+        """Called when the wrapper is deleted without close(), or another one takes the model over. Must not wait.
+
+        Any thread may call it, also in a garbage collection. The other ranks may still wait for what was submitted to
+        the background, so that runs to its end.
+        """
+        background = self._background
+        if background is None:
+            self.close()
+        else:
+            background.finish()
 
     def close(self, *, crashed: bool = False) -> None:
         """Called when the wrapper is closed or the process ends, perhaps more than once.

@@ -74,6 +74,18 @@ class Background:
         if stop:
             self.comm.announce_failure()
 
+    def finish(self) -> None:
+        """Let what was submitted run, and then end the thread. Returns at once, and nobody hears of errors."""
+        self._watch.close()
+        self._executor.finish()
+
+    def drain(self) -> None:
+        """Wait until everything has run whose model is gone. Its errors are logged."""
+        try:
+            self.wait()
+        except Exception:
+            _log.exception("gossamer: what a deleted model had begun could not be ended")
+
     def close(self, *, crashed: bool = False) -> None:
         """End the thread. The ranks that wait for this one get an error soon if a task is unfinished. Idempotent.
 
@@ -103,8 +115,6 @@ def _close_all() -> None:
     for background in sorted(_open, key=Background.busy):
         try:
             if not crashed:
-                background.wait()
-        except Exception:
-            _log.exception("gossamer: what a deleted model had begun could not be ended")
+                background.drain()
         finally:
             background.close(crashed=crashed)

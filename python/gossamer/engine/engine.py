@@ -4,11 +4,9 @@ The native engine (csrc/engine) counts gradients, sends buckets in order, runs t
 module does what happens around that: when a model is wrapped, before a forward, and at close. A face owns one Engine.
 """
 
-import atexit
 import contextlib
-import logging
 import math
-import sys
+import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,7 +18,7 @@ from torch import nn
 from gossamer import _C
 from gossamer.autotune import Autotune, Tuned, Tuner, refusal_of_tuning
 from gossamer.comm import Communicator
-from gossamer.engine.admission import Members, refusal_of, tensors_in
+from gossamer.engine.admission import Members, tensors_in
 from gossamer.engine.agree import (
     broadcast_buffers,
     broadcast_everywhere,
@@ -32,6 +30,7 @@ from gossamer.engine.buckets import Buckets
 from gossamer.engine.compiling import uncompiled
 from gossamer.engine.graph import Graph
 from gossamer.engine.join import UnevenInputs
+from gossamer.engine.living import begins_backward, living, refusal_to_wrap, take_over
 from gossamer.engine.merging import merge_counts, merge_fields, require_all_ranks
 from gossamer.engine.parts import Parts
 from gossamer.engine.plan import Sizes
@@ -41,12 +40,9 @@ from gossamer.engine.steps import StepCounter
 from gossamer.engine.survival import Own, own_of
 from gossamer.engine.worker import Worker, weak_call
 from gossamer.errors import ConfigError
-from gossamer.observe.report import Report, Reports
+from gossamer.observe.report import Report
 from gossamer.observe.stall import Limits
 from gossamer.observe.timeline import begin_from_environment
-
-_log = logging.getLogger("gossamer")
-_open: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 class Engine:
@@ -96,19 +92,19 @@ class Engine:
         parts = Parts(algorithm, self._members, named, comm, control)
         self._buckets = Buckets(parts, Sizes(bucket_bytes, first_bucket_bytes, last))
         self._steps = StepCounter(algorithm, self._count_step)
-        refusal = refusal_of(self._members, comm, [(other._comm, other._params) for other in _open])
-        refusal = refusal or refusal_of_tuning(autotune, algorithm)
+        refusal = refusal_to_wrap(self._members, comm, algorithm) or refusal_of_tuning(autotune, algorithm)
         settings = (
             f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}, "
             f"last {sorted(last)}, autotune {autotune!r}"
         )
         require_same_model(control, self._members, settings, refusal)
+        take_over(self._params)
         if broadcast:
             self.broadcast(buffers_too=buffers_too)
 
         self._survives = False  # see survive()
         self.has_counted: bool = False  # by count()
-        self._native = _C.Engine(
+        self.native: _C.Engine = _C.Engine(
             comm=comm,
             control=control,
             params=self._params,
@@ -116,32 +112,42 @@ class Engine:
             on_late=weak_call(weakref.WeakMethod(self._buckets.append_late)),
             on_order=weak_call(weakref.WeakMethod(self._buckets.arrive)),
         )
-        self._buckets.native = self._native
-        self._worker = Worker(self._native, comm)
-        self.uneven: UnevenInputs = UnevenInputs(self._native, parts, self._steps)
+        try:
+            self._begin(parts, trainable, autotune, stall)
+        except BaseException:  # a traceback may keep the native engine alive
+            self.native.close()
+            raise
+
+    def _begin(
+        self, parts: Parts, trainable: list[int], autotune: Autotune | None, stall: Limits | None
+    ) -> None:
+        algorithm, comm = self.algorithm, self._comm
+        self._buckets.native = self.native
+        self._worker = Worker(self.native, comm)
+        self.uneven: UnevenInputs = UnevenInputs(self.native, parts, self._steps)
         algorithm.connect(self._worker)
         if algorithm.follows_gradients:
             # The native engine is no part of Python's garbage collection, so it must not hold the algorithm.
             ready = weak_call(weakref.WeakMethod(algorithm.gradient_ready))
             ended = weak_call(weakref.WeakMethod(algorithm.after_backward))
-            named_params = list(named.items())
-            self._native.alone.set_listener(
+            named_params = list(parts.named.items())
+            self.native.alone.set_listener(
                 lambda index: ready(*named_params[index]),
                 lambda missing: ended([named_params[index] for index in missing]),
             )
-        self.graph: Graph = Graph(self._native, parts)
-        self._output_gradient = lambda _grad, native=self._native: native.output_gradient()
+        self.graph: Graph = Graph(self.native, parts)
+        self._output_gradient = begins_backward(self, self._params)
         self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())
         self._buckets.arrive(trainable[::-1])
         done = weak_call(weakref.WeakMethod(self._end_tuning))
         choices = self._choices, self._buckets, algorithm
-        self._tuner = Tuner(autotune, *choices, control=control, done=done) if autotune else None
+        self._tuner = Tuner(autotune, *choices, control=self._control, done=done) if autotune else None
         self._begin_tuning()
-        self._figures = Figures(self._native, parts, self._buckets)
+        self._figures = Figures(self.native, parts, self._buckets)
         begin_from_environment()
         self._watch = self._buckets.open_watch(stall)
-        _open.add(self)
-        self._closed = False
+        self._process = os.getpid()
+        living.add(self)
 
     # --- the moments of a step ---
 
@@ -151,7 +157,7 @@ class Engine:
         if not torch.is_grad_enabled() or _C.inside_backward():
             return
         self._watch.begin()
-        native = self._native
+        native = self.native
         native.worker.check_alive()
         native.abandon()
         self.graph.begin_forward(self.algorithm.lockstep)
@@ -175,7 +181,7 @@ class Engine:
         self._steps.watch(optimizers)
 
     def _count_step(self, steps: int) -> None:
-        self._native.lockstep.optimizer_steps = steps
+        self.native.lockstep.optimizer_steps = steps
         self._buckets.adopt_weights()
 
     @property
@@ -190,8 +196,8 @@ class Engine:
 
     def consensus(self) -> None:
         """Replace parameters and floating-point buffers by their exact mean over the ranks, in place. Collective."""
-        self._native.worker.check_alive()
-        self._native.worker.wait()
+        self.native.worker.check_alive()
+        self.native.worker.wait()
         self.algorithm.settle()
         self._buckets.adopt_weights()
         buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
@@ -215,11 +221,11 @@ class Engine:
     @property
     def sync(self) -> bool:
         """Whether the backwards that begin from now on communicate."""
-        return self._native.sync
+        return self.native.sync
 
     @sync.setter
     def sync(self, sync: bool) -> None:
-        self._native.sync = sync
+        self.native.sync = sync
 
     def sync_buffers(self, by: Callable[[], None] | None = None) -> None:
         """Copy rank 0's buffers before a forward, or call `by` instead. Collective.
@@ -241,7 +247,7 @@ class Engine:
             )
         self.has_counted = True
         if self.algorithm.weighs_gradients and self.algorithm.average:
-            self._native.join.count(samples)
+            self.native.join.count(samples)
         else:
             self.algorithm.count(samples)
 
@@ -251,22 +257,44 @@ class Engine:
         Args:
             crashed: do not serve the other ranks any more. Those that wait for this rank get an error soon.
         """
-        _open.discard(self)
-        self._closed = True
-        self._watch.close()
         if crashed:
             for comm in (self._comm, self._control):
                 comm.announce_failure()
-        self._native.close()
+        self._end("")
+        self.algorithm.close(crashed=crashed)
+
+    def _end(self, why: str) -> None:
+        living.discard(self)
+        self._watch.close()
+        self.native.close(why)
         self._steps.close()
-        try:
-            self.algorithm.close(crashed=crashed)
-        finally:
-            self._worker.close()
+
+    def leave(self, why: str) -> None:
+        """End as close() does, but wait for nobody: other ranks may train on. Errors of a later use say `why`."""
+        self._end(why)
+        self.algorithm.leave()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):  # _open has dropped it by now
-            self.algorithm.leave()
+        # A graph, or a thread for a moment, may keep the native engine alive: it must not train on. A forked child must
+        # not take the locks that a thread of its parent may have held.
+        if getattr(self, "_process", 0) == os.getpid() and not self.native.closed:
+            self.leave("")
+
+    def output_gradient(self) -> None:
+        """Note that a backward of an output begins."""
+        self.native.output_gradient()
+
+    @property
+    def comm(self) -> Communicator:
+        """The group, for tensors on the model's device."""
+        return self._comm
+
+    @property
+    def planned(self) -> dict[str, torch.Tensor]:
+        """The parameters of the buckets by name: those that the engine trains."""
+        return {
+            name: param for each in self.buckets for name, param in zip(each.names, each.params, strict=True)
+        }
 
     @property
     def buckets(self) -> list[_C.Bucket]:
@@ -276,7 +304,7 @@ class Engine:
     @property
     def backward_count(self) -> int:
         """Synchronised backward passes that have ended; the `step` of error messages."""
-        return self._native.step
+        return self.native.step
 
     # --- figures ---
 
@@ -293,12 +321,12 @@ class Engine:
     @property
     def is_open(self) -> bool:
         """Whether the engine works: True until close()."""
-        return self in _open
+        return not self.native.closed
 
     @property
     def activity(self) -> list[tuple[str, int, float]]:
         """What waits or runs now: (what, bucket or -1, since when in seconds of the Unix epoch)."""
-        return self._native.activity()
+        return self.native.activity()
 
     def report(self, *, reset: bool = False, codec_error: bool = False) -> Report:
         """Return the figures of this model's steps. See Face.report."""
@@ -308,7 +336,7 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank needs to resume, beside model and optimizer. See Face.algorithm_state_dict."""
-        self._native.worker.wait()
+        self.native.worker.wait()
         own = self.algorithm.state_dict()  # before the fields: it waits until they are complete
         return {
             "optimizer_steps": self.optimizer_steps,
@@ -362,7 +390,7 @@ class Engine:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what state_dict() returned on this rank, or merged_state(). Collective: all ranks load the same step."""
-        self._native.worker.wait()
+        self.native.worker.wait()
         self.algorithm.settle()
         apart = self.algorithm.independent
         require_state(self._control, state, self._names, self._choices, apart=apart)
@@ -370,7 +398,7 @@ class Engine:
         self._buckets.load(state["plan"], rebuild=bool(self._choices) or self._tuner is not None)
         restore_fields(self.buckets, state["fields"])
         self._steps.count = state["optimizer_steps"]
-        self._native.resume(state["backward_count"], state["optimizer_steps"])
+        self.native.resume(state["backward_count"], state["optimizer_steps"])
         self.algorithm.load_state_dict(state["algorithm"])
         if state.get("saved_by", {}).get("merged"):
             self.algorithm.after_merge()
@@ -386,9 +414,9 @@ class Engine:
         """
         self._survives = self.uneven.of_elastic_run = True
         self.algorithm.survive_losses()
-        self._native.flight.keep_for_redo(True)
-        self._native.lockstep.set_on_lost(on_lost)
-        self._native.lockstep.set_on_end(on_end)
+        self.native.flight.keep_for_redo(True)
+        self.native.lockstep.set_on_lost(on_lost)
+        self.native.lockstep.set_on_end(on_end)
 
     def forgive_in_steps(self, forgive: Callable[[RuntimeError], bool]) -> None:
         """Let optimizers step on after an error of the algorithm before or after a step, if `forgive` returns True."""
@@ -400,7 +428,7 @@ class Engine:
         Args:
             in_backward: a backward has failed, whose gradients are to be sent again.
         """
-        return own_of(self._native, self._buckets, self.algorithm, self.counts, in_backward=in_backward)
+        return own_of(self.native, self._buckets, self.algorithm, self.counts, in_backward=in_backward)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -437,20 +465,20 @@ class Engine:
     def resume_at(self, backwards: int, optimizer_steps: int) -> None:
         """Set the counters."""
         self._steps.count = optimizer_steps
-        self._native.resume(backwards, optimizer_steps)
+        self.native.resume(backwards, optimizer_steps)
 
     def redo(self) -> None:
         """Send the gradients that the parameters have, as one backward."""
-        self._native.redo()
+        self.native.redo()
 
     @property
     def wish(self) -> bool:
         """Whether this rank, or as of the last backward any rank, wishes for a change of the group."""
-        return self._native.lockstep.wished
+        return self.native.lockstep.wished
 
     @wish.setter
     def wish(self, wish: bool) -> None:
-        self._native.lockstep.wish = wish
+        self.native.lockstep.wish = wish
 
     @property
     def params(self) -> dict[str, nn.Parameter]:
@@ -488,44 +516,8 @@ class Engine:
         self.tuned: Tuned | None = None
         if self._tuner is not None:
             self._tuner.restart()
-            self._native.lockstep.set_on_end(weak_call(weakref.WeakMethod(self._tuner.backward_ended)))
+            self.native.lockstep.set_on_end(weak_call(weakref.WeakMethod(self._tuner.backward_ended)))
 
     def _end_tuning(self, tuned: Tuned) -> None:
         self.tuned = tuned
-        self._native.lockstep.set_on_end(None)
-
-
-def count(samples: float) -> None:
-    """Say for all models that this process has wrapped how many samples this rank's next gradients are of.
-
-    See DataParallel.count().
-    """
-    for engine in list(_open):
-        engine.count(samples)
-
-
-def report_all(*, reset: bool = False, codec_error: bool = False) -> Reports:
-    """Return the reports of all models that this process has wrapped and not closed, in the order of wrapping.
-
-    Args:
-        reset, codec_error: see DataParallel.report().
-    """
-    engines = sorted(_open, key=lambda engine: engine._native.recorder.number)
-    return Reports(engine.report(reset=reset, codec_error=codec_error) for engine in engines)
-
-
-def weights_in_buckets() -> set[int]:
-    """Return the ids of the parameters whose weights lie in a bucket. An algorithm loses them if they move."""
-    working = [engine for engine in _open if "weight" in engine.algorithm.fields]
-    return {id(param) for engine in working for param in engine._params}
-
-
-@atexit.register
-def _close_all() -> None:
-    # A worker that runs Python must not outlive the interpreter.
-    crashed = getattr(sys, "last_value", None) is not None
-    for engine in list(_open):
-        try:
-            engine.close(crashed=crashed)
-        except Exception:
-            _log.exception("gossamer: a wrapper could not be closed")
+        self.native.lockstep.set_on_end(None)

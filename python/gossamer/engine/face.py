@@ -50,6 +50,12 @@ class Face(Joinable):
         Args:
             settings: the other arguments of Engine.
         """
+        for name, child in self.module.named_modules():
+            if isinstance(child, Face):
+                raise ConfigError(
+                    f"{type(self).__name__}: the model holds a wrapper already, '{name}' ({type(child).__name__}); "
+                    f"give the model itself, which is the .module of that wrapper"
+                )
         algorithm.use_optimizers(optimizers)
         self._wrapped_with = algorithm, group, settings
         if self.replaceable and is_default(group) and runtime.is_newcomer():

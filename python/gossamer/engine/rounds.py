@@ -16,7 +16,7 @@ class Rounds:
 
     def __init__(self, engine: Engine) -> None:
         # An engine that goes by rounds has no other moments, so this class works on its private parts.
-        self._native, self._uneven = engine._native, engine.uneven
+        self._native, self._uneven = engine.native, engine.uneven
         self._buckets, self._control = engine._buckets, engine._control
 
     def begin(self, passes: int, order: Sequence[int]) -> None:

@@ -18,7 +18,6 @@ class Worker:
         # The native engine holds the works, a work may hold the algorithm, and the algorithm holds this object.
         self._native = weakref.ref(native)
         self._comm = comm
-        self._closed = False
 
     def submit(self, task: Callable[[], object], what: str) -> None:
         """Queue `task` behind all earlier tasks. All ranks submit the same tasks in the same order.
@@ -37,14 +36,11 @@ class Worker:
         """Optimizer steps so far. Any thread may ask."""
         return self._alive().lockstep.optimizer_steps
 
-    def close(self) -> None:
-        """Note that the engine has ended. The engine calls this."""
-        self._closed = True
-
     @property
     def alive(self) -> bool:
         """Whether the engine still works."""
-        return not self._closed and self._native() is not None
+        native = self._native()
+        return native is not None and not native.closed
 
     def _alive(self) -> _C.Engine:
         native = self._native()

@@ -89,11 +89,12 @@ class HookAlgorithm(Algorithm):
             self._post_backward_hook()
         self._sequence.require_whole("backward")
 
+    def leave(self) -> None:
+        self._unhook()
+        super().leave()
+
     def close(self, *, crashed: bool = False) -> None:
-        for hook in self._optimizer_hooks:
-            hook.remove()
-        self._optimizer_hooks = []
-        self._end_operations()
+        self._unhook()
         if self._background is not None:
             self._background.close(crashed=crashed)  # lets the operation that runs end, with its tensors
         self._forget_tensors()
@@ -179,6 +180,12 @@ class HookAlgorithm(Algorithm):
         with self._sequence.hook():
             self._post_step_hook(optimizer)
         self._sequence.require_whole("optimizer step")
+
+    def _unhook(self) -> None:
+        for hook in self._optimizer_hooks:
+            hook.remove()
+        self._optimizer_hooks = []
+        self._end_operations()
 
     def _end_operations(self) -> None:
         self._sequence.end()

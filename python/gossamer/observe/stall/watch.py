@@ -93,6 +93,8 @@ class Watch:
         unit: str = "step",
     ) -> None:
         self.tick_s: float = min(limits.shortest_s / 4, LONGEST_TICK_S)
+        # The first exchange makes a connection to the store, whose host may look up the name of this one for seconds.
+        self._quiet_until = time.time() + self.tick_s
         self.thread: int = threading.get_ident()  # the thread that trains this model
         self._native, self._describe, self._limits = weakref.ref(native), describe, limits
         self._rank, self._size, self._unit = rank, size, unit
@@ -258,6 +260,8 @@ class Watch:
         waits = self._last_waits if ended else self._waits(native)
         age = time.time() - waits[0].since if waits else 0.0
         asking = bool(ended) or age >= self._limits.shortest_s / 2
+        if not asking and time.time() < self._quiet_until:
+            return
 
         def write(asks: int) -> Note:
             now = time.time()

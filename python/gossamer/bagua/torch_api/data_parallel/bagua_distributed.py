@@ -172,6 +172,8 @@ class BaguaDistributedDataParallel(Face):
         )
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        if not self.engine.is_open:  # another wrapper has taken the model over
+            return
         counts = module.training and torch.is_grad_enabled() and not _C.inside_backward()
         self.bagua_train_step_counter += int(counts)
         self.engine.before_forward()

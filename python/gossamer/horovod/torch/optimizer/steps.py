@@ -149,7 +149,8 @@ class _Differences(Passes):
 
     @torch.no_grad()
     def start(self) -> list[Tensor]:
-        """Returns copies of the parameters, for finish()."""
+        """Returns copies of the parameters, for finish(). Raises ConfigError if something else has them now."""
+        self.require_own()
         return [param.clone() for param in self._members()]
 
     @torch.no_grad()

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from gossamer.engine import holders, take_over
+from gossamer.errors import ConfigError
 from gossamer.horovod.torch.reduction.request import Request
 
 
@@ -26,9 +28,30 @@ class Passes:
         self.request = request
         self.passes: int = passes
         self._hooks: dict[int, Any] = {}
+        self._replaced = False
+        take_over(self.params)
+        holders.add(self)
         self.reset()
         if self.active:
             self.install()
+
+    @property
+    def params(self) -> Sequence[Tensor]:
+        """The parameters that are counted."""
+        return self.request.params
+
+    def leave(self) -> None:
+        """Ends this object: something that was made later counts some of the parameters, which none may count twice."""
+        self.retire()
+        self._replaced = True
+
+    def require_own(self) -> None:
+        """Raises ConfigError after leave()."""
+        if self._replaced:
+            raise ConfigError(
+                "hvd.DistributedOptimizer: an optimizer or a wrapper that was made later has some of these parameters, "
+                "and reduces them; use that one alone"
+            )
 
     @property
     def active(self) -> bool:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from gossamer import _C, config
+from gossamer.engine import holders
 from gossamer.errors import ConfigError
 from gossamer.horovod.common import basics
 from gossamer.horovod.common.exceptions import HorovodInternalError
@@ -40,13 +41,10 @@ class Reduction(Passes):
         self._number: int | None = None
         self._way: EngineReduction | NegotiatedReduction | None = None
         self.why: str = "the first synchronize() chooses"
-        # Whether a later Reduction has some of the parameters: their gradients must not be reduced twice.
-        self._replaced = False
         ids = {id(param) for param in request.params}
         for other in list(_live):
-            if not ids.isdisjoint(map(id, other.request.params)):
-                other.retire()
-                other._replaced = True
+            if not ids.isdisjoint(map(id, other.params)):
+                other.leave()
         _live.add(self)
 
     @property
@@ -95,11 +93,7 @@ class Reduction(Passes):
         """
         if not self.active:
             return
-        if self._replaced:
-            raise ConfigError(
-                "hvd.DistributedOptimizer: an optimizer that was made later has some of these parameters, and reduces "
-                "them; use that one alone"
-            )
+        self.require_own()
         if not self._engine:
             self.install()
         try:
@@ -124,6 +118,7 @@ class Reduction(Passes):
         """
         if self._way is not None:
             self._way.close(crashed=crashed)
+            holders.add(self)
             self.install()
         self._way, self._number = None, None
         self.reset()
@@ -161,6 +156,7 @@ class Reduction(Passes):
         if refusal:
             way = NegotiatedReduction(request, self._number, sparse=sparse, early=all_here)
         else:
+            holders.discard(self)  # the engine stands for it
             way = EngineReduction(request, self._number, passes=self.passes, order=list(self.complete))
             self.remove()  # the engine counts natively
         if all_here:

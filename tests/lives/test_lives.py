@@ -1,0 +1,365 @@
+"""The table of lives: a model that is wrapped, and wrapped again after its first wrapper has ended, in whatever way.
+
+Each cell is right by a reference of one process, on all ranks, or it is one ConfigError on all ranks. The ranks are
+processes with a default group, as a user's are. What ends a wrapper in a user's program, and when, is up to references,
+tracebacks, cycles and the collector, which may differ between ranks.
+"""
+
+import contextlib
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import gossamer as gs
+import gossamer.horovod.torch as hvd
+from tests.lives.faces import ALGORITHMS, FACES, KINDS, Wrapped, optimizer_of
+from tests.support.jobs import Job
+from tests.support.models import batches, flat_weights, mlp, seeded
+
+STEPS = 3
+pytestmark = pytest.mark.usefixtures("job")
+
+
+def begin() -> None:
+    gs.init()
+    hvd.init(process_sets="dynamic")
+
+
+def end() -> None:
+    hvd.shutdown()
+    gs.shutdown()
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+def job(request: pytest.FixtureRequest) -> Iterator[Job]:
+    with Job(request.param) as job, job.within(begin, end):
+        yield job
+
+
+# --- the reference ---
+
+
+def inputs(phase: int, rank: int | None = None) -> Tensor:
+    """The batches of the first or second wrapper; those of one rank."""
+    every = batches(STEPS, seed=phase)
+    return every if rank is None else every.chunk(gs.size(), dim=1)[rank]
+
+
+def alone(model: nn.Sequential, face: str, kind: str, phase: int, *, part: bool = False) -> None:
+    """What one process does that has all the data; for peers, what ranks do together, each as a copy of the model."""
+    if kind != "peers":
+        optimizer = optimizer_of(face, kind, (model[0] if part else model).parameters())
+        for batch in inputs(phase):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        return
+    copies = [copy.deepcopy(model) for _ in range(gs.size())]
+    optimizers = [optimizer_of(face, kind, (each[0] if part else each).parameters()) for each in copies]
+    for step in range(STEPS):
+        before = torch.stack([flat_weights(each) for each in copies])
+        mean = before.mean(dim=0)
+        for rank, (each, optimizer) in enumerate(zip(copies, optimizers, strict=True)):
+            optimizer.zero_grad()
+            each(inputs(phase, rank)[step]).square().mean().backward()
+            nn.utils.vector_to_parameters(mean.float(), each.parameters())
+            optimizer.step()
+    nn.utils.vector_to_parameters(flat_weights(copies[gs.rank()]).float(), model.parameters())
+
+
+def require_right(model: nn.Module, expected: nn.Module) -> None:
+    """On this rank. All ranks call it, so all of them have gone on."""
+    torch.testing.assert_close(flat_weights(model), flat_weights(expected), rtol=1e-4, atol=1e-6)
+
+
+def from_rank_0(model: nn.Module) -> None:
+    """Makes the weights of a model equal on all ranks, as wrapping does."""
+    for param in model.parameters():
+        dist.broadcast(param.data, 0)
+
+
+# --- how the first wrapper ends ---
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """It might end the first wrapper, on one rank and not on another."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class OnPurposeError(Exception):
+    pass
+
+
+def dropped(wrap: Callable[[], Wrapped]) -> None:
+    wrap().train(inputs(1, gs.rank()))
+
+
+def kept_losses(wrap: Callable[[], Wrapped]) -> Any:
+    return [loss for _, loss in wrap().train(inputs(1, gs.rank()))]
+
+
+def kept_outputs(wrap: Callable[[], Wrapped]) -> Any:
+    return [output for output, _ in wrap().train(inputs(1, gs.rank()))]
+
+
+def traceback(wrap: Callable[[], Wrapped]) -> Any:
+    def raises() -> None:
+        wrapped = wrap()
+        wrapped.train(inputs(1, gs.rank()))
+        raise OnPurposeError
+
+    try:
+        raises()
+    except OnPurposeError as error:
+        return error
+
+
+def cycle(wrap: Callable[[], Wrapped]) -> None:
+    wrapped: Any = wrap()
+    wrapped.train(inputs(1, gs.rank()))
+    wrapped.itself = wrapped
+
+
+def lives(wrap: Callable[[], Wrapped]) -> Any:
+    wrapped = wrap()
+    wrapped.train(inputs(1, gs.rank()))
+    return wrapped
+
+
+def lives_on_rank_0(wrap: Callable[[], Wrapped]) -> Any:
+    return lives(wrap) if gs.rank() == 0 else dropped(wrap)
+
+
+def dropped_on_rank_0(wrap: Callable[[], Wrapped]) -> Any:
+    return lives(wrap) if gs.rank() != 0 else dropped(wrap)
+
+
+def closed(wrap: Callable[[], Wrapped]) -> Any:
+    wrapped = lives(wrap)
+    wrapped.close()
+    return wrapped
+
+
+def closed_and_dropped(wrap: Callable[[], Wrapped]) -> None:
+    closed(wrap)
+
+
+LIVES = [
+    dropped,
+    kept_losses,
+    kept_outputs,
+    traceback,
+    cycle,
+    lives,
+    lives_on_rank_0,
+    dropped_on_rank_0,
+    closed,
+    closed_and_dropped,
+]
+CELLS = [(face, kind) for face in FACES for kind in KINDS[face]]
+
+
+def train_twice(
+    face: str,
+    kind: str,
+    life: Callable[..., Any],
+    options: dict[str, Any],
+    *,
+    again: dict[str, Any] | None = None,
+    second: str = "",
+    face_again: str = "",
+    part: bool = False,
+) -> None:
+    """Trains a model by two wrappers. `again`, `second` and `face_again` are the second one's, if they differ.
+
+    Args:
+        part: the first wrapper is of the model's first layer.
+    """
+    model, expected = seeded(mlp), seeded(mlp)
+    with without_collector():
+        kept = life(lambda: _first(face, model, kind, options, part=part))
+        alone(expected, face, kind, 1, part=part)
+        require_right(model, expected)
+        from_rank_0(expected)
+        wrapped = FACES[face_again or face](model, second or kind, **(again or {}))
+        wrapped.train(inputs(2, gs.rank()))
+        alone(expected, face_again or face, second or kind, 2)
+        require_right(model, expected)
+    del kept
+
+
+def _first(face: str, model: nn.Sequential, kind: str, options: dict[str, Any], *, part: bool) -> Wrapped:
+    if not part:
+        return FACES[face](model, kind, **options)
+    wrapped = FACES[face](model[0], kind, **options)
+    forward = wrapped.forward
+    wrapped.forward = lambda batch: model[1:](forward(batch))
+    return wrapped
+
+
+@pytest.mark.parametrize("life", LIVES)
+@pytest.mark.parametrize(("face", "kind"), CELLS)
+def test_a_model_that_is_wrapped_again_trains_right(face, kind, life):
+    train_twice(face, kind, life, {})
+
+
+# --- what is wrapped the second time ---
+
+FEW = [dropped, cycle, lives, dropped_on_rank_0]
+PAIRS = [
+    (face, first, second)
+    for face in FACES
+    for first in KINDS[face]
+    for second in KINDS[face]
+    if first != second
+]
+
+
+@pytest.mark.parametrize("life", FEW)
+@pytest.mark.parametrize(("face", "first", "second"), PAIRS)
+def test_another_algorithm_with_another_optimizer(face, first, second, life):
+    train_twice(face, first, life, {}, second=second)
+
+
+@pytest.mark.parametrize("life", FEW)
+@pytest.mark.parametrize("kind", KINDS["DataParallel"])
+@pytest.mark.parametrize("face", ["DataParallel", "DistributedDataParallel"])
+def test_the_same_algorithm_object(face, kind, life):
+    algorithm = {"algorithm": ALGORITHMS[kind]()}
+    train_twice(face, kind, life, algorithm, again=algorithm)
+
+
+@pytest.mark.parametrize("life", FEW)
+@pytest.mark.parametrize(("face", "kind"), [cell for cell in CELLS if "hvd" not in cell[0]])
+def test_another_group_of_the_same_ranks(face, kind, life):
+    group = dist.new_group(backend="gloo")
+    train_twice(face, kind, life, {}, again={"group": group})
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("life", FEW)
+@pytest.mark.parametrize("face", FACES)
+def test_a_group_of_some_ranks(face, life):
+    ranks = range(gs.size() - 1)
+    group = hvd.add_process_set([*ranks]) if "hvd" in face else dist.new_group([*ranks])
+    model, expected = seeded(mlp), seeded(mlp)
+    with without_collector():
+        kept = life(lambda: FACES[face](model, "gradients"))
+        alone(expected, face, "gradients", 1)
+        batch = inputs(2)[0].chunk(gs.size())
+        if gs.rank() in ranks:
+            FACES[face](model, "gradients", group=group).train(batch[gs.rank()][None])
+            optimizer = optimizer_of(face, "gradients", expected.parameters())
+            Wrapped(expected, optimizer, None, lambda: None).train(torch.cat(batch[:-1])[None])
+        require_right(model, expected)
+    del kept
+    dist.barrier()
+    hvd.remove_process_set(group) if "hvd" in face else dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("life", FEW)
+@pytest.mark.parametrize("pair", [(a, b) for a in FACES for b in FACES if a != b], ids=" then ".join)
+def test_another_face(pair, life):
+    train_twice(pair[0], "gradients", life, {}, face_again=pair[1])
+
+
+@pytest.mark.parametrize("life", FEW)
+@pytest.mark.parametrize("face", FACES)
+def test_another_face_after_an_optimizer_that_negotiates(face, life):
+    train_twice("hvd.DistributedOptimizer", "negotiated", life, {}, face_again=face, second="gradients")
+
+
+@pytest.mark.parametrize("life", FEW)
+@pytest.mark.parametrize(("face", "kind"), CELLS)
+def test_a_part_and_then_the_whole(face, kind, life):
+    train_twice(face, kind, life, {}, part=True)
+
+
+@pytest.mark.parametrize("life", [dropped, cycle, closed, lives, dropped_on_rank_0])
+@pytest.mark.parametrize(("face", "kind"), [cell for cell in CELLS if cell[1] != "peers"])
+def test_the_whole_and_then_a_part(face, kind, life):
+    """A wrapper that lives on some rank keeps what the part lacks: an error on all ranks. Horovod's just ends.
+
+    With Bagua the model holds what was made, which so lives as long as the model, or until it is closed.
+    """
+    model, expected = seeded(mlp), seeded(mlp)
+    with without_collector():
+        kept = life(lambda: FACES[face](model, kind))
+        if "hvd" not in face and (
+            life in (lives, dropped_on_rank_0) or ("bagua" in face and life is not closed)
+        ):
+            with pytest.raises(gs.ConfigError, match="belongs to a model that is wrapped already"):
+                FACES[face](model[0], kind)
+            return
+        alone(expected, face, kind, 1)
+        FACES[face](model[0], kind).train(inputs(2, gs.rank()), model[1:])
+        alone(expected, face, kind, 2, part=True)
+        require_right(model[0], expected[0])
+    del kept
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("life", FEW)
+@pytest.mark.parametrize(("face", "kind"), [cell for cell in CELLS if "bagua" not in cell[0]])
+def test_a_copy_of_the_model(face, kind, life, when):
+    """Made before the model is wrapped, or after it was trained. Bagua's model refuses to be copied."""
+    model, expected = seeded(mlp), seeded(mlp)
+    made = copy.deepcopy(model)
+    with without_collector():
+        kept = life(lambda: FACES[face](model, kind))
+        if when == "after":
+            made = copy.deepcopy(model)
+            alone(expected, face, kind, 1)
+            require_right(made, expected)
+            from_rank_0(expected)
+        trained = flat_weights(model)
+        FACES[face](made, kind).train(inputs(2, gs.rank()))
+        alone(expected, face, kind, 2)
+        require_right(made, expected)
+        assert torch.equal(flat_weights(model), trained)
+    del kept
+
+
+# --- what becomes of a graph whose wrapper has gone ---
+
+
+@pytest.mark.parametrize("face", ["DataParallel", "DistributedDataParallel", "bagua.DistributedDataParallel"])
+def test_a_backward_whose_wrapper_was_deleted_is_refused_and_one_whose_wrapper_was_replaced_is_averaged(face):
+    def build():
+        return nn.Linear(10, 5)  # whose backward does not need the weights, which wrapping writes
+
+    model = seeded(build)
+    output = FACES[face](model, "gradients").forward(inputs(1, gs.rank())[0])
+    if "bagua" not in face:  # there the model holds what was made
+        with pytest.raises(gs.ConfigError, match="was deleted before its backward"):
+            output.square().mean().backward(retain_graph=True)
+        assert all(param.grad is None for param in model.parameters())
+    again = FACES[face](model, "gradients")
+    output.square().mean().backward()
+    expected = seeded(build)
+    expected(inputs(1)[0]).square().mean().backward()
+    for param, right in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(param.grad, right.grad)
+    del again
+
+
+@pytest.mark.parametrize("face", ["DataParallel", "DistributedDataParallel"])
+def test_a_wrapper_that_was_replaced_says_so(face):
+    model = seeded(mlp)
+    first = FACES[face](model, "gradients")
+    second = FACES[face](model, "gradients")
+    with pytest.raises(gs.ConfigError, match="this wrapper has ended: its model was wrapped again"):
+        first.forward(inputs(1, gs.rank())[0])
+    second.train(inputs(1, gs.rank()))
