@@ -23,8 +23,9 @@ namespace {
 class C10dPending : public Pending {
  public:
   C10dPending(std::vector<c10::intrusive_ptr<c10d::Work>> works, const char* operation, int64_t bytes,
-              C10dCommunicator* owner, observe::Flight flight, std::function<void()> finish)
+              C10dCommunicator* owner, observe::Flight flight, std::function<void()> finish, Turns::Turn turn)
       : works_(std::move(works)),
+        turn_(std::move(turn)),
         flight_(std::move(flight)),
         operation_(operation),
         bytes_(bytes),
@@ -47,10 +48,12 @@ class C10dPending : public Pending {
     }
     if (const auto finish = std::exchange(finish_, nullptr)) finish();
     flight_.done();
+    turn_.end();
   }
 
  private:
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  Turns::Turn turn_;
   observe::Flight flight_;
   const char* operation_;
   int64_t bytes_;
@@ -135,6 +138,7 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
                                    Start&& start, std::function<void()> finish,
                                    std::optional<int64_t> bytes_from_peers) {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  auto turn = turns_.begin(operation);
   observe::Flight flight(operation, bytes);
   try {
     start(works);
@@ -148,7 +152,7 @@ PendingPtr C10dCommunicator::start(const char* operation, int64_t bytes, int64_t
   flight.posted();
   count(bytes_to_peers, bytes_from_peers.value_or(bytes_to_peers));
   return std::make_unique<C10dPending>(std::move(works), operation, bytes, this, std::move(flight),
-                                       std::move(finish));
+                                       std::move(finish), std::move(turn));
 }
 
 void C10dCommunicator::require(const at::Tensor& x, const char* operation) const {

@@ -16,6 +16,7 @@
 
 #include "backend/across.h"
 #include "comm/communicator.h"
+#include "comm/turn.h"
 
 namespace gossamer {
 
@@ -114,6 +115,7 @@ class C10dCommunicator : public Communicator {
   std::once_flag looking_;
   std::unique_ptr<Lookout> lookout_;  // ends waits for single messages
   CallAcross* call_ = nullptr;
+  Turns turns_;
   std::mutex left_mutex_;
   std::vector<c10::intrusive_ptr<c10d::Work>> left_;
   pid_t owner_ = getpid();

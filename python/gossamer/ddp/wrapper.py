@@ -132,8 +132,7 @@ class DistributedDataParallel(nn.Module, Face):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward. Copy rank 0's buffers first, if forward_sync_buffers is set."""
-        self.engine.before_forward()
-        self._buffers_before_forward()
+        self.engine.before_forward(self._buffers_before_forward)
         if self.device_ids:
             args, kwargs = arguments.moved((args, kwargs), torch.device(self.device_type, self.device_ids[0]))
         if self.mixed_precision is None:
@@ -280,7 +279,7 @@ class DistributedDataParallel(nn.Module, Face):
             bucket_size: has no effect.
             authoritative_rank: the source, as a rank of the group.
         """
-        assert self.engine is not None  # which connects anew after unpickling
+        self.engine.native.worker.wait()  # whose operations use the same connections
         # .data: else autograd reports that a buffer, which it has saved for backward, was changed.
         tensors = [each.data for each in (self.modules_buffers if bufs is None else bufs)]
         broadcast_everywhere(self.links.comm, self.links.control, tensors, authoritative_rank)

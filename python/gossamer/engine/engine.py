@@ -152,9 +152,14 @@ class Engine:
     # --- the moments of a step ---
 
     @uncompiled
-    def before_forward(self) -> None:
-        """Prepare for a forward. Complete a backward that raised, and notice parameters that changed."""
+    def before_forward(self, copy_buffers: Callable[[], None] = lambda: None) -> None:
+        """Prepare for a forward. Complete a backward that raised, and notice parameters that changed.
+
+        Args:
+            copy_buffers: a collective of the face. What the algorithm then submits travels beside the forward.
+        """
         if not torch.is_grad_enabled() or _C.inside_backward():
+            copy_buffers()
             return
         self._watch.begin()
         native = self.native
@@ -165,6 +170,7 @@ class Engine:
         native.check_capture()
         self._buckets.adopt_weights()
         native.end_by(native.lockstep if self.algorithm.lockstep else native.alone)
+        copy_buffers()
         self.algorithm.before_forward(self.optimizer_steps)
 
     @uncompiled
@@ -190,7 +196,7 @@ class Engine:
         return self._steps.count
 
     def broadcast(self, *, buffers_too: bool = True) -> None:
-        """Copies rank 0's parameters, and buffers, to the other ranks, in place. Collective."""
+        """Copies rank 0's parameters, and buffers, to the other ranks, in place. Collective. Nothing may be submitted."""
         buffers = [buffer for _, buffer in self._members.buffers() if buffers_too]
         broadcast_everywhere(self._comm, self._control, [*self._params, *buffers])
 
@@ -233,6 +239,7 @@ class Engine:
         Do nothing in a join, which copies buffers after each backward, or in a forward that backward computes again.
         """
         if not self.uneven.copies_buffers and not _C.inside_backward():
+            self.native.worker.wait()  # whose operations use the same connections
             with self._watch.waiting("the buffers of rank 0"):
                 (by or partial(broadcast_buffers, self._members, self._comm, self._control, source=0))()
 

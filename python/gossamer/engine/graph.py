@@ -71,6 +71,8 @@ class Graph:
         if debugging:
             lines = f"\nParameters which did not receive grad for rank {rank}: {', '.join(missing)}{lines}"
         own = lines if missing else ""
+        if self._lockstep:
+            self._native.worker.wait()  # whose operations may use the same connections
         every = gather_texts(self._control, own) if self._lockstep else [own]
         return UsageError(
             (_CHANGED if self._static else _UNUSED) + (own or "".join(every)) + ("" if debugging else _ADVICE)

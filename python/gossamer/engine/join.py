@@ -95,6 +95,7 @@ class UnevenInputs:
             )
         self._native.worker.check_alive()
         self._native.abandon()
+        self._native.worker.wait()
         settings = (
             f"divide_by_initial_world_size {divide_by_initial_world_size}, "
             f"throw_on_early_termination {throw_on_early_termination}"

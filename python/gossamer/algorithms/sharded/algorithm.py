@@ -266,6 +266,10 @@ class Sharded(Algorithm):
         planned = {param for bucket in self._buckets for param in bucket.params}
         self._optimizer._divide_anew(self._make_shares, self._comm, texts, planned=planned, holds=holds)
 
+    def leave(self) -> None:
+        """Keeps the shares in the optimizer, for the next wrapper of the model."""
+        self._optimizer._rest()
+
     def close(self, *, crashed: bool = False) -> None:
         if not self._survives:
             self._optimizer._let_go()

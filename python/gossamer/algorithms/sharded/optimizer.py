@@ -68,6 +68,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._comm: Communicator | None = None
         self._loaded: dict[str, Any] | None = None  # before the model is wrapped
         self._consolidated: dict[str, Any] | None = None
+        self._resting = False  # the wrapper is gone; the next one goes on with the shares
         self._stepped = False  # whether this rank's share of the state is not that of a new optimizer
         self._aside: list[Held] = []  # between two groups; of several divisions the last one first
         self._heal: Callable[[], bool] | None = None  # see Sharded.heal_clips()
@@ -85,7 +86,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: no model is wrapped with algorithm="sharded" and this optimizer.
         """
-        if self._pieces is None:
+        if self._pieces is None or self._resting:
             raise ConfigError(
                 "ShardedOptimizer: wrap the model first, by gs.DataParallel(model, optimizer, algorithm='sharded')"
             )
@@ -304,6 +305,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             index += len(params)
         self._inner.state.clear()
         self._pieces, self._counted, self._comm, self._consolidated = pieces, counted, comm, None
+        self._resting = False
 
     def _begun(self) -> dict[str, Any] | None:
         """The state of a class that makes it before the first step."""
@@ -381,6 +383,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             for piece in self._pieces or ()
         ]
         return [*now, *self._aside]
+
+    def _rest(self) -> None:
+        """The wrapper is gone: take no steps until there is another one."""
+        self._resting = True
 
     def _set_aside(self) -> None:
         """Keep the pieces, without memory of a bucket, until another group goes on with them."""
