@@ -29,6 +29,8 @@ pytestmark = pytest.mark.usefixtures("job")
 def begin() -> None:
     gs.init()
     hvd.init(process_sets="dynamic")
+    gc.collect()
+    gc.freeze()  # cells collect often; what the imports have left need not be looked at each time
 
 
 def end() -> None:

@@ -196,7 +196,10 @@ class Engine:
         return self._steps.count
 
     def broadcast(self, *, buffers_too: bool = True) -> None:
-        """Copies rank 0's parameters, and buffers, to the other ranks, in place. Collective. Nothing may be submitted."""
+        """Copies rank 0's parameters, and buffers, to the other ranks, in place. Collective.
+
+        Nothing may be submitted, because all use the same connections.
+        """
         buffers = [buffer for _, buffer in self._members.buffers() if buffers_too]
         broadcast_everywhere(self._comm, self._control, [*self._params, *buffers])
 
