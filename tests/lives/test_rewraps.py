@@ -73,7 +73,6 @@ def test_a_model_that_is_wrapped_many_times(face, kind, collector):
         last = held()
     finally:
         gc.enable()
-    print("held", face, kind, first, last)
     assert last.pop("kB") - first.pop("kB") < 4000 + 8 * REWRAPS, (first, last)
     for what, count in first.items():
         assert last[what] <= count + 3, (what, first, last)

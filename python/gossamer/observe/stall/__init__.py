@@ -6,6 +6,7 @@ is the watch of Horovod's named operations. The watch takes part in no collectiv
 """
 
 from gossamer.observe.stall.named import NamedWatch
+from gossamer.observe.stall.text import PACKAGES
 from gossamer.observe.stall.watch import Limits, Watch, Watched
 
-__all__ = ["Limits", "NamedWatch", "Watch", "Watched"]
+__all__ = ["PACKAGES", "Limits", "NamedWatch", "Watch", "Watched"]

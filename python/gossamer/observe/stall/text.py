@@ -11,11 +11,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from gossamer import _C
 
 SHOWN = 6  # lines of a list
 _STACK = 12  # innermost calls of a thread
-_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("gossamer", "torch"))
+#: The folders of this package and torch. A user's project may lie below another folder of such a name.
+PACKAGES = tuple(str(folder) + os.sep for folder in (Path(__file__).parents[2], Path(torch.__file__).parent))
 
 
 def name_ranks(ranks: Collection[int]) -> str:
@@ -69,7 +72,7 @@ def place_of(thread: int) -> str:
     if frame is None:
         return "in no Python code"
     innermost = frame
-    while frame is not None and any(package in frame.f_code.co_filename for package in _PACKAGES):
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
         frame = frame.f_back
     frame = frame or innermost
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

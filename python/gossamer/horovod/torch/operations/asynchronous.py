@@ -18,7 +18,6 @@ from gossamer.horovod.torch.operations.handles import Handle, synchronize
 from gossamer.horovod.torch.operations.signatures import takes_group_and_arguments_of
 from gossamer.horovod.torch.operations.submission import (
     OPS,
-    PACKAGES,
     Average,
     Group,
     Sum,
@@ -27,6 +26,7 @@ from gossamer.horovod.torch.operations.submission import (
     refuse,
     submit,
 )
+from gossamer.observe.stall import PACKAGES
 
 __all__ = ["allreduce_async", "allreduce_async_", "grouped_allreduce_async", "grouped_allreduce_async_"]
 __all__ += ["allgather_async", "alltoall_async", "grouped_allgather_async", "sparse_allreduce_async"]

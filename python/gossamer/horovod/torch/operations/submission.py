@@ -7,7 +7,6 @@ gets Horovod's name and the line of the script that called. ``refuse`` fails an 
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -17,6 +16,7 @@ from gossamer.errors import CommError
 from gossamer.horovod.common.exceptions import HorovodInternalError, internal_errors
 from gossamer.horovod.common.process_sets import ProcessSet
 from gossamer.horovod.torch.operations.handles import Handle, Pending, PendingGroup, PendingSplits, handle_of
+from gossamer.observe.stall import PACKAGES
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
@@ -35,10 +35,7 @@ Product = 5
 """The product of the ranks' values, element by element."""
 OPS = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min", Max: "Max", Product: "Product"}
 
-# The script's own frame is the first one outside these folders.
-PACKAGES = tuple(
-    str(folder) + os.sep for folder in (Path(__file__).resolve().parents[3], Path(torch.__file__).parent)
-)
+# The script's own frame is the first one outside of PACKAGES.
 _files: dict[str, str | None] = {}  # last part of a path, by path; None inside PACKAGES
 
 
