@@ -5,6 +5,7 @@ torch, which tests/repository/test_repo.py checks. Torch has no public twin of a
 them.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,14 @@ from torch.utils._pytree import (
 )
 
 __all__ = ["AnyBatchNorm", "BufferCommHookLocation", "at_end_of_backward", "default_store", "premultiplier"]
-__all__ += ["gathers_for_backward", "keystr", "reduces_in_python", "replicated_meshes", "tree_flatten"]
+__all__ += [
+    "gathers_for_backward",
+    "keystr",
+    "outside_transforms",
+    "reduces_in_python",
+    "replicated_meshes",
+    "tree_flatten",
+]
 __all__ += ["tree_flatten_with_path", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten"]
 
 
@@ -43,6 +51,15 @@ def default_store() -> Any:
 def reduces_in_python() -> bool:
     """Return whether torch.compile leaves a DistributedDataParallel's gradients to torch's reducer in Python."""
     return str(torch._dynamo.config.optimize_ddp).startswith("python_reducer")
+
+
+def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which tensors are made and changed as outside of torch.func's transforms."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return contextlib.nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
 
 
 def premultiplier(op: Any) -> float:

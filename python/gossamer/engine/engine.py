@@ -43,6 +43,7 @@ from gossamer.errors import ConfigError
 from gossamer.observe.report import Report
 from gossamer.observe.stall import Limits
 from gossamer.observe.timeline import begin_from_environment
+from gossamer.torch_private import outside_transforms
 
 
 class Engine:
@@ -158,20 +159,21 @@ class Engine:
         Args:
             copy_buffers: a collective of the face. What the algorithm then submits travels beside the forward.
         """
-        if not torch.is_grad_enabled() or _C.inside_backward():
+        with outside_transforms():  # of torch.func, in which the engine's own tensors would be wrapped
+            if not torch.is_grad_enabled() or _C.inside_backward():
+                copy_buffers()
+                return
+            self._watch.begin()
+            native = self.native
+            native.worker.check_alive()
+            native.abandon()
+            self.graph.begin_forward(self.algorithm.lockstep)
+            native.hooks.survey()
+            native.check_capture()
+            self._buckets.adopt_weights()
+            native.end_by(native.lockstep if self.algorithm.lockstep else native.alone)
             copy_buffers()
-            return
-        self._watch.begin()
-        native = self.native
-        native.worker.check_alive()
-        native.abandon()
-        self.graph.begin_forward(self.algorithm.lockstep)
-        native.hooks.survey()
-        native.check_capture()
-        self._buckets.adopt_weights()
-        native.end_by(native.lockstep if self.algorithm.lockstep else native.alone)
-        copy_buffers()
-        self.algorithm.before_forward(self.optimizer_steps)
+            self.algorithm.before_forward(self.optimizer_steps)
 
     @uncompiled
     def after_forward(self, output: Any) -> Any:
