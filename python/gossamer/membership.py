@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import Any
 
 import torch.distributed as dist
 
@@ -406,8 +406,8 @@ class Member:
         """Writes to the launcher's terminal too, because a launcher that is gone shows no output of workers."""
         print(text, file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):  # the terminal is gone too
-            if self._terminal is not None and not os.path.sameopenfile(self._terminal.fileno(), 2):
-                print(text, file=self._terminal, flush=True)
+            if self._terminal is not None and not os.path.sameopenfile(self._terminal, 2):
+                os.write(self._terminal, f"{text}\n".encode())
 
 
 def _client(host: str, port: int) -> dist.TCPStore:
@@ -429,10 +429,10 @@ def _is_here(address: str) -> bool:
         return False
 
 
-def _terminal_of(launcher: int) -> TextIO | None:
-    """Returns the file that the launcher's stderr goes to. None if it cannot be opened, such as a socket."""
+def _terminal_of(launcher: int) -> int | None:
+    """Returns a descriptor of what the launcher's stderr goes to. None if it cannot be opened, such as a socket."""
     try:
-        return open(f"/proc/{launcher}/fd/2", "a")
+        return os.open(f"/proc/{launcher}/fd/2", os.O_WRONLY | os.O_APPEND)
     except OSError:
         return None
 

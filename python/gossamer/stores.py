@@ -12,6 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gossamer.errors import ConfigError
+
 
 def serve(address: str, port: int = 0, **options: Any) -> dist.TCPStore:
     """Returns a TCPStore that listens on one address of this host, and nowhere else.
@@ -23,6 +25,9 @@ def serve(address: str, port: int = 0, **options: Any) -> dist.TCPStore:
         address: by which clients reach the store; numbers, or the name of a host.
         port: 0 for a free one.
         options: more arguments of TCPStore.
+
+    Raises:
+        ConfigError: this host cannot reach the address, which it has itself.
     """
     try:
         kind, numbers = socket.SOCK_STREAM, socket.AI_NUMERICHOST
@@ -31,7 +36,19 @@ def serve(address: str, port: int = 0, **options: Any) -> dist.TCPStore:
     except OSError:
         return dist.TCPStore(address, port, is_master=True, **options)
     port = listener.getsockname()[1]
+    _require_reachable(family, address, port)
     return dist.TCPStore(address, port, is_master=True, master_listen_fd=listener.detach(), **options)
+
+
+def _require_reachable(family: int, address: str, port: int) -> None:
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, port))  # asks for a route, and sends nothing
+        except OSError as error:
+            raise ConfigError(
+                f"this host must reach its own address {address}, got {error.strerror}; in a container or a network "
+                f"namespace without the device lo: ip link set lo up"
+            ) from error
 
 
 def fail_when_silent(address: str, port: int, *, after_s: int) -> None:

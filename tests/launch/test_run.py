@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 
@@ -245,3 +247,47 @@ def test_run_does_not_import_the_demo(start) -> None:
     probe = "import sys\nfrom gossamer.launch import cli\nassert 'gossamer.demo' not in sys.modules"
     code, _, err = start(["-c", probe]).finish()
     assert code == 0, err
+
+
+@pytest.mark.parametrize("flags", [["-np", "2"], ["-np", "2", "--min-np", "1"]], ids=["fixed", "elastic"])
+def test_warnings_as_errors_find_nothing(start, tmp_path, flags) -> None:
+    train = """
+        import gossamer as gs, torch
+        gs.init()
+        wrapped = gs.DataParallel(torch.nn.Linear(2, 2))
+        wrapped(torch.ones(1, 2)).sum().backward()
+        wrapped.close()
+        gs.shutdown()
+        print("done")
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(train))
+    code, out, err = start([*RUN, *flags, "train.py"], env={"PYTHONWARNINGS": "error"}).finish()
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == ["[0] done", "[1] done"]
+
+
+def test_without_a_place_for_temporary_files_it_says_what_to_set(monkeypatch, capsys) -> None:
+    def none_usable(*_) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.mkdtemp", none_usable)
+    assert cli.main(["run", "-np", "1", "train.py"]) == 1
+    text = "gossamer run: a folder for temporary files must be writable, got [Errno 2] No usable temporary directory"
+    assert capsys.readouterr().err.startswith(text)
+
+
+def test_a_deleted_working_directory_is_named_instead_of_an_abort_of_mkl(start, tmp_path) -> None:
+    gone = tmp_path / "gone"
+    code = f"import os; os.mkdir({str(gone)!r}); os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); import gossamer"
+    _, _, err = start(["-c", code]).finish()
+    assert err.splitlines()[-1].startswith("ImportError: gossamer: the working directory must exist")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+@pytest.mark.parametrize("flags", [["-np", "2"], ["-np", "2", "--min-np", "1"]], ids=["fixed", "elastic"])
+def test_without_the_device_lo_the_command_that_brings_it_up_is_named(flags, tmp_path) -> None:
+    command = ["unshare", "--net", sys.executable, *RUN, *flags, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "must reach its own address 127.0.0.1, got Network is unreachable" in done.stderr
+    assert done.stderr.rstrip().endswith("ip link set lo up")

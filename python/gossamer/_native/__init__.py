@@ -7,10 +7,18 @@ of them use ``libgossamer_core.so``, and so do the CUDA kernels, which the wheel
 
 import ctypes
 import importlib.util
+import os
 import re
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
+
+try:
+    os.getcwd()
+except FileNotFoundError as error:  # MKL, which torch loads, would abort the process with other words
+    raise ImportError(
+        "gossamer: the working directory must exist, got one that was deleted; change to another folder"
+    ) from error
 
 import torch  # loads the libraries that the extension links against
 

@@ -6,9 +6,11 @@
 import argparse
 import json
 import os
+import re
 import signal
 import tempfile
 import uuid
+import warnings
 from pathlib import Path
 
 from torch.distributed import run as torchrun
@@ -43,8 +45,18 @@ def run(args: argparse.Namespace) -> Outcome:
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
-    """Returns a folder for the files of one run."""
-    return tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
+    """Returns a folder for the files of one run. Raises ConfigError if there is no place for one."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="gossamer-run-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"a folder for temporary files must be writable, got {error}; set TMPDIR to one"
+        ) from error
+
+
+def forgive_open_logs(folder: str) -> None:
+    """Ignores the warnings about logs of workers: torch closes those of a worker only if it is there at the end."""
+    warnings.filterwarnings("ignore", f"unclosed file .*{re.escape(folder)}", ResourceWarning)
 
 
 def threads_for(workers: int) -> dict[str, str]:
@@ -62,6 +74,7 @@ def _complete(args: argparse.Namespace, workers: int, folder: str) -> None:
     if (args.tee, args.redirects) == ("0", "0"):
         args.tee = "3"  # torchrun prefixes only what it tees: stdout and stderr, through files
         args.log_dir = args.log_dir or folder
+        forgive_open_logs(args.log_dir)
     os.environ.update(threads_for(workers))
     if args.run_path:
         return

@@ -100,6 +100,7 @@ def start(args: argparse.Namespace, arguments: Sequence[str]) -> Outcome:
     tee = "3" if (args.tee, args.redirects) == ("0", "0") else args.tee
     command = [sys.executable, "-u", str(here.WORKER), *arguments]
     with here.scratch() as folder, whole_lines():
+        here.forgive_open_logs(args.log_dir or folder)
         program = Program(command, args.log_dir or folder, env=env, tee=tee, redirects=args.redirects)
         board = Board(address=_address(args, slots))
         driver = Driver(_starter(args, program, slots), slots=slots, board=board, limits=limits)
