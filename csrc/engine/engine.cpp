@@ -36,7 +36,7 @@ void Engine::close(std::string why) {
     release(*this);
     in_backward = in_backward_;
   }
-  worker_.stop(in_backward);
+  worker_.stop(in_backward || worker_.executor().busy());
 }
 
 void Engine::clear_buckets() {

@@ -93,9 +93,9 @@ void Worker::mark_closed(std::string why) {
   closed_ = true;
 }
 
-void Worker::stop(bool in_backward, const std::string& what) {
+void Worker::stop(bool unfinished, const std::string& what) {
   // Otherwise the worker's operation, and the ranks that wait for this one, would wait for the whole timeout.
-  if (in_backward || executor_.busy()) announce_failure(what);
+  if (unfinished) announce_failure(what);
   executor_.stop();
 }
 

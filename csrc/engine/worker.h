@@ -42,12 +42,12 @@ class Worker {
   bool broken() const { return broken_.has_value(); }
 
   // Ends this engine. give_up(): after an error from elsewhere; `announce` tells the other ranks, which have not had it.
-  // stop(): the engine was closed; `in_backward`: others may wait for this rank, and are told `what` it did.
+  // stop(): the engine was closed; `unfinished`: others may wait for this rank, and are told `what` it did.
   void break_off(const std::string& why) { broken_ = why; }
   void give_up(const std::string& why, bool announce);
   // `why`: what errors say of a later use; empty: that it was closed.
   void mark_closed(std::string why);
-  void stop(bool in_backward,
+  void stop(bool unfinished,
             const std::string& what = "closed or deleted its model in the middle of a step");
   void announce_failure(const std::string& what = Communicator::kFailed) noexcept;
 

@@ -34,7 +34,7 @@ CommHook::CommHook(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at
 
 void CommHook::close() {
   if (closed_.exchange(true)) return;
-  worker_.stop(/*in_backward=*/false, "dropped its communication hook in the middle of a step");
+  worker_.stop(unfinished_ > 0, "dropped its communication hook in the middle of a step");
 }
 
 void CommHook::set_steps(int64_t steps) {
@@ -103,6 +103,7 @@ CommHook::FuturePtr CommHook::submit(Message message, c10::IValue result) {
   }
   Executor& executor = worker_.executor();
   if (const auto side = executor.side_stream()) message.buffer.record_stream(*side);
+  ++unfinished_;
   executor.submit_behind_current(
       [this, future, storage, message = std::move(message), result = std::move(result)]() mutable {
         try {
@@ -110,9 +111,11 @@ CommHook::FuturePtr CommHook::submit(Message message, c10::IValue result) {
           run(message);
         } catch (...) {
           failure_ = std::current_exception();
+          --unfinished_;
           future->setError(failure_);
           return;
         }
+        --unfinished_;
         future->markCompleted(std::move(result), Storages{storage});
       });
   return future;

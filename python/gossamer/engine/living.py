@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gossamer")
 _REPLACED = "this wrapper has ended: its model was wrapped again; use the wrapper that was made last"
-#: An engine adds itself, and goes when it ends.
 living: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+"""An engine adds itself, and goes when it ends."""
 
 
-class Holder(Protocol):
+class Claimant(Protocol):
     """What combines gradients of parameters, or steps, without an engine."""
 
     @property
@@ -41,7 +41,8 @@ class Holder(Protocol):
         """End it: something that was made later has some of the parameters. Waits for no other rank."""
 
 
-holders: "weakref.WeakSet[Holder]" = weakref.WeakSet()
+claimants: "weakref.WeakSet[Claimant]" = weakref.WeakSet()
+"""Each adds itself, and goes when it ends; take_over() ends it too."""
 
 
 def refusal_to_wrap(members: Members, comm: "Communicator", algorithm: "Algorithm") -> ConfigError | None:
@@ -56,9 +57,9 @@ def refusal_to_wrap(members: Members, comm: "Communicator", algorithm: "Algorith
 def take_over(params: Sequence[torch.Tensor]) -> None:
     """End what trains these parameters, but engines that train others too. Waits for no other rank."""
     own = {id(param) for param in params}
-    for holder in list(holders):
-        if not own.isdisjoint(map(id, holder.params)):
-            holder.leave()
+    for claimant in list(claimants):
+        if not own.isdisjoint(map(id, claimant.params)):
+            claimant.leave()
     for native, engine in _owners_of(params):
         if engine is None:
             native.close(_REPLACED)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.engine import holders, take_over
+from gossamer.engine import claimants, take_over
 from gossamer.errors import ConfigError
 from gossamer.horovod.torch.reduction.request import Request
 
@@ -30,7 +30,7 @@ class Passes:
         self._hooks: dict[int, Any] = {}
         self._replaced = False
         take_over(self.params)
-        holders.add(self)
+        claimants.add(self)
         self.reset()
         if self.active:
             self.install()

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from gossamer import _C, config
-from gossamer.engine import holders
+from gossamer.engine import claimants
 from gossamer.errors import ConfigError
 from gossamer.horovod.common import basics
 from gossamer.horovod.common.exceptions import HorovodInternalError
@@ -118,7 +118,7 @@ class Reduction(Passes):
         """
         if self._way is not None:
             self._way.close(crashed=crashed)
-            holders.add(self)
+            claimants.add(self)
             self.install()
         self._way, self._number = None, None
         self.reset()
@@ -156,7 +156,7 @@ class Reduction(Passes):
         if refusal:
             way = NegotiatedReduction(request, self._number, sparse=sparse, early=all_here)
         else:
-            holders.discard(self)  # the engine stands for it
+            claimants.discard(self)  # the engine stands for it
             way = EngineReduction(request, self._number, passes=self.passes, order=list(self.complete))
             self.remove()  # the engine counts natively
         if all_here:
