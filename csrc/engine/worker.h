@@ -47,8 +47,7 @@ class Worker {
   void give_up(const std::string& why, bool announce);
   // `why`: what errors say of a later use; empty: that it was closed.
   void mark_closed(std::string why);
-  void stop(bool unfinished,
-            const std::string& what = "closed or deleted its model in the middle of a step");
+  void stop(bool unfinished, const std::string& what = "closed or deleted its model in the middle of a step");
   void announce_failure(const std::string& what = Communicator::kFailed) noexcept;
 
   // Called from any thread. `facts`: what is known of a wait that lasts too long; the error that ends it repeats them; empty

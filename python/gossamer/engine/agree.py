@@ -65,21 +65,45 @@ def _first_difference(reference: list[str], other: list[str], rank: int) -> str:
     )
 
 
-def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor], source: int = 0) -> None:
+def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor], source: int = 0) -> bool:
     """Copy every tensor from rank `source`, in place, whatever its dtype and strides. Collective.
 
     Tensors travel as bytes, up to 32 MiB at a time. All are on the communicator's device.
+
+    Returns:
+        whether this rank held other bits.
     """
+    changed = False
     if comm.size == 1:
-        return
+        return changed
     for batch in _batches(tensors):
         flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in batch])
+        own = flat if comm.rank == source else flat.clone()
         comm.broadcast(flat, source).wait()
-        if comm.rank == source:
+        if comm.rank == source or torch.equal(own, flat):
             continue
+        changed = True
         for tensor, part in zip(batch, flat.split([tensor.nbytes for tensor in batch]), strict=True):
             # A fresh copy is aligned for the wider dtype; a slice of the joined bytes may not be.
             tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+    return changed
+
+
+def make_equal(comm: Communicator, control: Communicator, tensors: Iterable[Tensor]) -> None:
+    """Copy tensors on any device from rank 0, in place. Collective.
+
+    Where all ranks hold equal values already, nothing is written. Otherwise autograd takes the tensors for changed on
+    all ranks, so a backward that needs the values before is an error on every rank, and not on some alone.
+    """
+    if comm.size == 1:
+        return
+    everything, changed = list(tensors), False
+    for each, on_device in by_communicator(comm, control, everything):
+        changed |= broadcast_tensors(each, [tensor.data for tensor in on_device])
+    if any(any(numbers) for numbers in gather_numbers(control, int(changed))):
+        for tensor in everything:
+            if not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
 
 
 def broadcast_buffers(members: Members, comm: Communicator, control: Communicator, *, source: int) -> None:

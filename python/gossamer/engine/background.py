@@ -83,8 +83,8 @@ class Background:
         """Wait until everything has run whose model is gone. Its errors are logged."""
         try:
             self.wait()
-        except Exception:
-            _log.exception("gossamer: what a deleted model had begun could not be ended")
+        except Exception as error:
+            _log.warning("gossamer: what a deleted model had begun could not be ended: %s", error)
 
     def close(self, *, crashed: bool = False) -> None:
         """End the thread. The ranks that wait for this one get an error soon if a task is unfinished. Idempotent.

@@ -22,6 +22,7 @@ from gossamer.engine.admission import Members, tensors_in
 from gossamer.engine.agree import (
     broadcast_buffers,
     broadcast_everywhere,
+    make_equal,
     mean_everywhere,
     require_same_model,
 )
@@ -101,7 +102,8 @@ class Engine:
         require_same_model(control, self._members, settings, refusal)
         take_over(self._params)
         if broadcast:
-            self.broadcast(buffers_too=buffers_too)
+            buffers = [buffer for _, buffer in self._members.buffers() if buffers_too]
+            make_equal(comm, control, [*self._params, *buffers])
 
         self._survives = False  # see survive()
         self.has_counted: bool = False  # by count()
@@ -197,12 +199,12 @@ class Engine:
         """Optimizer steps so far, equal on all ranks."""
         return self._steps.count
 
-    def broadcast(self, *, buffers_too: bool = True) -> None:
+    def broadcast(self) -> None:
         """Copies rank 0's parameters, and buffers, to the other ranks, in place. Collective.
 
         Nothing may be submitted, because all use the same connections.
         """
-        buffers = [buffer for _, buffer in self._members.buffers() if buffers_too]
+        buffers = [buffer for _, buffer in self._members.buffers()]
         broadcast_everywhere(self._comm, self._control, [*self._params, *buffers])
 
     def consensus(self) -> None:

@@ -20,6 +20,7 @@ from gossamer.engine.algorithm import Algorithm
 from gossamer.engine.connections import Connections, connect, device_of
 from gossamer.engine.engine import Engine
 from gossamer.engine.join import ShadowHook
+from gossamer.engine.living import take_over
 from gossamer.engine.merging import merge_dicts
 from gossamer.errors import ConfigError
 from gossamer.observe.report import Report
@@ -56,6 +57,8 @@ class Face(Joinable):
                     f"{type(self).__name__}: the model holds a wrapper already, '{name}' ({type(child).__name__}); "
                     f"give the model itself, which is the .module of that wrapper"
                 )
+        # Before the ranks meet: some may wait for this one in a backward of the wrapper before.
+        take_over([*self.module.parameters()])
         algorithm.use_optimizers(optimizers)
         self._wrapped_with = algorithm, group, settings
         if self.replaceable and is_default(group) and runtime.is_newcomer():

@@ -26,7 +26,7 @@ from gossamer.comm import (
     private,
     way_of,
 )
-from gossamer.engine import require_equal
+from gossamer.engine import require_equal, take_over
 from gossamer.errors import ConfigError
 from gossamer.hooks.buckets import Buckets, algorithm_of
 from gossamer.hooks.in_graph import key_for, mean_in_graph
@@ -77,6 +77,7 @@ class State:
         self._settings = ""
         self._loaded: dict[str, Any] | None = None
         self._key = key_for(self)
+        take_over(self._params)  # from a wrapper that nobody uses any more, or that is left for this
         #: "flat" or "by hosts", and why. None before the first bucket.
         self.sums: str | None = None
 

@@ -117,7 +117,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: no model is wrapped with this optimizer.
         """
-        if self._pieces is None or self._comm is None:
+        if self._pieces is None or self._comm is None or self._resting:
             raise ConfigError(
                 "ShardedOptimizer.clip_grad_norm_: wrap the model first, with algorithm='sharded'"
             )
@@ -161,7 +161,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Args:
             to: the rank; None: every rank.
         """
-        if self._pieces is None:
+        if self._pieces is None or self._resting:
             raise ConfigError("ShardedOptimizer.consolidate_state_dict: wrap the model first")
         state, unsent, _ = self._gathered(keep=to is None or self._rank == to)
         self._consolidated = self._as_state_dict(state, unsent) if to is None or self._rank == to else None
@@ -272,6 +272,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "ShardedOptimizer: its state has ended with the model that was closed; give load_state_dict() what "
                 "state_dict() returned before, or make a new optimizer"
             )
+        if self._resting:  # the connections of the wrapper before have ended
+            assert self._comm is not None
+            if (comm.rank, comm.size) != (self._comm.rank, self._comm.size):
+                raise ConfigError(
+                    f"ShardedOptimizer: its state is divided among the ranks of the wrapper before, where this rank is "
+                    f"{self._comm.rank} of {self._comm.size}, and now it is {comm.rank} of {comm.size}; "
+                    f"load_state_dict() of what was consolidated before, or make a new optimizer"
+                )
+            self._comm = comm
         if self._pieces is not None:  # the plan of the buckets has changed
             whole, unsent, gradients = self._gathered(keep=True)
             state = self._as_state_dict(whole, unsent)
