@@ -224,12 +224,11 @@ def test_another_number_of_ranks_loads_the_state(sizes):
         if before:
             optimizer.load_state_dict(saved)
         algorithm = gs.Sharded(gather_codec=gs.Int8())
-        model = gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=comm, bucket_bytes=900)
+        gs.DataParallel(module, optimizer, algorithm=algorithm, process_group=comm, bucket_bytes=900)
         if not before:
             optimizer.load_state_dict(saved)
         assert optimizer.param_groups[0]["lr"] == 0.01
         optimizer.consolidate_state_dict(to=None)
-        model.close()
         return copy.deepcopy(optimizer.state_dict())
 
     for before in (False, True):

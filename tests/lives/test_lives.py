@@ -423,7 +423,7 @@ def test_horovods_optimizer_made_of_itself():
     optimizer = optimizer_of("hvd", "gradients", model.parameters())
     for _ in range(3):
         optimizer = hvd.DistributedOptimizer(optimizer)
-    assert type(optimizer).__bases__[1] is torch.optim.SGD  # no longer chain
+    assert type(optimizer).__bases__[1] is torch.optim.SGD  # the chain does not grow
     Wrapped(model, optimizer, None, lambda: None).train(inputs(1, gs.rank()))
     alone(expected, "hvd", "gradients", 1)
     require_right(model, expected)

@@ -117,7 +117,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: no model is wrapped with this optimizer.
         """
-        if self._pieces is None or self._comm is None or self._resting:
+        if self._pieces is None or self._comm is None:
             raise ConfigError(
                 "ShardedOptimizer.clip_grad_norm_: wrap the model first, with algorithm='sharded'"
             )
@@ -161,7 +161,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Args:
             to: the rank; None: every rank.
         """
-        if self._pieces is None or self._resting:
+        if self._pieces is None:
             raise ConfigError("ShardedOptimizer.consolidate_state_dict: wrap the model first")
         state, unsent, _ = self._gathered(keep=to is None or self._rank == to)
         self._consolidated = self._as_state_dict(state, unsent) if to is None or self._rank == to else None
@@ -272,7 +272,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "ShardedOptimizer: its state has ended with the model that was closed; give load_state_dict() what "
                 "state_dict() returned before, or make a new optimizer"
             )
-        if self._resting:  # the connections of the wrapper before have ended
+        if self._resting:  # ranks of the wrapper before may be missing, and would be waited for
             assert self._comm is not None
             if (comm.rank, comm.size) != (self._comm.rank, self._comm.size):
                 raise ConfigError(
