@@ -93,7 +93,7 @@ class CommHook {
   std::map<int64_t, Arranged> arranged_;  // by the number of DDP's bucket
   std::exception_ptr failure_;            // nothing is sent after it
 
-  std::atomic<int64_t> unfinished_{0};  // messages; less than what the worker has yet to end
+  std::atomic<int64_t> unfinished_{0};  // messages whose future is not complete; its task ends a moment later
   std::atomic<bool> closed_{false};
   Worker worker_;  // last: its thread ends before the members that it uses
 };

@@ -65,28 +65,14 @@ def _first_difference(reference: list[str], other: list[str], rank: int) -> str:
     )
 
 
-def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor], source: int = 0) -> bool:
+def broadcast_tensors(comm: Communicator, tensors: Iterable[Tensor], source: int = 0) -> None:
     """Copy every tensor from rank `source`, in place, whatever its dtype and strides. Collective.
 
     Tensors travel as bytes, up to 32 MiB at a time. All are on the communicator's device.
-
-    Returns:
-        whether this rank held other bits.
     """
-    changed = False
-    if comm.size == 1:
-        return changed
-    for batch in _batches(tensors):
-        flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in batch])
-        own = flat if comm.rank == source else flat.clone()
-        comm.broadcast(flat, source).wait()
-        if comm.rank == source or torch.equal(own, flat):
-            continue
-        changed = True
-        for tensor, part in zip(batch, flat.split([tensor.nbytes for tensor in batch]), strict=True):
-            # A fresh copy is aligned for the wider dtype; a slice of the joined bytes may not be.
-            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
-    return changed
+    for batch, received in _received(comm, tensors, source):
+        if comm.rank != source:
+            _write(batch, received)
 
 
 def make_equal(comm: Communicator, control: Communicator, tensors: Iterable[Tensor]) -> None:
@@ -99,11 +85,36 @@ def make_equal(comm: Communicator, control: Communicator, tensors: Iterable[Tens
         return
     everything, changed = list(tensors), False
     for each, on_device in by_communicator(comm, control, everything):
-        changed |= broadcast_tensors(each, [tensor.data for tensor in on_device])
+        for batch, received in _received(each, [tensor.data for tensor in on_device], source=0):
+            if not torch.equal(_joined(batch), received):
+                changed = True
+                _write(batch, received)
     if any(any(numbers) for numbers in gather_numbers(control, int(changed))):
         for tensor in everything:
             if not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
+
+
+def _received(
+    comm: Communicator, tensors: Iterable[Tensor], source: int
+) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Yield some of the tensors at a time, with the bytes that rank `source` has of them. Collective."""
+    if comm.size == 1:
+        return
+    for batch in _batches(tensors):
+        flat = _joined(batch)
+        comm.broadcast(flat, source).wait()
+        yield batch, flat
+
+
+def _joined(batch: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in batch])
+
+
+def _write(batch: list[Tensor], flat: Tensor) -> None:
+    for tensor, part in zip(batch, flat.split([tensor.nbytes for tensor in batch]), strict=True):
+        # A fresh copy is aligned for the wider dtype; a slice of the joined bytes may not be.
+        tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
 
 def broadcast_buffers(members: Members, comm: Communicator, control: Communicator, *, source: int) -> None:
