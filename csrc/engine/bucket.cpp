@@ -240,6 +240,11 @@ std::vector<std::pair<at::Tensor, at::Tensor>> Bucket::set_aside(const std::stri
   return aside;
 }
 
+// Never the bucket's own tensor: `grad.data = ...`, which Module.to does, would take that out of the flat memory.
+void Bucket::give_gradient(size_t position) const {
+  params_[position].mutable_grad() = views("grad")[position].detach();
+}
+
 bool Bucket::is_fresh(const at::Tensor& grad, size_t position) const {
   return grad.data_ptr() != views("grad")[position].data_ptr();
 }
@@ -265,7 +270,7 @@ void Bucket::copy_in(const std::vector<size_t>& positions, double scale,
     }
     if (fresh) {
       keep_alive.push_back(grad);  // until the copy below has read it
-      params_[i].mutable_grad() = grad_views[i];
+      give_gradient(i);
     }
   }
   fill("grad", segments, scale);
@@ -276,7 +281,7 @@ void Bucket::adopt_gradients() {
     const at::Tensor& grad = params_[i].grad();
     if (!grad.defined() || grad.layout() != at::kStrided) continue;
     views("grad")[i].copy_(grad.detach());
-    params_[i].mutable_grad() = views("grad")[i];
+    give_gradient(i);
   }
 }
 

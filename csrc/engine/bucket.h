@@ -81,6 +81,9 @@ class Bucket {
   void adopt_gradients();  // if there is a field for them
   void adopt_weights();
 
+  // Makes the parameter's gradient a view of the flat memory.
+  void give_gradient(size_t position) const;
+
   // Zeroes the gaps between parameters. Needed only after something wrote there, such as a codec: it writes NaN where a
   // neighbour's block had one.
   void clear_padding(const std::string& field);

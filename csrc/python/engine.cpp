@@ -73,7 +73,15 @@ void bind_buckets(py::module_& module) {
       .def_property_readonly("step", &Bucket::step)
       .def_property_readonly("fields", &Bucket::fields)
       .def("flat", &Bucket::flat, py::arg("field") = "grad")
-      .def("views", &Bucket::views, py::arg("field") = "grad")
+      .def(
+          "views",
+          [](const Bucket& bucket, const std::string& field) {
+            // Tensors of the caller's own, as in Bucket::give_gradient: an optimizer's state holds some of them.
+            std::vector<at::Tensor> own;
+            for (const auto& view : bucket.views(field)) own.push_back(view.detach());
+            return own;
+          },
+          py::arg("field") = "grad")
       .def("__repr__", &Bucket::describe);
 
   module.def("grad_bucket", &grad_bucket, py::arg("bucket"), py::arg("buffer"), py::arg("count"));

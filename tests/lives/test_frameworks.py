@@ -1,5 +1,5 @@
-"""The table of lives for what wraps a model on a user's behalf: Lightning, Fabric, the Trainer, stock DDP with our
-hooks, FSDP2 with codecs, gs.elastic, and an optimizer whose state is shared out.
+"""The table of lives for what wraps a model on a user's behalf: Lightning, Fabric, the Trainer, Accelerate, stock DDP
+with our hooks, FSDP2 with codecs, gs.elastic, and an optimizer whose state is shared out.
 
 A cell is right by one process that has all the data, as in test_lives.py.
 """
@@ -36,6 +36,7 @@ has_lightning = pytest.mark.skipif(importlib.util.find_spec("lightning") is None
 has_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="needs transformers"
 )
+has_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
 ALGORITHMS: dict[str, dict[str, Any]] = {"gradient_allreduce": {}, "local_sgd": {"period": 1}}
 
 
@@ -220,6 +221,24 @@ def test_the_trainer_trains_a_model_twice(second, tmp_path):
         Wrapped(expected, optimizer, None, lambda: None).train(rows.expand(STEPS, -1, -1))
         require_right(model.model, expected)
     del kept
+
+
+# --- Accelerate ---
+
+
+@in_job
+@has_accelerate
+@pytest.mark.parametrize("life", LIVES)
+def test_accelerate_prepares_a_model_twice(life):
+    """It moves the model to "cpu:0", which to torch is another device than "cpu"."""
+    from accelerate import Accelerator
+
+    def wrap(model: nn.Module) -> Wrapped:
+        accelerator, optimizer = Accelerator(cpu=True), sgd(model)
+        wrapped = accelerator.prepare_model(gs.DataParallel(model, optimizer), evaluation_mode=True)
+        return Wrapped(wrapped, accelerator.prepare(optimizer), wrapped, wrapped.close)
+
+    twice(wrap, life)
 
 
 # --- stock DDP with our hooks, FSDP2 with codecs ---

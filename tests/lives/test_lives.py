@@ -217,6 +217,32 @@ def test_a_model_that_is_wrapped_again_trains_right(face, kind, life):
     train_twice(face, kind, life, {})
 
 
+# --- a model whose memory is replaced ---
+
+
+def new_memory_for_all(model: nn.Module) -> None:
+    """To a user, "cpu:0" is the CPU. To torch it is another device, so weights and gradients are copied."""
+    model.to("cpu:0")
+
+
+def new_memory_for_gradients(model: nn.Module) -> None:
+    for param in model.parameters():
+        if param.grad is not None:
+            param.grad.data = param.grad.data.clone()
+
+
+@pytest.mark.parametrize("replace", [new_memory_for_all, new_memory_for_gradients])
+@pytest.mark.parametrize(("face", "kind"), CELLS)
+def test_a_model_whose_memory_is_replaced_between_steps(face, kind, replace):
+    model, expected = seeded(mlp), seeded(mlp)
+    wrapped = FACES[face](model, kind)
+    for batch in inputs(1, gs.rank()):
+        replace(model)
+        wrapped.train(batch[None])
+    alone(expected, face, kind, 1)
+    require_right(model, expected)
+
+
 # --- what is wrapped the second time ---
 
 FEW = [cycle, lives, dropped_on_rank_0]

@@ -206,7 +206,7 @@ void Lockstep::adopt(const Bucket& bucket, const std::vector<bool>& used, bool t
     // The gradient may have been replaced long after the parameter's round was over.
     const bool elsewhere = trained_too && grad.defined() &&
                            (grad.layout() != at::kStrided || grad.data_ptr() != view.data_ptr());
-    if (wanted && (!grad.defined() || elsewhere)) param.mutable_grad() = view;
+    if (wanted && (!grad.defined() || elsewhere)) bucket.give_gradient(position);
   }
 }
 
