@@ -8,7 +8,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from torch import Tensor, nn
 
 import gossamer as gs
@@ -215,6 +220,48 @@ def test_weight_averaging_callbacks() -> None:
         averaged = fit(GossamerStrategy("bytegrad"), Net(), max_epochs=2, callbacks=[callback])
         assert all_equal(averaged)
         assert not torch.equal(averaged, plain)
+
+
+class WithBackbone(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = self.net[:2], self.net[2]
+        del self.net
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.head(self.backbone(batch))
+
+    def configure_optimizers(self) -> Any:
+        return optimizer_for("", (param for param in self.parameters() if param.requires_grad))
+
+
+def finetune(strategy: Any, mine: list[Tensor]) -> WithBackbone:
+    module = WithBackbone()
+    thaw = BackboneFinetuning(
+        1, lambda _: 1.0, backbone_initial_lr=0.05, should_align=False, initial_denom_lr=1.0
+    )
+    run = trainer(strategy, max_epochs=2, callbacks=[thaw])
+    run.fit(module, torch.utils.data.DataLoader(mine, batch_size=None))  # type: ignore[arg-type]
+    return module
+
+
+def test_a_backbone_that_is_thawed_later_trains_as_in_one_process() -> None:
+    """Torch's own DDP, and so DDPStrategy, leaves the gradients of what was frozen at wrap as they are."""
+    alone = WithBackbone()
+    optimizer = optimizer_for("", alone.head.parameters())
+    same = [[batch[:3] for batch in batches(4, rank)] for rank in range(gs.size())]
+    for epoch in range(2):
+        if epoch == 1:
+            optimizer.add_param_group({"params": [*alone.backbone.parameters()], "lr": 0.05})
+        for step in range(4):
+            alone.zero_grad()
+            alone(torch.cat([every[step] for every in same])).square().mean().backward()
+            optimizer.step()
+    for strategy in (GossamerStrategy(), BaguaStrategy()):
+        module = finetune(strategy, same[gs.rank()])
+        torch.testing.assert_close(weights(module), weights(alone), rtol=1e-4, atol=1e-5)
+    with pytest.raises(gs.ConfigError, match="has become trainable since the model was wrapped"):
+        finetune(GossamerStrategy("local_sgd", period=1), same[gs.rank()])
 
 
 class Compiled(Net):
