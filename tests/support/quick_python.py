@@ -32,6 +32,7 @@ MOST_BYTES = 1 << 17  # of a request
 def program() -> str:
     """The path of the script. Its server starts at the first call and ends with this process."""
     import atexit
+    import shlex
     import shutil
     import tempfile
 
@@ -47,7 +48,9 @@ def program() -> str:
     path = os.path.join(folder, "python")
     with open(path, "w") as file:
         file.write(
-            f"#!{sys.executable} -IS\nimport sys\nsys.path[0] = {os.path.dirname(__file__)!r}\n"
+            # A shell runs the first lines, because a line with "#!" can name no path with a space.
+            f"#!/bin/sh\n'''exec' {shlex.quote(sys.executable)} -IS \"$0\" \"$@\"\n' '''\n"
+            f"import sys\nsys.path[0] = {os.path.dirname(__file__)!r}\n"
             f"from quick_python import main\nmain({address!r}, {sys.executable!r}, {own_processes()!r})\n"
         )
     os.chmod(path, 0o755)
