@@ -9,7 +9,9 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils import cpp_extension
@@ -30,14 +32,16 @@ def load() -> Any:
     with (folder / "turn").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         (folder / "lock").unlink(missing_ok=True)  # torch's own lock stays after a compile that was killed
-        native = cpp_extension.load(
-            name="late_device",
-            sources=[str(ROOT / "tests" / "cpp" / "device" / "late_device.cpp")],
-            extra_cflags=["-O0", "-std=c++20", "-fvisibility=hidden"],
-            extra_ldflags=[str(library), f"-Wl,-rpath,{library.parent}"],
-            extra_include_paths=[str(ROOT / "csrc")],
-            build_directory=str(folder),
-        )
+        # torch quotes no path that it gives to the linker.
+        with mock.patch.object(cpp_extension, "TORCH_LIB_PATH", quote(cpp_extension.TORCH_LIB_PATH)):
+            native = cpp_extension.load(
+                name="late_device",
+                sources=[str(ROOT / "tests" / "cpp" / "device" / "late_device.cpp")],
+                extra_cflags=["-O0", "-std=c++20", "-fvisibility=hidden"],
+                extra_ldflags=[quote(str(library)), quote(f"-Wl,-rpath,{library.parent}")],
+                extra_include_paths=[str(ROOT / "csrc")],
+                build_directory=str(folder),
+            )
     torch.utils.rename_privateuse1_backend("late")
     module = types.ModuleType("torch.late")
     module.__dict__.update(
