@@ -24,6 +24,6 @@ printf '#!/bin/sh\nexec %s -F %s "$@"\n' "$(command -v ssh)" "$own/config" > "$o
 chmod +x "$own/ssh"
 export PATH="$own:$PATH"
 
-# --grace is below terminationGracePeriodSeconds of job.yaml.
+# --grace is below terminationGracePeriodSeconds of job.yaml. A shell runs the discovery command, so it is quoted.
 exec gossamer run --min-np "$MIN_WORKERS" --grace 50 --blacklist-cooldown-range 10 300 \
-  --host-discovery-script "$scripts/hosts.sh" -p "$PORT" -i "$KEYS/id" "$@"
+  --host-discovery-script "'$scripts/hosts.sh'" -p "$PORT" -i "$KEYS/id" "$@"
