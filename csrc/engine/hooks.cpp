@@ -11,6 +11,7 @@ namespace gossamer {
 namespace {
 
 using torch::autograd::variable_list;
+using torch::autograd::utils::LambdaPostHook;
 
 // Compiled autograd would put the hook's id into its cache key; the hook itself has no state to describe.
 void no_compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {
@@ -89,12 +90,14 @@ void Hooks::add_hook(int64_t index, const Listener& listener) {
   Slot& slot = slots_[static_cast<size_t>(index)];
   auto accumulator = torch::autograd::impl::grad_accumulator(params_[static_cast<size_t>(index)]);
   auto* node = accumulator.get();
-  const auto key = node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+  auto hook = std::make_unique<LambdaPostHook>(
       [listener, index](const variable_list& outputs, const variable_list& inputs) {
         listener(index, !inputs.empty() && inputs[0].defined());
         return outputs;
       },
-      no_compiled_args));
+      no_compiled_args);
+  slot.hook = hook.get();
+  const auto key = node->add_post_hook(std::move(hook));
   slot.node = node;
   slot.accumulator = std::make_shared<decltype(accumulator)>(std::move(accumulator));
   slot.remove_hook = [node, key] { node->del_post_hook(key); };
@@ -138,6 +141,7 @@ std::vector<int64_t> Hooks::awaited(size_t buckets) const {
 Hooks::Arrival Hooks::arrive(int64_t index, bool arrived) {
   Slot& slot = slots_[static_cast<size_t>(index)];
   if (!slot.bucket) return Arrival::none;
+  require_own(index);
   ++slot.arrivals;
   if (counting()) {
     check_gradient(index);
@@ -176,6 +180,24 @@ void Hooks::refuse_surplus(int64_t index) {
                        : what +
                              "got its gradient twice in one backward, which a reentrant checkpoint does to a "
                              "parameter that it shares; use torch.utils.checkpoint with use_reentrant=False");
+}
+
+// torch's DistributedDataParallel takes each gradient in a hook of the same kind. One that was made before this wrapper
+// does nothing in this wrapper's backwards. One that was made later would average what this wrapper has averaged. It has
+// not run yet, and goes on to work once this wrapper is closed.
+void Hooks::require_own(int64_t index) const {
+  const Slot& slot = slots_[static_cast<size_t>(index)];
+  const auto accumulator =
+      torch::autograd::impl::try_get_grad_accumulator(params_[static_cast<size_t>(index)]);
+  if (!accumulator || !slot.bucket->has("grad")) return;
+  const auto& hooks = accumulator->post_hooks();
+  for (auto hook = hooks.rbegin(); hook != hooks.rend() && hook->get() != slot.hook; ++hook) {
+    if (dynamic_cast<const LambdaPostHook*>(hook->get()) == nullptr) continue;
+    raise_python(
+        ErrorKind::config, "engine: parameter '", names_[static_cast<size_t>(index)],
+        "' was wrapped in torch's DistributedDataParallel after Gossamer had it, and both would average its "
+        "gradient; close() or delete Gossamer's wrapper or optimizer first");
+  }
 }
 
 // Bucket::take and gather do not touch a gradient that this refuses.

@@ -98,10 +98,12 @@ class Hooks {
     int64_t expected = 1;               // arrivals that make it ready; a static graph may have others
     std::shared_ptr<void> accumulator;  // keeps the AccumulateGrad node, and so the hook, alive
     const void* node = nullptr;         // that node
+    const void* hook = nullptr;         // on it
     std::function<void()> remove_hook;
   };
   void add_hook(int64_t index, const Listener& listener);
   void check_gradient(int64_t index);
+  void require_own(int64_t index) const;
   bool counting() const { return static_graph_ && !counted_; }
 
   std::vector<at::Tensor> params_;

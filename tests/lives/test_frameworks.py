@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import gossamer as gs
 from tests.lives.faces import LR, MOMENTUM, Wrapped
-from tests.lives.test_lives import (
+from tests.lives.reference import (
     FEW,
     LIVES,
     STEPS,

@@ -1,13 +1,9 @@
 """The table of lives: a model that is wrapped, and wrapped again after its first wrapper has ended, in whatever way.
 
-Each cell is right by a reference of one process, on all ranks, or it is one ConfigError on all ranks. The ranks are
-processes with a default group, as a user's are. What ends a wrapper in a user's program, and when, is up to references,
-tracebacks, cycles and the collector, which may differ between ranks.
+Each cell is right by a reference of one process, on all ranks, or it is one ConfigError on all ranks.
 """
 
-import contextlib
 import copy
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,158 +15,34 @@ from torch import Tensor, nn
 import gossamer as gs
 import gossamer.horovod.torch as hvd
 from tests.lives.faces import ALGORITHMS, FACES, KINDS, Wrapped, optimizer_of
+from tests.lives.reference import (
+    CELLS,
+    FEW,
+    LIVES,
+    OnPurposeError,
+    alone,
+    begin,
+    closed,
+    cycle,
+    dropped,
+    dropped_on_rank_0,
+    end,
+    from_rank_0,
+    inputs,
+    lives,
+    require_right,
+    without_collector,
+)
 from tests.support.jobs import Job
-from tests.support.models import batches, flat_weights, mlp, seeded
+from tests.support.models import flat_weights, mlp, seeded
 
-STEPS = 3
 pytestmark = pytest.mark.usefixtures("job")
-
-
-def begin() -> None:
-    gs.init()
-    hvd.init(process_sets="dynamic")
-    gc.collect()
-    gc.freeze()  # cells collect often; what the imports have left need not be looked at each time
-
-
-def end() -> None:
-    hvd.shutdown()
-    gs.shutdown()
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
 def job(request: pytest.FixtureRequest) -> Iterator[Job]:
     with Job(request.param) as job, job.within(begin, end):
         yield job
-
-
-# --- the reference ---
-
-
-def inputs(phase: int, rank: int | None = None) -> Tensor:
-    """The batches of the first or second wrapper; those of one rank."""
-    every = batches(STEPS, seed=phase)
-    return every if rank is None else every.chunk(gs.size(), dim=1)[rank]
-
-
-def alone(model: nn.Sequential, face: str, kind: str, phase: int, *, part: bool = False) -> None:
-    """What one process does that has all the data; for peers, what ranks do together, each as a copy of the model."""
-    if kind != "peers":
-        optimizer = optimizer_of(face, kind, (model[0] if part else model).parameters())
-        for batch in inputs(phase):
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
-        return
-    copies = [copy.deepcopy(model) for _ in range(gs.size())]
-    optimizers = [optimizer_of(face, kind, (each[0] if part else each).parameters()) for each in copies]
-    for step in range(STEPS):
-        before = torch.stack([flat_weights(each) for each in copies])
-        mean = before.mean(dim=0)
-        for rank, (each, optimizer) in enumerate(zip(copies, optimizers, strict=True)):
-            optimizer.zero_grad()
-            each(inputs(phase, rank)[step]).square().mean().backward()
-            nn.utils.vector_to_parameters(mean.float(), each.parameters())
-            optimizer.step()
-    nn.utils.vector_to_parameters(flat_weights(copies[gs.rank()]).float(), model.parameters())
-
-
-def require_right(model: nn.Module, expected: nn.Module) -> None:
-    """On this rank. All ranks call it, so all of them have gone on."""
-    torch.testing.assert_close(flat_weights(model), flat_weights(expected), rtol=1e-4, atol=1e-6)
-
-
-def from_rank_0(model: nn.Module) -> None:
-    """Makes the weights of a model equal on all ranks, as wrapping does."""
-    for param in model.parameters():
-        dist.broadcast(param.data, 0)
-
-
-# --- how the first wrapper ends ---
-
-
-@contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """It might end the first wrapper, on one rank and not on another."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-class OnPurposeError(Exception):
-    pass
-
-
-def dropped(wrap: Callable[[], Wrapped]) -> None:
-    wrap().train(inputs(1, gs.rank()))
-
-
-def kept_losses(wrap: Callable[[], Wrapped]) -> Any:
-    return [loss for _, loss in wrap().train(inputs(1, gs.rank()))]
-
-
-def kept_outputs(wrap: Callable[[], Wrapped]) -> Any:
-    return [output for output, _ in wrap().train(inputs(1, gs.rank()))]
-
-
-def traceback(wrap: Callable[[], Wrapped]) -> Any:
-    def raises() -> None:
-        wrapped = wrap()
-        wrapped.train(inputs(1, gs.rank()))
-        raise OnPurposeError
-
-    try:
-        raises()
-    except OnPurposeError as error:
-        return error
-
-
-def cycle(wrap: Callable[[], Wrapped]) -> None:
-    wrapped: Any = wrap()
-    wrapped.train(inputs(1, gs.rank()))
-    wrapped.itself = wrapped
-
-
-def lives(wrap: Callable[[], Wrapped]) -> Any:
-    wrapped = wrap()
-    wrapped.train(inputs(1, gs.rank()))
-    return wrapped
-
-
-def lives_on_rank_0(wrap: Callable[[], Wrapped]) -> Any:
-    return lives(wrap) if gs.rank() == 0 else dropped(wrap)
-
-
-def dropped_on_rank_0(wrap: Callable[[], Wrapped]) -> Any:
-    return lives(wrap) if gs.rank() != 0 else dropped(wrap)
-
-
-def closed(wrap: Callable[[], Wrapped]) -> Any:
-    wrapped = lives(wrap)
-    wrapped.close()
-    return wrapped
-
-
-def closed_and_dropped(wrap: Callable[[], Wrapped]) -> None:
-    closed(wrap)
-
-
-LIVES = [
-    dropped,
-    kept_losses,
-    kept_outputs,
-    traceback,
-    cycle,
-    lives,
-    lives_on_rank_0,
-    dropped_on_rank_0,
-    closed,
-    closed_and_dropped,
-]
-CELLS = [(face, kind) for face in FACES for kind in KINDS[face]]
 
 
 def train_twice(
@@ -245,7 +117,6 @@ def test_a_model_whose_memory_is_replaced_between_steps(face, kind, replace):
 
 # --- what is wrapped the second time ---
 
-FEW = [cycle, lives, dropped_on_rank_0]
 PAIRS = [
     (face, first, second)
     for face in FACES
@@ -358,39 +229,6 @@ def test_a_copy_of_the_model(face, kind, life, when):
         require_right(made, expected)
         assert torch.equal(flat_weights(model), trained)
     del kept
-
-
-# --- what becomes of a graph whose wrapper has gone ---
-
-
-@pytest.mark.parametrize("face", ["DataParallel", "DistributedDataParallel", "bagua.DistributedDataParallel"])
-def test_a_backward_whose_wrapper_was_deleted_is_refused_and_one_whose_wrapper_was_replaced_is_averaged(face):
-    def build():
-        return nn.Linear(10, 5)  # whose backward does not need the weights, which wrapping writes
-
-    model = seeded(build)
-    output = FACES[face](model, "gradients").forward(inputs(1, gs.rank())[0])
-    if "bagua" not in face:  # there the model holds what was made
-        with pytest.raises(gs.ConfigError, match="was deleted before its backward"):
-            output.square().mean().backward(retain_graph=True)
-        assert all(param.grad is None for param in model.parameters())
-    again = FACES[face](model, "gradients")
-    output.square().mean().backward()
-    expected = seeded(build)
-    expected(inputs(1)[0]).square().mean().backward()
-    for param, right in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(param.grad, right.grad)
-    del again
-
-
-@pytest.mark.parametrize("face", ["DataParallel", "DistributedDataParallel"])
-def test_a_wrapper_that_was_replaced_says_so(face):
-    model = seeded(mlp)
-    first = FACES[face](model, "gradients")
-    second = FACES[face](model, "gradients")
-    with pytest.raises(gs.ConfigError, match="this wrapper has ended: its model was wrapped again"):
-        first.forward(inputs(1, gs.rank())[0])
-    second.train(inputs(1, gs.rank()))
 
 
 # --- ranks that come to the second wrapper in different ways ---

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import gossamer as gs
 from tests.lives.faces import FACES, KINDS
-from tests.lives.test_lives import begin, end
+from tests.lives.reference import begin, end
 from tests.support.jobs import Job
 from tests.support.models import mlp, seeded
 

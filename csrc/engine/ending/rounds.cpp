@@ -30,8 +30,8 @@ bool Rounds::begin() {
 void Rounds::surplus(int64_t index) {
   raise_assertion(parts_.worker.place() + ": parameter '" + parts_.hooks.name(index) +
                   "' got its gradient more often than backward_passes_per_step (" + std::to_string(passes_) +
-                  ") allows before step(); call step() or synchronize() first, or give a larger "
-                  "backward_passes_per_step");
+                  ") allows before step(); call step() or synchronize() first, give a larger "
+                  "backward_passes_per_step, or drop this optimizer if something else trains the model now");
 }
 
 }  // namespace gossamer

@@ -294,10 +294,6 @@ class Engine:
         if getattr(self, "_process", 0) == os.getpid() and not self.native.closed:
             self.leave("")
 
-    def output_gradient(self) -> None:
-        """Note that a backward of an output begins."""
-        self.native.output_gradient()
-
     @property
     def comm(self) -> Communicator:
         """The group, for tensors on the model's device."""

@@ -33,7 +33,7 @@ living: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 class Claimant(Protocol):
-    """What combines gradients of parameters, or steps, without an engine."""
+    """What combines gradients of parameters, or steps, and ends as soon as something else is made for one of them."""
 
     @property
     def params(self) -> Sequence[torch.Tensor]: ...
@@ -67,23 +67,41 @@ def take_over(params: Sequence[torch.Tensor]) -> None:
             engine.leave(_REPLACED)
 
 
+def require_untrained(params: Sequence[torch.Tensor], what: str) -> None:
+    """Raise ConfigError if an engine that take_over() has left, which has other parameters too, trains some of these.
+
+    On this rank alone: for what is made without a collective. `what` begins the message.
+    """
+    if not _C.owners_of([*params]):
+        return
+    gc.collect()  # a wrapper that nothing refers to is no reason
+    own = {id(param) for param in params}
+    for _, engine in _owners_of(params):
+        for name, param in engine.planned.items() if engine else ():
+            if id(param) not in own:
+                raise ConfigError(
+                    f"{what}: its parameters belong to a model that is wrapped already, together with '{name}', which "
+                    f"it does not have; close() that wrapper first"
+                )
+
+
 def begins_backward(engine: "Engine", params: Sequence[nn.Parameter]) -> Callable[[torch.Tensor], None]:
     """Return a hook for outputs of a forward, which tells the engine that their backward begins.
 
     The graph, which holds the hook, may live longer than the engine. The hook keeps neither it nor parameters alive.
     """
-    output_gradient, weak = weakref.WeakMethod(engine.output_gradient), [*map(weakref.ref, params)]
+    alive, weak = weakref.ref(engine), [*map(weakref.ref, params)]
 
     def hook(_grad: torch.Tensor) -> None:
-        if (tell := output_gradient()) is not None:
-            tell()
+        if (engine := alive()) is not None and engine.is_open:
+            engine.native.output_gradient()
         elif _C.inside_backward_of_all():
             known = [param for each in weak if (param := each()) is not None]
             if not _C.owners_of(known):  # else another wrapper has them now, and averages their gradients
                 raise ConfigError(
-                    "engine: the wrapper whose forward made this graph was deleted before its backward, so the "
-                    "gradients would be this rank's alone; keep the wrapper as long as its outputs, or call the model "
-                    "itself"
+                    "engine: the wrapper whose forward made this graph was closed or deleted before its backward, so "
+                    "the gradients would be this rank's alone; keep the wrapper as long as its outputs, or call the "
+                    "model itself"
                 )
 
     return hook

@@ -167,8 +167,8 @@ class BaguaDistributedDataParallel(Face):
 
     def __reduce__(self) -> Any:
         raise ConfigError(
-            "bagua: a model with an algorithm cannot be copied or pickled as a whole, because its engine belongs to "
-            "this process; save its state_dict(), or copy it before with_bagua"
+            "bagua: a model that has had an algorithm cannot be copied or pickled as a whole, even after close(), "
+            "because its engine belongs to this process; save its state_dict(), or copy it before with_bagua"
         )
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
@@ -181,7 +181,8 @@ class BaguaDistributedDataParallel(Face):
             self._hooked.enter_forward(inputs, training=counts)
 
     def _after_forward(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        self.engine.after_forward(output)
+        if self.engine.is_open:
+            self.engine.after_forward(output)
 
 
 def _ignored(module: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.engine import claimants, take_over
+from gossamer.engine import claimants, require_untrained, take_over
 from gossamer.errors import ConfigError
 from gossamer.horovod.torch.reduction.request import Request
 
@@ -30,6 +30,7 @@ class Passes:
         self._hooks: dict[int, Any] = {}
         self._replaced = False
         take_over(self.params)
+        require_untrained([param for param in self.params if param.requires_grad], "hvd.DistributedOptimizer")
         claimants.add(self)
         self.reset()
         if self.active:
@@ -110,7 +111,8 @@ class Passes:
         if self._left[index] <= 0:
             raise AssertionError(
                 f"{what} got its gradient more often than backward_passes_per_step ({self.passes}) allows before "
-                f"step(); call step() or synchronize() first, or give a larger backward_passes_per_step"
+                f"step(); call step() or synchronize() first, give a larger backward_passes_per_step, or drop this "
+                f"optimizer if something else trains the model now"
             )
         if param.grad is not None and param.grad.requires_grad:
             raise AssertionError(

@@ -41,10 +41,6 @@ class Reduction(Passes):
         self._number: int | None = None
         self._way: EngineReduction | NegotiatedReduction | None = None
         self.why: str = "the first synchronize() chooses"
-        ids = {id(param) for param in request.params}
-        for other in list(_live):
-            if not ids.isdisjoint(map(id, other.params)):
-                other.leave()
         _live.add(self)
 
     @property
@@ -118,7 +114,6 @@ class Reduction(Passes):
         """
         if self._way is not None:
             self._way.close(crashed=crashed)
-            claimants.add(self)
             self.install()
         self._way, self._number = None, None
         self.reset()
@@ -156,8 +151,11 @@ class Reduction(Passes):
         if refusal:
             way = NegotiatedReduction(request, self._number, sparse=sparse, early=all_here)
         else:
-            claimants.discard(self)  # the engine stands for it
-            way = EngineReduction(request, self._number, passes=self.passes, order=list(self.complete))
+            claimants.discard(self)  # else the engine, which is this one's, would end it
+            try:
+                way = EngineReduction(request, self._number, passes=self.passes, order=list(self.complete))
+            finally:
+                claimants.add(self)
             self.remove()  # the engine counts natively
         if all_here:
             self._way = way
