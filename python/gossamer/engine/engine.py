@@ -32,7 +32,7 @@ from gossamer.engine.compiling import uncompiled
 from gossamer.engine.graph import Graph
 from gossamer.engine.join import UnevenInputs
 from gossamer.engine.living import begins_backward, living, refusal_to_wrap, take_over
-from gossamer.engine.merging import merge_counts, merge_fields, require_all_ranks
+from gossamer.engine.merging import merge_states
 from gossamer.engine.parts import Parts
 from gossamer.engine.plan import Sizes
 from gossamer.engine.reporting import Figures
@@ -364,33 +364,7 @@ class Engine:
         Raises:
             ConfigError: the states are not those of all ranks, or not of one step, or the algorithm cannot merge them.
         """
-        require_all_ranks(states)
-        algorithm, before = self.algorithm, len(states)
-        apart = algorithm.independent
-        counts = merge_counts(states, ("optimizer_steps", "backward_count"), apart=apart)
-        common = merge_counts(states, ("plan", "tuned"), apart=False)
-        # A mean over m ranks divides by m what a mean over n divided by n.
-        share = self._comm.size / before if algorithm.average else 1.0
-        share /= algorithm.owed_by(self._comm)
-        # By hosts, float16 is divided before the sum inside a host, and what is unsent is of these sums.
-        half = states[0].get("saved_by", self.place)["largest_host"] / self.place["largest_host"]
-        halves = {
-            name for name, param in zip(self._names, self._params, strict=True) if param.dtype == torch.half
-        }
-        fields = merge_fields(
-            [state["fields"] for state in states],
-            algorithm.field_rules,
-            owed_factor=lambda name: share * half if name in halves else share,
-            where=type(algorithm).__name__,
-        )
-        own = states[0]["algorithm"]
-        return {
-            **counts,
-            **common,
-            "fields": fields,
-            "algorithm": own,
-            "saved_by": {**self.place, "merged": before},
-        }
+        return merge_states(states, self.algorithm, self._comm, self.place, self.params)
 
     @property
     def place(self) -> dict[str, int]:

@@ -6,12 +6,16 @@ Merge for each of its fields what becomes of it; docs/resuming.md has the table.
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gossamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gossamer.comm import Communicator
+    from gossamer.engine.algorithm import Algorithm
 
 
 class Merge(enum.Enum):
@@ -23,6 +27,42 @@ class Merge(enum.Enum):
     EQUAL = "equal"
     #: It is made anew from the weights.
     ANEW = "anew"
+
+
+def merge_states(
+    states: Sequence[Mapping[str, Any]],
+    algorithm: "Algorithm",
+    comm: "Communicator",
+    place: Mapping[str, int],
+    params: Mapping[str, Tensor],
+) -> dict[str, Any]:
+    """Return the state of an engine of one of m ranks. See Engine.merged_state().
+
+    Args:
+        states: what the n ranks have saved, in rank order.
+        place: Engine.place of the rank that loads.
+        params: the parameters that the ranks share, by name.
+    """
+    require_all_ranks(states)
+    apart = algorithm.independent
+    # A mean over m ranks divides by m what a mean over n divided by n.
+    share = comm.size / len(states) if algorithm.average else 1.0
+    share /= algorithm.owed_by(comm)
+    # By hosts, float16 is divided before the sum inside a host, and what is unsent is of these sums.
+    half = states[0].get("saved_by", place)["largest_host"] / place["largest_host"]
+    fields = merge_fields(
+        [state["fields"] for state in states],
+        algorithm.field_rules,
+        owed_factor=lambda name: share * half if params[name].dtype == torch.half else share,
+        where=type(algorithm).__name__,
+    )
+    return {
+        **merge_counts(states, ("optimizer_steps", "backward_count"), apart=apart),
+        **merge_counts(states, ("plan", "tuned"), apart=False),
+        "fields": fields,
+        "algorithm": states[0]["algorithm"],
+        "saved_by": {**place, "merged": len(states)},
+    }
 
 
 def merge_fields(
