@@ -47,7 +47,7 @@ def ends(folder: Path) -> dict[int, dict]:
 
 
 def wait_until(found) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 400
     while not found():
         assert time.monotonic() < until
         time.sleep(0.05)

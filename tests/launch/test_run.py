@@ -117,6 +117,18 @@ def test_root_cause_is_the_first_failure_not_the_lost_connection(fork, script) -
     assert err.splitlines()[-1] == "KeyError: 'the real cause'"
 
 
+def test_worker_killed_while_it_reports_its_failure_is_named_with_its_signal(fork, script) -> None:
+    train = script("""
+        class DiesInTheReport:
+            def __str__(self):
+                os.kill(os.getpid(), 9)
+        sys.exit(DiesInTheReport())
+    """)
+    code, _, err = fork([*RUN, "-np", "2", train]).finish()
+    assert code == 128 + 9
+    assert "was killed by signal 9 (SIGKILL)" in err.splitlines()[-1]
+
+
 def test_killed_worker_is_named_with_its_signal(fork, script) -> None:
     train = script("""
         if rank == 1:
@@ -262,7 +274,10 @@ def test_warnings_as_errors_find_nothing(start, tmp_path, flags) -> None:
     """
     (tmp_path / "train.py").write_text(textwrap.dedent(train))
     code, out, err = start([*RUN, *flags, "train.py"], env={"PYTHONWARNINGS": "error"}).finish()
-    assert (code, err) == (0, "")
+    said = [
+        line for line in err.splitlines() if "workers are ready; waits up to" not in line
+    ]  # on a busy machine
+    assert (code, said) == (0, [])
     assert sorted(out.splitlines()) == ["[0] done", "[1] done"]
 
 

@@ -15,7 +15,7 @@ class Started:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
 
-    def finish(self, timeout_s: float = 180) -> tuple[int, str, str]:
+    def finish(self, timeout_s: float = 400) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, out, err
 

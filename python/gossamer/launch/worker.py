@@ -89,14 +89,19 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _write_error_file(error: BaseException, text: str) -> None:
-    """Writes torchelastic's format, and the time in nanoseconds, because whole seconds cannot order failures."""
+    """Writes torchelastic's format, and the time in nanoseconds, because whole seconds cannot order failures.
+
+    The file comes into being whole: the agent reads it, also if it has ended this process meanwhile.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
     now_ns = time.time_ns()
     extra = {"py_callstack": text, "timestamp": str(now_ns // 10**9), "time_ns": now_ns}
-    with open(path, "w") as file:
-        json.dump({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}, file)
+    message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
+    with open(path + ".part", "w") as file:
+        json.dump({"message": message}, file)
+    os.replace(path + ".part", path)
 
 
 if __name__ == "__main__":
