@@ -68,7 +68,33 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
+void drop_tensor(void* tensor) { delete static_cast<at::Tensor*>(tensor); }
+
+// The same memory, in a storage that tells who holds this view apart from who holds its neighbours.
+at::Tensor with_own_storage(const at::Tensor& view) {
+  at::DataPtr memory(view.data_ptr(), new at::Tensor(view), &drop_tensor, view.device());
+  const auto bytes = static_cast<size_t>(view.numel()) * view.element_size();
+  at::Storage storage(at::Storage::use_byte_size_t(), bytes, std::move(memory), nullptr, false);
+  auto own = at::detail::make_tensor<at::TensorImpl>(std::move(storage), view.key_set(), view.dtype());
+  own.unsafeGetTensorImpl()->set_sizes_and_strides(view.sizes(), view.strides());
+  return own;
+}
+
+// Gives those who hold this storage a copy of its memory, so that the memory can be written.
+void move_elsewhere(const at::Tensor& view) {
+  const at::Tensor copy = view.clone(at::MemoryFormat::Preserve);
+  auto* held = view.storage().unsafeGetStorageImpl();
+  held->set_data_ptr_noswap(std::move(copy.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
+}
+
 }  // namespace
+
+std::optional<at::Tensor> flat_memory_of(const at::Tensor& weight) {
+  if (!weight.has_storage()) return std::nullopt;
+  const at::DataPtr& memory = weight.storage().data_ptr();
+  if (memory.get_deleter() != &drop_tensor) return std::nullopt;
+  return *static_cast<at::Tensor*>(memory.get_context());
+}
 
 Placement Placement::in_turn(const std::vector<at::Tensor>& params, int64_t block, int64_t alignment) {
   const int64_t step =
@@ -116,8 +142,10 @@ at::Tensor Bucket::add_field(const std::string& name, Communicator* comm,
   }
   const auto whole = [](const auto& pieces) { return pieces.size() == 1; };
   if (std::all_of(placement_.pieces.begin(), placement_.pieces.end(), whole)) {
-    for (size_t i = 0; i < params_.size(); ++i)
-      field.views.push_back(shaped(field.flat, placement_.pieces[i][0].offset, i));
+    for (size_t i = 0; i < params_.size(); ++i) {
+      const auto view = shaped(field.flat, placement_.pieces[i][0].offset, i);
+      field.views.push_back(name == "weight" ? with_own_storage(view) : view);
+    }
   }
   return fields_.emplace(name, std::move(field)).first->second.flat;
 }
@@ -285,12 +313,36 @@ void Bucket::adopt_gradients() {
   }
 }
 
+bool Bucket::is_in_place(size_t position) const {
+  const at::Tensor& weight = views("weight")[position];
+  return params_[position].data_ptr() == weight.data_ptr() && same_layout(params_[position], weight);
+}
+
+bool Bucket::strayed() const {
+  for (size_t i = 0; i < params_.size() && has("weight"); ++i) {
+    if (!is_in_place(i)) return true;
+  }
+  return false;
+}
+
+bool Bucket::weights_held() const {
+  for (size_t i = 0; i < params_.size() && has("weight"); ++i) {
+    if (!is_in_place(i) && views("weight")[i].storage().use_count() > 1) return true;
+  }
+  return false;
+}
+
 void Bucket::adopt_weights() {
   const c10::OptionalDeviceGuard guard(device_);
-  const auto& weights = views("weight");
+  if (!has("weight")) return;
+  auto& weights = fields_.at("weight").views;
   for (size_t i = 0; i < params_.size(); ++i) {
+    if (is_in_place(i)) continue;
     const at::Tensor data = params_[i].detach();
-    if (data.data_ptr() == weights[i].data_ptr() && same_layout(data, weights[i])) continue;
+    if (weights[i].storage().use_count() > 1) {
+      move_elsewhere(weights[i]);
+      weights[i] = with_own_storage(shaped(flat("weight"), placement_.pieces[i][0].offset, i));
+    }
     weights[i].copy_(data);
     params_[i].set_data(weights[i]);
   }

@@ -31,6 +31,9 @@ struct Placement {
   static Placement in_turn(const std::vector<at::Tensor>& params, int64_t block, int64_t alignment);
 };
 
+// The view of flat memory that a weight in a bucket is; its storage is the whole memory, and the weight's is not.
+std::optional<at::Tensor> flat_memory_of(const at::Tensor& weight);
+
 class Bucket {
  public:
   // `indices` and `names` are those of the parameters in the engine's list. Padding is zero. `dtype` is that of the
@@ -77,9 +80,15 @@ class Bucket {
   // `after` copies it back. `unused`: this rank has no gradient for the parameter. Valid until the next call.
   Around around(const std::vector<uint8_t*>& gradients, std::vector<bool> unused, double scale);
 
-  // Moves existing gradients, or weights outside it, into the memory of their field.
+  // Moves existing gradients, or weights outside it, into the memory of their field. Who still holds a weight's memory of
+  // before, as a script that will put it back, keeps its values there.
   void adopt_gradients();  // if there is a field for them
   void adopt_weights();
+
+  bool strayed() const;  // whether a weight lies elsewhere
+
+  // Whether a weight lies elsewhere, and someone holds its memory here, so that the script will likely put it back.
+  bool weights_held() const;
 
   // Makes the parameter's gradient a view of the flat memory.
   void give_gradient(size_t position) const;
@@ -108,6 +117,7 @@ class Bucket {
   void copy_in(const std::vector<size_t>& positions, double scale, std::vector<flat::Segment> more);
   void fill(const std::string& field, const std::vector<flat::Segment>& segments, double scale);
   at::Tensor shaped(const at::Tensor& flat, int64_t offset, size_t position) const;
+  bool is_in_place(size_t position) const;  // its weight
   at::Tensor piece_of(const std::string& field, const Placement::Piece& piece) const;
 
   int64_t index_;

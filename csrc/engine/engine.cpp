@@ -8,6 +8,7 @@
 
 #include "backend/gil.h"
 #include "device_kernels.h"
+#include "engine/outermost.h"
 #include "engine/owners.h"
 
 namespace gossamer {
@@ -64,6 +65,8 @@ void Engine::reset() {
   flight_.reset(hooks_.awaited(flight_.plan().size()));
   endings_.lockstep.reset();
   in_backward_ = false;
+  until_end_.reset();
+  graph_task_ = -1;
 }
 
 void Engine::resume(int64_t step, int64_t optimizer_steps) {
@@ -84,11 +87,7 @@ void Engine::output_gradient() {
   const int graph_task = torch::autograd::get_current_graph_task_id();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (in_backward_ && graph_task_ != -1 && graph_task_ != graph_task) {
-      // That backward never reached its end, and this one counts on top of its gradients.
-      hooks_.remember_failure(ErrorKind::comm, "its previous backward raised before it ended");
-      in_backward_ = false;
-    }
+    if (in_backward_ && graph_task_ != -1 && graph_task_ != graph_task) lose_backward();
     graph_task_ = graph_task;
   }
   begin();
@@ -96,18 +95,37 @@ void Engine::output_gradient() {
 
 void Engine::begin() {
   if (!sync_) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (in_backward_ || worker_.closed()) return;
-  worker_.check_alive();
-  check_capture();
-  join_.begin_backward();
-  in_backward_ = true;
-  ending_ = chosen_;
-  hooks_.begin_backward();
-  if (!ending_->begin()) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([engine = weak_from_this()] {
-    if (const auto alive = engine.lock()) alive->finish(/*abandoned=*/false);
-  });
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // autograd drops the callback of a backward that raises. A forward completes it, but one of the bare model does not.
+    if (in_backward_ && until_end_ && until_end_->expired()) lose_backward();
+    if (in_backward_ || worker_.closed()) return;
+    worker_.check_alive();
+    check_capture();
+    join_.begin_backward();
+    in_backward_ = true;
+    ending_ = chosen_;
+    hooks_.begin_backward();
+    try {
+      hooks_.survey_locked();
+    } catch (const RaisedError& error) {
+      hooks_.remember_failure(error.kind, error.message);
+    }
+    if (ending_->ends_with_backward()) {
+      const auto token = std::make_shared<int>();
+      until_end_ = token;
+      at_end_of_outermost_backward([engine = weak_from_this(), token] {
+        if (const auto alive = engine.lock()) alive->finish(/*abandoned=*/false);
+      });
+    }
+  }
+  if (on_begin_) on_begin_();
+}
+
+// That backward never reached its end, and the next one counts on top of its gradients.
+void Engine::lose_backward() {
+  hooks_.remember_failure(ErrorKind::comm, "its previous backward raised before it ended");
+  in_backward_ = false;
 }
 
 void Engine::on_gradient(int64_t index, bool arrived) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool sync() const { return sync_; }
   void end_by(Ending& ending);
 
+  // `on_begin` is called when a backward that communicates begins, in its thread, before its first bucket is sent.
+  void set_on_begin(std::function<void()> on_begin) { on_begin_ = std::move(on_begin); }
+
   // Called when the model's output gets its gradient, which is before any parameter does and in the outermost backward.
   // torch.autograd.grad does not touch param.grad, and the engine ignores it.
   void output_gradient();
@@ -70,7 +74,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Endings& endings() { return endings_; }
 
  private:
-  void begin();  // of a backward; idempotent
+  void begin();          // of a backward; idempotent
+  void lose_backward();  // with the mutex
   void on_gradient(int64_t index, bool arrived);
   void finish(bool abandoned);
   void reset();  // with the mutex
@@ -85,7 +90,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<bool> sync_{true};
   std::atomic<Ending*> chosen_ = &endings_.lockstep;
   Ending* ending_ = chosen_;  // of this backward: what was chosen when it began
+  std::function<void()> on_begin_;
   bool in_backward_ = false;
+  std::optional<std::weak_ptr<int>> until_end_;  // alive as long as autograd can still end this backward
   int graph_task_ = -1;  // autograd's number of the backward in which the output's gradient came
 };
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
@@ -81,23 +82,33 @@ std::vector<double> TimedWork::take_seconds() {
 void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) {
   const c10::OptionalDeviceGuard guard(bucket->device());
   if (comm.size() == 1) return;
+  // Of each parameter, because a GradScaler decides for each optimizer, which has some of them.
+  const at::Tensor zero = at::zeros({}, at::TensorOptions().dtype(bucket->dtype()).device(bucket->device()));
+  std::vector<at::Tensor> grads, extremes;  // a NaN wins in aminmax
   at::Tensor smallest;
-  std::vector<at::Tensor> extremes;  // a NaN wins in aminmax
   for (const auto& param : bucket->params()) {
     const at::Tensor& grad = param.grad();
-    if (!grad.defined() || grad.layout() != at::kStrided || grad.numel() == 0) continue;
+    if (!grad.defined() || grad.layout() != at::kStrided || grad.numel() == 0) {
+      grads.emplace_back();
+      extremes.insert(extremes.end(), 2, zero);
+      continue;
+    }
     record_use_on_current_stream(grad);
     const auto [low, high] = at::aminmax(grad.detach());
     extremes.push_back(low);
     extremes.push_back(high);
-    if (!smallest.defined() || grad.numel() < smallest.numel()) smallest = grad.detach();
+    grads.push_back(grad.detach());
+    if (!smallest.defined() || grad.numel() < smallest.numel()) smallest = grads.back();
   }
-  at::Tensor bad = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(bucket->device()));
-  if (!extremes.empty()) bad.fill_(at::isfinite(at::stack(extremes)).all().logical_not().to(at::kFloat));
+  at::Tensor bad = at::isfinite(at::stack(extremes)).view({-1, 2}).all(1).logical_not().to(at::kFloat);
   comm.all_reduce(bad, ReduceOp::max)->wait();
   if (!smallest.defined()) return;
-  // The value is not read on the host, which would make it wait for the device.
-  smallest.copy_(at::where(bad.gt(0).squeeze(), std::numeric_limits<double>::quiet_NaN(), smallest));
+  // The values are not read on the host, which would make it wait for the device.
+  const auto marks = at::where(bad.gt(0), std::numeric_limits<float>::quiet_NaN(), at::zeros_like(bad));
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const at::Tensor& grad = grads[i].defined() ? grads[i] : smallest;  // so that this rank notices it too
+    grad.as_strided({}, {}, grad.storage_offset()).add_(marks.select(0, static_cast<int64_t>(i)));
+  }
 }
 
 }  // namespace gossamer

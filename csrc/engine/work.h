@@ -104,8 +104,9 @@ class NoWork : public BucketWork {
   void run(Communicator&, const std::shared_ptr<Bucket>&) override {}
 };
 
-// For algorithms that leave each rank its own gradients. A NaN or Inf on any rank puts a NaN into the gradients of all, so
-// that a GradScaler skips the step on all ranks, as it does where gradients are averaged. Four bytes a bucket.
+// For algorithms that leave each rank its own gradients. A NaN or Inf in a parameter's gradient puts a NaN into that
+// of all ranks, so that a GradScaler skips the same steps on all ranks, as where gradients are averaged. Four bytes a
+// parameter.
 class AgreeOnFinite : public BucketWork {
  public:
   void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override;

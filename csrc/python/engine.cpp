@@ -58,6 +58,8 @@ void bind_buckets(py::module_& module) {
           py::arg("field"), py::arg("comm") = nullptr, py::arg("dtype") = py::none(), Release())
       .def("clear_padding", &Bucket::clear_padding, py::arg("field"), Release())
       .def("adopt_weights", &Bucket::adopt_weights, Release())
+      .def("weights_held", &Bucket::weights_held, Release())
+      .def_property_readonly("strayed", &Bucket::strayed)
       .def("set_aside", &Bucket::set_aside, py::arg("field"), Release())
       .def("value", &Bucket::value, py::arg("field"), py::arg("position"), Release())
       .def("set_value", &Bucket::set_value, py::arg("field"), py::arg("position"), py::arg("value"),
@@ -198,6 +200,7 @@ void bind_parts(py::module_& module) {
       .def("end", &Join::end, Release())
       .def("count", &Join::count, py::arg("samples"), Release())
       .def_property_readonly("ended_early", &Join::ended_early);
+  module.def("flat_memory_of", &flat_memory_of, py::arg("weight"));
   module.def("inside_backward", &inside_backward);
   module.def("inside_backward_of_all", &inside_backward_of_all);
 }
@@ -223,6 +226,12 @@ void bind_whole(py::module_& module) {
       .def_property("sync", &Engine::sync, &Engine::set_sync)
       .def("end_by", &Engine::end_by, py::arg("ending"), Release())
       .def("output_gradient", &Engine::output_gradient, Release())
+      .def(
+          "set_on_begin",
+          [](Engine& engine, py::function on_begin) {
+            engine.set_on_begin([call = PythonCallable(std::move(on_begin))] { call(); });
+          },
+          py::arg("on_begin"))
       .def("abandon", &Engine::abandon, Release())
       .def("end_round", &Engine::end_round, Release())
       .def("shadow", &Engine::shadow, Release())

@@ -344,7 +344,14 @@ class Bucket:
 
     def set_value(self, field: str, position: int, value: Tensor) -> None: ...
     def adopt_weights(self) -> None:
-        """Move the parameters into the memory of the field "weight"."""
+        """Move the parameters into the memory of the field "weight". Who holds the memory of one keeps its values."""
+
+    @property
+    def strayed(self) -> bool:
+        """Whether a parameter has been given other memory than that of the field "weight"."""
+
+    def weights_held(self) -> bool:
+        """Return whether a parameter has been given other memory, and something holds its memory of the field."""
 
     def clear_padding(self, field: str) -> None:
         """Zero what lies between the parameters."""
@@ -502,6 +509,12 @@ class Join:
     @property
     def ended_early(self) -> bool: ...
 
+def flat_memory_of(weight: Tensor) -> Tensor | None:
+    """Return the view of flat memory that a weight in a bucket is; None for other tensors.
+
+    The storage of the view is the whole memory. That of the weight is its own part, which tells who holds it.
+    """
+
 def inside_backward() -> bool:
     """Whether the calling thread is in a backward, such as a recomputed forward."""
 
@@ -539,6 +552,7 @@ class Engine:
     def sync(self, arg1: bool, /) -> None: ...
     def end_by(self, ending: Ending) -> None: ...
     def output_gradient(self) -> None: ...
+    def set_on_begin(self, on_begin: Callable[[], None]) -> None: ...
     def abandon(self) -> None:
         """Complete the communication of a backward that raised, so that no rank waits for this one."""
 

@@ -36,9 +36,11 @@ class Ending {
   virtual bool takes_gradients() const { return true; }
   virtual void gradient_complete(int64_t /*index*/) {}
 
-  // Called with the mutex. begin(): whether the end of autograd's backward is this object's end. surplus(): one more
-  // gradient came for a parameter that was complete, whose gradient may already be travelling.
-  virtual bool begin() { return true; }
+  // Whether the end of autograd's backward is this object's end.
+  virtual bool ends_with_backward() const { return true; }
+
+  // Called with the mutex. surplus(): one more gradient came for a parameter that was complete, whose gradient may
+  // already be travelling.
   virtual void surplus(int64_t index) { parts_.hooks.refuse_surplus(index); }
   virtual void before_last_bucket() {}
   virtual void after_last_bucket() {}

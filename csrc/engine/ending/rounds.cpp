@@ -17,16 +17,6 @@ bool Rounds::under_way() const {
   return parts_.hooks.any_complete();
 }
 
-// The survey, which elsewhere a forward makes: nothing else looks at the parameters before their gradients are sent.
-bool Rounds::begin() {
-  try {
-    parts_.hooks.survey_locked();
-  } catch (const RaisedError& error) {
-    parts_.hooks.remember_failure(error.kind, error.message);
-  }
-  return false;
-}
-
 void Rounds::surplus(int64_t index) {
   raise_assertion(parts_.worker.place() + ": parameter '" + parts_.hooks.name(index) +
                   "' got its gradient more often than backward_passes_per_step (" + std::to_string(passes_) +

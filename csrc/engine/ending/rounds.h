@@ -16,7 +16,7 @@ class Rounds : public Ending {
   bool under_way() const;  // some parameter of this round is complete
 
   bool takes_gradients() const override { return !parts_.worker.broken(); }  // the end of the round raises
-  bool begin() override;
+  bool ends_with_backward() const override { return false; }
   void surplus(int64_t index) override;
   void before_last_bucket() override { lockstep_.before_last_bucket(); }
   void after_last_bucket() override { lockstep_.after_last_bucket(); }

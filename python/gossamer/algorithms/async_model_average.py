@@ -98,10 +98,18 @@ class AsyncModelAverage(Algorithm):
             all_reduce(bucket.flat(), op="mean", group=self._comm)
 
     def before_forward(self, step: int) -> None:
-        assert self._background is not None
         # Weights must not change between two forwards of one step: the first one's gradients would not fit them.
         first, self._forward_of = self._forward_of != step, step
-        if not first or self._ask is not None or self._background.busy() or step < self.warmup_steps:
+        if first:
+            self._advance(step)
+
+    def before_step(self, step: int) -> None:
+        if self._forward_of != step:  # no forward of this step went through the wrapper
+            self._advance(step)
+
+    def _advance(self, step: int) -> None:
+        assert self._background is not None
+        if self._ask is not None or self._background.busy() or step < self.warmup_steps:
             return
         if self._begun:
             self._add_result()

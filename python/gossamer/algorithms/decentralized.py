@@ -58,6 +58,9 @@ class Decentralized(Algorithm):
                 bucket.add_field(field, comm)
 
     def before_forward(self, step: int) -> None:
+        self.before_backward(step)
+
+    def before_backward(self, step: int) -> None:
         if self._sent or step % self.interval or self.alone:
             return
         self._sent = self._buckets

@@ -143,7 +143,7 @@ class PowerSGD(Algorithm):
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))
 
-    def before_forward(self, step: int) -> None:
+    def before_backward(self, step: int) -> None:
         self._before.clear()
 
     def why_not_elastic(self) -> str:

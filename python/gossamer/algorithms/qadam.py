@@ -192,10 +192,13 @@ class AdamAlgorithm(Algorithm):
     def alignment(self, comm: Communicator) -> int:
         return whole_chunks(comm, self.block())
 
+    def _groups(self) -> dict[Tensor, dict[str, Any]]:
+        """Returns the group of each parameter as it is now: the optimizer's load_state_dict() makes other ones."""
+        return {param: group for group in self._optimizer.param_groups for param in group["params"]}
+
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm, self._buckets = comm, buckets
-        self._groups = {param: group for group in self._optimizer.param_groups for param in group["params"]}
-        require_in_optimizer(type(self).__name__, buckets, self._groups)
+        require_in_optimizer(type(self).__name__, buckets, self._groups())
         for bucket in buckets:
             bucket.add_field(self.field, comm)
             Unsent.by(self.codec, bucket).prepare()
@@ -239,7 +242,7 @@ class AdamAlgorithm(Algorithm):
         return ""
 
     def states_alike(self) -> list[Tensor]:
-        states = [self._optimizer.state[param] for param in self._groups if param in self._optimizer.state]
+        states = [self._optimizer.state[param] for param in self._groups() if param in self._optimizer.state]
         return [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
 
 
@@ -285,22 +288,23 @@ class QAdam(AdamAlgorithm):
         self._optimizer.frozen = not self.averages_gradients(step)
         if not self._optimizer.frozen:
             return
+        groups = self._groups()
         for bucket in self._buckets:
-            self._add_gradients(bucket)
+            self._add_gradients(bucket, groups)
         if not self.alone:
             self.average_fields()
 
     def close(self, *, crashed: bool = False) -> None:
         self._optimizer.frozen = None  # the optimizer goes on alone
 
-    def _add_gradients(self, bucket: _C.Bucket) -> None:
+    def _add_gradients(self, bucket: _C.Bucket, groups: dict[Tensor, dict[str, Any]]) -> None:
         for param, view in zip(bucket.params, bucket.views("momentum"), strict=True):
             state = self._optimizer.state_of(param)
             if state["exp_avg"].data_ptr() != view.data_ptr():  # new, or loaded
                 view.copy_(state["exp_avg"])
                 state["exp_avg"] = view
             if param.grad is not None:
-                self._optimizer.add_to_momentum(param, self._groups[param])
+                self._optimizer.add_to_momentum(param, groups[param])
 
 
 class OneBitAdam(QAdam):

@@ -176,7 +176,7 @@ class ZeroOneAdam(AdamAlgorithm):
             self._synchronise()
 
     def after_consensus(self) -> None:
-        for param in self._groups:
+        for param in self._groups():
             if param in self._optimizer.state:
                 self._optimizer.forget_updates(param)
 
@@ -190,5 +190,6 @@ class ZeroOneAdam(AdamAlgorithm):
         for param, view in views:
             view.copy_(self._optimizer.state_of(param)["update"])
         self.average_fields()
+        groups = self._groups()
         for param, view in views:
-            self._optimizer.take_mean(param, self._groups[param], view)
+            self._optimizer.take_mean(param, groups[param], view)

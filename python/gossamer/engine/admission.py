@@ -5,7 +5,7 @@ A refusal is returned, not raised: engine.py lets all ranks compare their refusa
 
 import dataclasses
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,11 @@ class Members:
         named = (module or self._alive()).named_parameters()
         return [(name, param) for name, param in named if name not in self.ignore]
 
+    @property
+    def training(self) -> bool:
+        """Whether the model is in training mode."""
+        return self._alive().training
+
     def ignored_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are left out, each once."""
         return [param for name, param in self._alive().named_parameters() if name in self.ignore]
@@ -49,9 +54,10 @@ class Members:
         return [(name, buffer) for name, buffer in self._alive().named_buffers() if name not in self.ignore]
 
     def require_same(self, known: Sequence[Tensor], module: nn.Module) -> None:
-        """Raise ConfigError if the module holds other parameter objects than `known`. They would have no hooks."""
-        for wrapped, (name, param) in zip(known, self.parameters(module), strict=True):
-            if param is not wrapped:
+        """Raise ConfigError if the module holds a parameter that is not `known`. It would have no hooks."""
+        objects = set(map(id, known))
+        for name, param in self.parameters(module):
+            if id(param) not in objects:
                 raise ConfigError(
                     f"engine: parameter '{name}' is another object than the one that was wrapped, and would train "
                     f"without the other ranks; load with assign=False, or close() and wrap the model again"
@@ -130,6 +136,8 @@ def _reasons(
             yield f"{type(algorithm).__name__}: this object serves another wrapped model; make one for each model"
     for name, param in named:
         yield from _of_a_parameter(name, param, comm.device)
+    if "weight" in algorithm.fields and (pair := overlapping([*named, *members.buffers()])):
+        yield overlap_text(algorithm, *pair)
     for name, child in members.modules():
         if f"{name}.weight" in members.ignore:
             continue
@@ -164,6 +172,51 @@ def _of_a_parameter(name: str, param: Tensor, device: torch.device) -> Iterator[
         yield f"{what} must be float32, float64, float16 or bfloat16 to be trained, got {param.dtype}"
     if param.device.type != device.type or (device.index is not None and param.device != device):
         yield f"{what} is on {param.device}, but this model's gradients travel from {device}"
+
+
+def overlapping(named: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
+    """Return the names of two tensors that have memory in common, one of which is trained; None if there are none."""
+    spans = []
+    for name, tensor in named:
+        if type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and tensor.numel():
+            begin = tensor.data_ptr()  # 0 on the meta device
+            spans.append(
+                (str(tensor.device), begin, begin + _extent(tensor) * tensor.element_size(), name, tensor)
+            )
+    open_spans: list[Any] = []
+    for span in sorted(spans, key=lambda each: each[:3]):
+        device, begin, _, name, tensor = span
+        open_spans = [each for each in open_spans if each[0] == device and begin < each[2]]
+        for *_, other_name, other in open_spans if begin else ():
+            if (tensor.requires_grad or other.requires_grad) and _have_common_element(tensor, other):
+                return other_name, name
+        open_spans.append(span)
+    return None
+
+
+def overlap_text(algorithm: Any, one: str, other: str) -> str:
+    """Return the reason against two tensors that have memory in common."""
+    return (
+        f"'{one}' and '{other}' share memory, which {type(algorithm).__name__} would give each its own; tie them by "
+        f"using one parameter object, or train with an algorithm that averages gradients"
+    )
+
+
+def _have_common_element(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have one whose spans of memory overlap. Columns of one matrix have none."""
+    if all(_extent(x) == x.numel() for x in (a, b)):
+        return True
+
+    def places(x: Tensor) -> Tensor:
+        inside = torch.arange(_extent(x)).as_strided(x.shape, x.stride()).reshape(-1)
+        return inside * x.element_size() + x.data_ptr()
+
+    return bool(torch.isin(places(a), places(b)).any())
+
+
+def _extent(x: Tensor) -> int:
+    """The number of elements from the first one in memory to the last one."""
+    return sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) + 1
 
 
 def _shape(tensor: Tensor) -> str:

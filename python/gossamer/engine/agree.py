@@ -132,6 +132,11 @@ def broadcast_everywhere(
         broadcast_tensors(each, on_device, source)
 
 
+def has_mean(x: Tensor) -> bool:
+    """Whether ranks can average a tensor: integers and float8 have no mean of their own kind."""
+    return (x.is_floating_point() and x.element_size() > 1) or x.is_complex()
+
+
 def mean_everywhere(comm: Communicator, control: Communicator, tensors: Iterable[Tensor]) -> None:
     """Average tensors on any device: mean_tensors() over the communicator that can move each of them."""
     for each, on_device in by_communicator(comm, control, tensors):

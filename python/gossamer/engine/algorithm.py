@@ -271,7 +271,14 @@ class Algorithm(ABC):
             raise ConfigError(f"{self!r} does not let codecs be chosen, got {dict(codecs)!r}")
 
     def before_forward(self, step: int) -> None:
-        """Called in the training thread before each forward that records gradients. `step`: optimizer steps so far."""
+        """Called in the training thread before each forward that records gradients. `step`: optimizer steps so far.
+
+        Not before one that the wrapper does not see, such as that of model.module, nor in eval mode: an evaluation may
+        have other weights in the model for a while.
+        """
+
+    def before_backward(self, step: int) -> None:
+        """Called when a synchronised backward begins, in its thread, before any bucket is ready."""
 
     def bucket_ready(self, bucket: _C.Bucket) -> None:
         """Called on the engine's worker thread, in bucket order, when all gradients of `bucket` are in place.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from gossamer import _C
 from gossamer.comm import Communicator
+from gossamer.engine.admission import overlap_text, overlapping
 from gossamer.engine.agree import require_equal
 from gossamer.engine.algorithm import Algorithm
 from gossamer.engine.parts import Parts
@@ -17,6 +18,7 @@ from gossamer.engine.plan import Sizes, plan_buckets
 from gossamer.engine.state import restore_fields, save_fields
 from gossamer.engine.watching import watch_of
 from gossamer.engine.worker import with_context
+from gossamer.errors import ConfigError
 from gossamer.observe.stall import Limits, Watch
 
 _log = logging.getLogger("gossamer")
@@ -94,8 +96,16 @@ class Buckets:
         self._algorithm.setup(self._comm, self.all)
 
     def adopt_weights(self) -> None:
-        """Move weights that lie elsewhere, because a parameter was given other memory, back into the buckets."""
-        if "weight" in self._algorithm.fields:
+        """Move weights that lie elsewhere, because a parameter was given other memory, back into the buckets.
+
+        Called before each moment of a step at which the algorithm may use them.
+
+        Raises:
+            ConfigError: two parameters were given memory in common.
+        """
+        if any(bucket.strayed for bucket in self.all):
+            if pair := overlapping(zip(self._names, self._params, strict=True)):
+                raise ConfigError(f"engine: {overlap_text(self._algorithm, *pair)}")
             for bucket in self.all:
                 bucket.adopt_weights()
 
@@ -141,8 +151,7 @@ class Buckets:
         bucket = _C.Bucket(len(self.all), indices, params, names, placement)
         for field in self._algorithm.fields:
             bucket.add_field(field, self._comm)
-        if "weight" in self._algorithm.fields:
-            bucket.adopt_weights()
+        bucket.adopt_weights()
         self.all = [*self.all, bucket]
         work = self._work_of(bucket)
         if self._timed:

@@ -17,11 +17,12 @@ from torch import nn
 
 from gossamer import _C
 from gossamer.autotune import Autotune, Tuned, Tuner, refusal_of_tuning
-from gossamer.comm import Communicator
+from gossamer.comm import Communicator, gather_numbers
 from gossamer.engine.admission import Members, tensors_in
 from gossamer.engine.agree import (
     broadcast_buffers,
     broadcast_everywhere,
+    has_mean,
     make_equal,
     mean_everywhere,
     require_same_model,
@@ -93,7 +94,7 @@ class Engine:
         self.algorithm: Algorithm = algorithm
         parts = Parts(algorithm, self._members, named, comm, control)
         self._buckets = Buckets(parts, Sizes(bucket_bytes, first_bucket_bytes, last))
-        self._steps = StepCounter(algorithm, self._count_step)
+        self._steps = StepCounter(algorithm, self._params, self._buckets.adopt_weights, self._count_step)
         refusal = refusal_to_wrap(self._members, comm, algorithm) or refusal_of_tuning(autotune, algorithm)
         settings = (
             f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}, "
@@ -102,8 +103,7 @@ class Engine:
         require_same_model(control, self._members, settings, refusal)
         take_over(self._params)
         if broadcast:
-            buffers = [buffer for _, buffer in self._members.buffers() if buffers_too]
-            make_equal(comm, control, [*self._params, *buffers])
+            make_equal(comm, control, [*self._params, *(self.buffers if buffers_too else [])])
 
         self._survives = False  # see survive()
         self.has_counted: bool = False  # by count()
@@ -140,6 +140,9 @@ class Engine:
             )
         self.graph: Graph = Graph(self.native, parts)
         self._output_gradient = begins_backward(self, self._params)
+        if type(algorithm).before_backward is not Algorithm.before_backward:
+            self.native.set_on_begin(weak_call(weakref.WeakMethod(self._begin_backward)))
+        self._choose_ending()
         self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())
         self._buckets.arrive(trainable[::-1])
         done = weak_call(weakref.WeakMethod(self._end_tuning))
@@ -173,16 +176,28 @@ class Engine:
             native.hooks.survey()
             native.check_capture()
             self._buckets.adopt_weights()
-            native.end_by(native.lockstep if self.algorithm.lockstep else native.alone)
+            self._choose_ending()
             copy_buffers()
-            self.algorithm.before_forward(self.optimizer_steps)
+            if self._members.training:
+                self.algorithm.before_forward(self.optimizer_steps)
+
+    def _begin_backward(self) -> None:
+        self._buckets.adopt_weights()
+        self.algorithm.before_backward(self.optimizer_steps)
+
+    def _choose_ending(self) -> None:
+        native = self.native
+        native.end_by(native.lockstep if self.algorithm.lockstep else native.alone)
 
     @uncompiled
     def after_forward(self, output: Any) -> Any:
-        """Hook the output of a forward, so that its backward tells the engine when it begins. Return the output."""
+        """Hook the output of a forward, so that its backward tells the engine when it begins. Return the output.
+
+        A leaf has no backward of its own, and would keep the hooks of all forwards.
+        """
         if torch.is_grad_enabled():
             for tensor in tensors_in(output):
-                if tensor.requires_grad:
+                if tensor.grad_fn is not None:
                     tensor.register_hook(self._output_gradient)
         return output
 
@@ -192,6 +207,7 @@ class Engine:
 
     def _count_step(self, steps: int) -> None:
         self.native.lockstep.optimizer_steps = steps
+        self._choose_ending()
         self._buckets.adopt_weights()
 
     @property
@@ -204,19 +220,25 @@ class Engine:
 
         Nothing may be submitted, because all use the same connections.
         """
-        buffers = [buffer for _, buffer in self._members.buffers()]
-        broadcast_everywhere(self._comm, self._control, [*self._params, *buffers])
+        broadcast_everywhere(self._comm, self._control, [*self._params, *self.buffers])
 
     def consensus(self) -> None:
-        """Replace parameters and floating-point buffers by their exact mean over the ranks, in place. Collective."""
+        """Replace parameters and buffers by their exact mean over the ranks, in place. Collective.
+
+        Integers and float8 stay: they are frozen. Weights that the script has put in for a while, and will take out
+        again, are no concern of the algorithm's.
+        """
         self.native.worker.check_alive()
         self.native.worker.wait()
-        self.algorithm.settle()
-        self._buckets.adopt_weights()
-        buffers = [buffer for _, buffer in self._members.buffers() if buffer.is_floating_point()]
         with self._watch.waiting("consensus"):
-            mean_everywhere(self._comm, self._control, [*self._params, *buffers])
-        self.algorithm.after_consensus()
+            held = any(bucket.weights_held() for bucket in self.buckets)
+            for_a_while = any(each for [each] in gather_numbers(self._control, int(held)))
+            if not for_a_while:
+                self.algorithm.settle()
+                self._buckets.adopt_weights()
+            mean_everywhere(self._comm, self._control, filter(has_mean, [*self._params, *self.buffers]))
+        if not for_a_while:
+            self.algorithm.after_consensus()
 
     def require_same_parameters(self, module: nn.Module) -> None:
         """Raise ConfigError if the module holds other parameter objects than when it was wrapped."""

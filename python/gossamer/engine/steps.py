@@ -3,13 +3,21 @@
 A step is over when every watched optimizer has stepped since the previous one. A GradScaler that skips a step calls no
 hook, so a skipped step is not counted. If step() is given a closure, "before" is after the closure has run: then the
 gradients exist.
+
+What is watched follows the parameters. An optimizer that is made later for some of them takes the place of those before
+that have them too. One that stops stepping, while another goes on, is not waited for any more.
 """
 
+import functools
+import sys
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gossamer.engine.algorithm import Algorithm
 from gossamer.errors import ConfigError
@@ -21,6 +29,8 @@ class StepCounter:
     Args:
         algorithm: its before_step(count) is called before each optimizer steps, and its after_step(count) when all
             optimizers have stepped.
+        params: whose optimizers are watched.
+        on_begin: called before before_step.
         on_count: called with the new count, before after_step.
 
     Attributes:
@@ -29,68 +39,115 @@ class StepCounter:
             is forgiven.
     """
 
-    def __init__(self, algorithm: Algorithm, on_count: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        params: Iterable[torch.Tensor],
+        on_begin: Callable[[], None],
+        on_count: Callable[[int], None],
+    ) -> None:
         self.count: int = 0
         self.deferred: list[int] | None = None
         self.forgive: Callable[[RuntimeError], bool] | None = None
-        self._algorithm, self._on_count = algorithm, weakref.WeakMethod(on_count)
-        self._hooks: list[Any] = []
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._watched: set[int] = set()
-        self._stepped: set[int] = set()
+        self._algorithm, self._params = algorithm, frozenset(map(id, params))
+        self._on_begin, self._on_count = weakref.WeakMethod(on_begin), weakref.WeakMethod(on_count)
+        self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._order: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._idle: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._closed = False
+        self._stepping: weakref.ref[torch.optim.Optimizer] | None = (
+            None  # whose step() has begun, and not ended
+        )
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Count a step whenever all watched optimizers have stepped."""
-        counter = weakref.ref(self)
-
-        def begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-            alive = counter()
-            if alive is None:
-                return None
-            if len(args) > 1 and callable(args[1]):  # args[0] is the optimizer
-                return (args[0], alive._and_begin(args[1]), *args[2:]), kwargs
-            if callable(kwargs.get("closure")):
-                return args, {**kwargs, "closure": alive._and_begin(kwargs["closure"])}
-            alive._call(alive._algorithm.before_step)
-            return None
-
-        def ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            alive = counter()
-            if alive is not None:
-                alive._ended(id(optimizer))
-
         for optimizer in optimizers:
-            self._watched.add(id(optimizer))
-            self._optimizers.append(weakref.ref(optimizer))
-            self._hooks += [
-                optimizer.register_step_pre_hook(begins),
-                optimizer.register_step_post_hook(ended),
-            ]
+            self._add(optimizer)
+        if optimizers:
+            _hook_all_optimizers()
+            with _lock:
+                _counters.add(self)
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The watched optimizers that still exist, in the order in which they were given."""
-        return [optimizer for each in self._optimizers if (optimizer := each()) is not None]
+        return [each for ref in self._order if (each := ref()) is not None and each in self._watched]
 
     def close(self) -> None:
-        """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        """Count no more."""
+        self._closed = True
+
+    def _add(self, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer not in self._watched:
+            self._order.append(weakref.ref(optimizer))
+            self._watched.add(optimizer)
+
+    def _own(self, optimizer: torch.optim.Optimizer) -> set[int]:
+        return {id(param) for group in optimizer.param_groups for param in group["params"]} & self._params
+
+    def _follow(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Watch an optimizer that steps, if it has parameters of this model. Return whether it is watched now."""
+        if optimizer in self._watched:
+            return True
+        own = self._own(optimizer)
+        if not own:
+            return False
+        if self._algorithm.optimizer_class is not None:
+            raise ConfigError(
+                f"{type(self._algorithm).__name__}: the model was wrapped with another optimizer than the "
+                f"{type(optimizer).__name__} that steps its parameters now; step that one, or wrap the model again"
+            )
+        for each in [each for each in self.optimizers if self._own(each) & own]:
+            for known in (self._watched, self._idle, self._stepped):
+                known.discard(each)
+        self._add(optimizer)
+        self._idle.add(optimizer)  # others may have ended this round
+        return True
+
+    def _begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        outer = self._stepping() if self._stepping is not None else None
+        # An optimizer that steps by another one, as Lookahead does, is the one that counts.
+        inner = outer is not None and outer is not optimizer and _runs(outer)
+        if inner or self._closed or not self._follow(optimizer):
+            return args, kwargs
+        self._stepping = weakref.ref(optimizer)
+        if optimizer in self._stepped:  # those that have not stepped meanwhile do not step any more
+            self._idle.update(each for each in self._watched if each not in self._stepped)
+            self._count()
+        if len(args) > 1 and callable(args[1]):  # args[0] is the optimizer
+            return (args[0], self._and_begin(args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._and_begin(kwargs["closure"])}
+        self._begin()
+        return args, kwargs
 
     def _and_begin(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def closure_and_begin() -> Any:
             loss = closure()
             with torch.no_grad():
-                self._call(self._algorithm.before_step)
+                self._begin()
             return loss
 
         return closure_and_begin
 
-    def _ended(self, optimizer: int) -> None:
-        self._stepped.add(optimizer)
-        if self._stepped != self._watched:
+    def _begin(self) -> None:
+        on_begin = self._on_begin()
+        if on_begin is not None:
+            on_begin()
+        self._call(self._algorithm.before_step)
+
+    def _ended(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._stepping is None or self._stepping() is not optimizer:
             return
+        self._stepping = None
+        self._stepped.add(optimizer)
+        returned = optimizer in self._idle  # whose round has been counted without it
+        self._idle.discard(optimizer)
+        if returned or all(each in self._stepped or each in self._idle for each in self._watched):
+            self._count()
+
+    def _count(self) -> None:
         self._stepped.clear()
         self.count += 1
         on_count = self._on_count()
@@ -107,6 +164,42 @@ class StepCounter:
         except RuntimeError as error:  # torch's own too
             if self.forgive is None or not self.forgive(error):
                 raise
+
+
+_lock = threading.Lock()
+_counters: "weakref.WeakSet[StepCounter]" = weakref.WeakSet()
+
+
+@functools.cache
+def _hook_all_optimizers() -> None:
+    register_optimizer_step_pre_hook(_step_begins)
+    register_optimizer_step_post_hook(_step_ended)
+
+
+def _every_counter() -> list[StepCounter]:
+    with _lock:
+        return list(_counters)
+
+
+def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    for counter in _every_counter():
+        args, kwargs = counter._begins(optimizer, args, kwargs)
+    return args, kwargs
+
+
+def _step_ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for counter in _every_counter():
+        counter._ended(optimizer)
+
+
+def _runs(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step() that has begun is still on the stack. If not, it has raised."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def optimizers_of(where: str, given: Any) -> list[torch.optim.Optimizer]:

@@ -46,8 +46,10 @@ class PricedMessages:
         return [self.mean(bucket, codec).after(bucket.done) for bucket in self.buckets]
 
     def finite(self) -> list[Job]:
-        cost = self._group.all_reduce(4)
-        return [Job(cost, self.pass_s(bucket.nbytes) / 2, bucket.done) for bucket in self.buckets]
+        return [
+            Job(self._group.all_reduce(4 * len(bucket.shapes)), self.pass_s(bucket.nbytes) / 2, bucket.done)
+            for bucket in self.buckets
+        ]
 
     def sum(self, numel: int) -> Job:
         return self._reducer.all_reduce(numel, torch.float32, None)

@@ -174,9 +174,9 @@ def part_of(value: Any, piece: Piece) -> Any:
 def cut_share(share: Share, place: dict[nn.Parameter, int]) -> None:
     """Make the pieces of the parameters that lie in a share."""
     bucket = share.bucket
-    start = bucket.flat("weight").storage_offset()
+    start = bucket.flat("weight").data_ptr()
     for param, view in zip(bucket.params, bucket.views("weight"), strict=True):
-        at = view.storage_offset() - start
+        at = (view.data_ptr() - start) // view.element_size()
         begin, end = max(share.begin, at), min(share.end, at + view.numel())
         if begin >= end:
             continue

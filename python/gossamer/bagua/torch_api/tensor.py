@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer import _C
 from gossamer.errors import ConfigError
 
 Getter = Callable[[Tensor], Tensor]
@@ -193,11 +194,13 @@ def in_a_row(tensors: Sequence[Tensor]) -> Tensor | None:
         if tensor.data_ptr() != end or tensor.dtype != first.dtype or not tensor.is_contiguous():
             return None
         end += tensor.nbytes
+    in_bucket = _C.flat_memory_of(first)
+    first = first.detach() if in_bucket is None else in_bucket
     storage = first.untyped_storage()
     if end > storage.data_ptr() + storage.nbytes():
         return None  # neighbours by chance, not one allocation
     total = (end - start) // first.element_size()
-    return first.detach().as_strided((total,), (1,), first.storage_offset())
+    return first.as_strided((total,), (1,), first.storage_offset())
 
 
 @contextmanager
