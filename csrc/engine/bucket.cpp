@@ -83,8 +83,7 @@ at::Tensor with_own_storage(const at::Tensor& view) {
 // Gives those who hold this storage a copy of its memory, so that the memory can be written.
 void move_elsewhere(const at::Tensor& view) {
   const at::Tensor copy = view.clone(at::MemoryFormat::Preserve);
-  auto* held = view.storage().unsafeGetStorageImpl();
-  held->set_data_ptr_noswap(std::move(copy.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
+  view.storage().set_data_ptr_noswap(copy.storage().set_data_ptr(at::DataPtr(nullptr, view.device())));
 }
 
 }  // namespace
