@@ -51,19 +51,17 @@ class StepCounter:
         self.forgive: Callable[[RuntimeError], bool] | None = None
         self._algorithm, self._params = algorithm, frozenset(map(id, params))
         self._on_begin, self._on_count = weakref.WeakMethod(on_begin), weakref.WeakMethod(on_count)
-        self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._order: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, None] = weakref.WeakKeyDictionary()
         self._idle: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._closed = False
-        self._stepping: weakref.ref[torch.optim.Optimizer] | None = (
-            None  # whose step() has begun, and not ended
-        )
+        # Whose step() has begun, and not ended.
+        self._stepping: weakref.ref[torch.optim.Optimizer] | None = None
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Count a step whenever all watched optimizers have stepped."""
         for optimizer in optimizers:
-            self._add(optimizer)
+            self._watched[optimizer] = None
         if optimizers:
             _hook_all_optimizers()
             with _lock:
@@ -72,16 +70,11 @@ class StepCounter:
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The watched optimizers that still exist, in the order in which they were given."""
-        return [each for ref in self._order if (each := ref()) is not None and each in self._watched]
+        return list(self._watched)
 
     def close(self) -> None:
         """Count no more."""
         self._closed = True
-
-    def _add(self, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer not in self._watched:
-            self._order.append(weakref.ref(optimizer))
-            self._watched.add(optimizer)
 
     def _own(self, optimizer: torch.optim.Optimizer) -> set[int]:
         return {id(param) for group in optimizer.param_groups for param in group["params"]} & self._params
@@ -99,9 +92,10 @@ class StepCounter:
                 f"{type(optimizer).__name__} that steps its parameters now; step that one, or wrap the model again"
             )
         for each in [each for each in self.optimizers if self._own(each) & own]:
-            for known in (self._watched, self._idle, self._stepped):
-                known.discard(each)
-        self._add(optimizer)
+            del self._watched[each]
+            self._idle.discard(each)
+            self._stepped.discard(each)
+        self._watched[optimizer] = None
         self._idle.add(optimizer)  # others may have ended this round
         return True
 
@@ -113,7 +107,7 @@ class StepCounter:
             return args, kwargs
         self._stepping = weakref.ref(optimizer)
         if optimizer in self._stepped:  # those that have not stepped meanwhile do not step any more
-            self._idle.update(each for each in self._watched if each not in self._stepped)
+            self._idle.update(each for each in self.optimizers if each not in self._stepped)
             self._count()
         if len(args) > 1 and callable(args[1]):  # args[0] is the optimizer
             return (args[0], self._and_begin(args[1]), *args[2:]), kwargs
@@ -144,7 +138,7 @@ class StepCounter:
         self._stepped.add(optimizer)
         returned = optimizer in self._idle  # whose round has been counted without it
         self._idle.discard(optimizer)
-        if returned or all(each in self._stepped or each in self._idle for each in self._watched):
+        if returned or all(each in self._stepped or each in self._idle for each in self.optimizers):
             self._count()
 
     def _count(self) -> None:
