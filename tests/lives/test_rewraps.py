@@ -73,9 +73,7 @@ def test_a_model_that_is_wrapped_many_times(face, kind, collector):
         last = held()
     finally:
         gc.enable()
-    # The class of a Horovod optimizer is made anew each time. It is a cycle of 12 kB, which only the collector frees.
-    each_kb = 8 if collector else 16
-    assert last["kB"] - first["kB"] < 4000 + each_kb * REWRAPS, (first, last)
+    assert last["kB"] - first["kB"] < 4000 + 8 * REWRAPS, (first, last)
     del last["kB"], first["kB"]
     for what, count in first.items():
         assert last[what] <= count + 3, (what, first, last)

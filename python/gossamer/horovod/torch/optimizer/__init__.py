@@ -3,6 +3,7 @@
 arguments.py checks, and steps.py has the methods of the two kinds of such optimizers.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,17 +76,23 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
 
 def _adopt(optimizer: torch.optim.Optimizer, kind: type) -> Any:
     """Returns an object that shares everything with the optimizer. `kind` is its class's first base."""
-    own = type(optimizer)
+    own: Any = type(optimizer)
     if issubclass(own, ReducingOptimizer):  # made here: the new one takes its place
         own = own.__bases__[1]
-    # Horovod's helpers know its optimizers by __module__.
-    names = {"__module__": __name__, "__doc__": own.__doc__, "__reduce_ex__": _refuse_copy}
-    made: Any = type(own.__name__, (kind, own), names)
+    made = _class_of(kind, own)
     adopted = made.__new__(made)  # without __init__, which would reset the state
     adopted.__dict__.update(optimizer.__dict__)
     # A scheduler has wrapped the optimizer's own step(), which would bypass this class.
     adopted.__dict__.pop("step", None)
     return adopted
+
+
+@functools.lru_cache(maxsize=64)
+def _class_of(kind: type, own: type) -> Any:
+    """Returns the class of both. A class is a cycle, so one for each optimizer would pile up until a collection."""
+    # Horovod's helpers know its optimizers by __module__.
+    names = {"__module__": __name__, "__doc__": own.__doc__, "__reduce_ex__": _refuse_copy}
+    return type(own.__name__, (kind, own), names)
 
 
 def _refuse_copy(optimizer: Any, protocol: Any) -> Any:
