@@ -11,6 +11,8 @@ journal of its own. Entries of the plan:
     deadline the arguments of gs.elastic for one
     donors   numbers of workers that kill themselves while they save their state for a newcomer in their group
     givers   numbers of workers that kill themselves when they have begun to give it to one that is not in their group
+    patient  numbers of workers: a newcomer takes the state once each of them has ended a step after it was given, and
+             nobody gives a copy up, however late it is
     enters   {number of worker: group}: the worker kills itself when it enters that group, before newcomers are welcome
     clamps   true: after each step of its optimizer each worker limits its weights
     codec    "int8", with error feedback, or "sparse"
@@ -165,6 +167,22 @@ class Noted(logging.Handler):
             self._note(new=new, copied="while" in how)
 
 
+def be_patient(folder: Path, worker: int, others: Iterable[int]) -> None:
+    """Make a copy independent of how fast this machine is: see "patient" in the plan."""
+    from gossamer.regroup import donor, newcomer
+
+    find_giver = newcomer.giver_in
+
+    def giver_once_others_step(store: Any) -> int | None:
+        lines = journals(folder)
+        given = [line["time"] for own in lines.values() for line in own if line.get("gives") == worker]
+        steps = {other: [line["time"] for line in lines[other] if "step" in line] for other in others}
+        trained_on = given and all(max(times) > given[0] for times in steps.values())
+        return find_giver(store) if trained_on else None
+
+    newcomer.giver_in, donor._MOST_MISSED = giver_once_others_step, sys.maxsize
+
+
 def main() -> None:
     folder, epochs, plan = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     worker = int(os.environ["GOSSAMER_ELASTIC_WORKER"])
@@ -178,6 +196,9 @@ def main() -> None:
     import gossamer as gs
     from gossamer.engine.agree import checksum_of
     from gossamer.membership import member
+
+    if others := plan.get("patient"):
+        be_patient(folder, worker, others)
 
     def rounds() -> int:
         return getattr(algorithm, "rounds", 0)

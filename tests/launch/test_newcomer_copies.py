@@ -83,8 +83,8 @@ def shares(folder) -> list[dict]:
     ids=["gradients", "gloo codec", "diloco", "counted", "streaming", "never quiet", "uneven", "async"],
 )
 def test_others_train_while_a_newcomer_copies_their_state(fork, tmp_path, plan) -> None:
-    kill = {"1": [6, "backward"]}
-    run = begin(fork, tmp_path, FLAGS, epochs=10**6, kill=kill, sleep_s=0.02, **plan)
+    settings = {"kill": {"1": [6, "backward"]}, "patient": [0, 2], "sleep_s": 0.02}
+    run = begin(fork, tmp_path, FLAGS, epochs=10**6, **settings, **plan)
     wait_until(lambda: lines_of(tmp_path, 3, "step") > 12)
     end(run)
     if plan.get("counts"):
