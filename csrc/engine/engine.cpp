@@ -73,6 +73,7 @@ void Engine::resume(int64_t step, int64_t optimizer_steps) {
   worker_.check_alive();
   worker_.set_step(step);
   endings_.lockstep.set_optimizer_steps(optimizer_steps);
+  endings_.lockstep.forget_frozen();
   endings_.lockstep.set_order_shared(step > 0);
 }
 
@@ -87,6 +88,7 @@ void Engine::output_gradient() {
   const int graph_task = torch::autograd::get_current_graph_task_id();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (!hooks_.any_trainable()) return endings_.lockstep.count_frozen(graph_task);
     if (in_backward_ && graph_task_ != -1 && graph_task_ != graph_task) lose_backward();
     graph_task_ = graph_task;
   }

@@ -18,6 +18,19 @@ void no_compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {
   TORCH_CHECK(false, "gossamer: compiled autograd is not supported; compile the model, not its backward");
 }
 
+[[noreturn]] void raise_changed(const at::Tensor& param, const std::string& name, const Bucket& bucket,
+                                int64_t numel) {
+  const auto describe = [](at::ScalarType dtype, at::Device device, int64_t elements) {
+    return std::to_string(elements) + " elements of " + c10::toString(dtype) + " on " + device.str();
+  };
+  const auto before = describe(bucket.dtype(), bucket.device(), numel);
+  const auto now = describe(param.scalar_type(), param.device(), param.numel());
+  raise_python(ErrorKind::config, "engine: parameter '", name, "' was wrapped as ", before,
+               before == now ? ", and has been converted or moved, and back, since; that removed its hook"
+                             : " and has been converted, moved or resized since (it is " + now + " now)",
+               "; close() the wrapper, change the model, and wrap it again");
+}
+
 }  // namespace
 
 bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
@@ -52,11 +65,7 @@ std::vector<int64_t> Hooks::survey_locked() {
     }
     if (torch::autograd::impl::try_get_grad_accumulator(params_[i]).get() != slot.node ||
         params_[i].numel() != slot.bucket->numel_of(slot.position)) {
-      raise_python(ErrorKind::config, "engine: parameter '", names_[i], "' was wrapped as ",
-                   slot.bucket->dtype(), " on ", slot.bucket->device(),
-                   " and has been converted or moved since (it is ", params_[i].scalar_type(), " on ",
-                   params_[i].device(),
-                   " now); close() the wrapper, convert or move the model, and wrap it again");
+      raise_changed(params_[i], names_[i], *slot.bucket, slot.bucket->numel_of(slot.position));
     }
   }
   late_ = !outside.empty();
@@ -150,8 +159,10 @@ Hooks::Arrival Hooks::arrive(int64_t index, bool arrived) {
   }
   if (slot.arrivals > slot.expected) return Arrival::surplus;
   if (slot.arrivals < slot.expected) return Arrival::none;
-  slot.has_gradient = params_[static_cast<size_t>(index)].grad().defined();
-  if (arrived && !slot.has_gradient) {
+  const at::Tensor& param = params_[static_cast<size_t>(index)];
+  slot.has_gradient = param.grad().defined();
+  if (arrived && !slot.has_gradient &&
+      param.requires_grad()) {  // autograd gives none to one that was frozen meanwhile
     remember_failure(
         ErrorKind::config,
         "parameter '" + name(index) +
@@ -225,6 +236,11 @@ void Hooks::check_gradient(int64_t index) {
                          "has a gradient with a graph (create_graph=True), which cannot be "
                          "averaged in place; run that backward under no_sync()");
   }
+}
+
+bool Hooks::any_trainable() const {
+  return std::any_of(params_.begin(), params_.end(),
+                     [](const at::Tensor& param) { return param.requires_grad(); });
 }
 
 bool Hooks::any_complete() const {

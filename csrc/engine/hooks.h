@@ -68,6 +68,7 @@ class Hooks {
   std::pair<size_t, size_t> position(int64_t index) const;  // which bucket, and where within
   void refuse_surplus(int64_t index);                       // as this step's failure
   const std::string& name(int64_t index) const { return names_[static_cast<size_t>(index)]; }
+  bool any_trainable() const;  // of all parameters of the model
   bool any_complete() const;
   void drop_gradients();  // of the plan
 

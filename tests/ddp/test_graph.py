@@ -75,6 +75,25 @@ def test_a_parameter_left_out_gives_torchs_text_in_the_next_forward(static, debu
         assert theirs == ours
 
 
+def test_a_parameter_that_is_frozen_later_is_left_out_too():
+    def body(comm, group):
+        texts = []
+        for kind in (Stock, gs.DistributedDataParallel):
+            model = wrap(kind, seeded(Halves), comm, group, {})
+            backward(model, comm)
+            model.module.second.weight.requires_grad_(False)
+            backward(model, comm)
+            with pytest.raises(RuntimeError, match="Expected to have finished reduction") as error:
+                backward(model, comm)
+            texts.append(str(error.value))
+        model.close()
+        return texts
+
+    for theirs, ours in run_beside(2, body):
+        assert "did not receive grad for rank" in ours
+        assert theirs == ours
+
+
 def test_a_parameter_left_out_on_one_rank_is_an_error_on_all():
     def body(comm):
         model = gs.DistributedDataParallel(seeded(Halves), process_group=comm)

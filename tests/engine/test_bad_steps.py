@@ -58,19 +58,32 @@ def test_create_graph_is_an_error_on_every_rank():
         assert "create_graph=True" in str(error)
 
 
-def test_a_dtype_changed_after_wrapping_is_an_error_that_names_the_parameter():
+def resize(model: nn.Module) -> None:
+    model[0].weight.data = torch.zeros(12, 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            nn.Module.double,
+            " and has been converted, moved or resized since (it is 230 elements of Double on cpu now)",
+        ),
+        (lambda model: model.double().float(), ", and has been converted or moved, and back, since"),
+        (resize, " and has been converted, moved or resized since (it is 240 elements of Float on cpu now)"),
+    ],
+    ids=["converted", "converted and back", "resized"],
+)
+def test_a_parameter_changed_after_wrapping_is_an_error_that_names_it(change, text):
     def body(comm):
         model = seeded(mlp)
         wrapped = gs.DataParallel(model, process_group=comm)
-        model.double()
-        wrapped(batches(1)[0].double()).sum().backward()
+        change(model)
+        wrapped(batches(1)[0].to(model[0].weight.dtype)).sum().backward()
 
     for error in run_ranks(2, body, errors=True):
         assert isinstance(error, gs.ConfigError)
-        assert (
-            "'0.weight' was wrapped as Float on cpu and has been converted or moved since (it is Double on cpu"
-            in str(error)
-        )
+        assert "'0.weight' was wrapped as 230 elements of Float on cpu" + text in str(error)
 
 
 class Failing(nn.Module):

@@ -54,7 +54,7 @@ struct Agreement {
 // What the ranks tell each other: one small all-reduce of bytes.
 class Vote {
  public:
-  // `steps`: this rank's number of optimizer steps; nullopt on a rank that shadows, whose number is not compared.
+  // `steps`: a number of this rank's that must be that of the others; nullopt on a rank that shadows, whose number is not compared.
   Vote(Communicator& control, std::optional<int64_t> steps, bool failed, bool late, bool left_out, bool wish,
        const std::vector<bool>& used)
       : control_(control), message_(at::zeros({kUsed + static_cast<int64_t>(used.size())}, at::kByte)) {
@@ -97,6 +97,11 @@ Lockstep::Lockstep(const Parts& parts, std::function<void()> on_late,
                    std::function<void(std::vector<int64_t>)> on_order)
     : Ending(parts), on_late_(std::move(on_late)), on_order_(std::move(on_order)) {}
 
+void Lockstep::count_frozen(int graph_task) {
+  if (graph_task != last_frozen_) ++frozen_;
+  last_frozen_ = graph_task;
+}
+
 void Lockstep::reset() {
   vote_.reset();
   used_.reset();
@@ -112,7 +117,7 @@ void Lockstep::after_last_bucket() {
 
 void Lockstep::submit_agreement(const std::vector<bool>& used) {
   const bool shadowing = parts_.join.shadowing();
-  const auto steps = shadowing ? std::nullopt : std::optional<int64_t>(optimizer_steps_);
+  const auto steps = shadowing ? std::nullopt : std::optional<int64_t>(optimizer_steps_ + frozen_);
   const bool left_out = !shadowing && !parts_.hooks.unreached().empty();
   vote_ = std::make_shared<Vote>(parts_.worker.control(), steps, parts_.hooks.failure().has_value(),
                                  parts_.hooks.late(), left_out, wish_, used);
@@ -223,6 +228,7 @@ void Lockstep::scale_to_active() {
 
 void Lockstep::raise_disagreement(const Agreement& agreement, bool abandoned) {
   std::string mine = std::to_string(optimizer_steps_.load());
+  if (frozen_ > 0) mine += " and " + std::to_string(frozen_) + " backwards while every parameter was frozen";
   auto kind = ErrorKind::comm;
   if (const auto& failure = parts_.hooks.failure()) {
     kind = failure->first;

@@ -44,6 +44,11 @@ class Lockstep : public Ending {
   void set_optimizer_steps(int64_t steps) { optimizer_steps_ = steps; }
   int64_t optimizer_steps() const { return optimizer_steps_; }
 
+  // A backward, with this number of autograd's, goes through the model, whose parameters are all frozen. It is none of this
+  // model's and sends nothing. Their number is compared too, because the ranks must agree which backwards these are.
+  void count_frozen(int graph_task);  // with the mutex
+  void forget_frozen() { frozen_ = 0; }
+
   bool order_shared() const { return order_shared_; }
   void set_order_shared(bool shared) { order_shared_ = shared; }
 
@@ -75,6 +80,8 @@ class Lockstep : public Ending {
   std::shared_ptr<Vote> vote_;
   std::optional<std::vector<bool>> used_;  // while everything is sent
   std::atomic<int64_t> optimizer_steps_{0};
+  std::atomic<int64_t> frozen_{0};  // backwards, by count_frozen()
+  int last_frozen_ = -1;            // autograd's number of the last one
   bool order_shared_ = false;
 };
 

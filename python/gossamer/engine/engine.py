@@ -138,7 +138,7 @@ class Engine:
                 lambda index: ready(*named_params[index]),
                 lambda missing: ended([named_params[index] for index in missing]),
             )
-        self.graph: Graph = Graph(self.native, parts)
+        self.graph: Graph = Graph(self.native, parts, self._buckets)
         self._output_gradient = begins_backward(self, self._params)
         if type(algorithm).before_backward is not Algorithm.before_backward:
             self.native.set_on_begin(weak_call(weakref.WeakMethod(self._begin_backward)))

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from gossamer import _C
 from gossamer.engine.agree import gather_texts
+from gossamer.engine.buckets import Buckets
 from gossamer.engine.parts import Parts
 from gossamer.errors import UsageError
 
@@ -34,8 +35,8 @@ _ADVICE = (
 class Graph:
     """The rules for the backwards of one engine. By default there is none."""
 
-    def __init__(self, native: _C.Engine, parts: Parts) -> None:
-        self._native, self._control, self._named = native, parts.control, parts.named
+    def __init__(self, native: _C.Engine, parts: Parts, buckets: Buckets) -> None:
+        self._native, self._control, self._named, self._buckets = native, parts.control, parts.named, buckets
         self._static = False
         #: Whether a parameter without a gradient is an error in the next forward.
         self.require_used = False
@@ -63,7 +64,8 @@ class Graph:
 
     def _error(self) -> UsageError:
         rank, names = self._control.rank, list(self._named)
-        trained = [name for name, param in self._named.items() if param.requires_grad]
+        planned = {name for bucket in self._buckets.names for name in bucket}
+        trained = [name for name in names if name in planned]  # frozen since, perhaps
         missing = [names[index] for index in sorted(self._native.hooks.left_out)]
         debugging = dist.get_debug_level() != dist.DebugLevel.OFF
         numbers = " ".join(str(trained.index(name)) for name in missing)
