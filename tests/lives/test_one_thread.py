@@ -5,6 +5,7 @@ error, and gives the weights of a run without sleeps and without what the cell d
 two threads began would hang, mix messages or raise.
 """
 
+import functools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -17,52 +18,16 @@ from torch import nn
 
 import gossamer as gs
 import gossamer.horovod.torch as hvd
-from gossamer.bagua.torch_api import algorithms as bagua
-from gossamer.bagua.torch_api import with_bagua
 from gossamer.bagua.torch_api.contrib.sync_batchnorm import SyncBatchNorm
-from gossamer.bagua.torch_api.data_parallel import DistributedDataParallel as BaguaDDP
+from tests.lives import every
 from tests.support.jobs import Job
 from tests.support.models import flat_weights, seeded
+from tests.support.promises import require_promised
 from tests.support.ranks import run_ranks
 
-STEPS, LR = 5, 0.02
-ADAM = {
-    "qadam": gs.QAdamOptimizer,
-    "onebit_adam": gs.QAdamOptimizer,
-    "zero_one_adam": gs.ZeroOneAdamOptimizer,
-}
-ALGORITHMS: dict[str, Callable[[], Any]] = {
-    "gradient_allreduce": gs.GradientAllReduce,
-    "bytegrad": gs.ByteGrad,
-    "int4": lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.Int4())),
-    "powersgd": lambda: gs.PowerSGD(start_step=1),
-    "qadam": gs.QAdam,
-    "onebit_adam": gs.OneBitAdam,
-    "zero_one_adam": gs.ZeroOneAdam,
-    "decentralized": gs.Decentralized,
-    "shift_one": lambda: gs.Decentralized("shift_one"),
-    "low_precision_decentralized": gs.LowPrecisionDecentralized,
-    "local_sgd": lambda: gs.LocalSGD(2),
-    "local_sgd in lockstep": lambda: gs.LocalSGD(2, lockstep=True),
-    "local_sgd with delay": lambda: gs.LocalSGD(2, delay=1),
-    "async": lambda: gs.AsyncModelAverage(sync_interval_ms=0),
-    "sharded": gs.Sharded,
-}
-BAGUA: dict[str, Callable[[Any], Any]] = {
-    "gradient_allreduce": lambda _: bagua.gradient_allreduce.GradientAllReduceAlgorithm(),
-    "bytegrad": lambda _: bagua.bytegrad.ByteGradAlgorithm(),
-    "qadam": bagua.q_adam.QAdamAlgorithm,
-    "decentralized": lambda _: bagua.decentralized.DecentralizedAlgorithm(),
-    "low_precision_decentralized": lambda _: bagua.decentralized.LowPrecisionDecentralizedAlgorithm(),
-    "async": lambda _: bagua.async_model_average.AsyncModelAverageAlgorithm(sync_interval_ms=0),
-}
-NAMES = {
-    "DataParallel": ALGORITHMS,
-    "DistributedDataParallel": ALGORITHMS,
-    "with_bagua": BAGUA,
-    "bagua.DistributedDataParallel": BAGUA,
-    "hvd.DistributedOptimizer": {"engine": {}, "negotiated": {"sparse_as_dense": True}},
-}
+STEPS = 5
+HOROVOD: dict[str, dict[str, Any]] = {"engine": {}, "negotiated": {"sparse_as_dense": True}}
+NAMES = {face: names for face, names in every.NAMES.items() if face != "fabric"} | {"hvd": list(HOROVOD)}
 BESIDES = ["nothing", "SyncBatchNorm", "own collectives", "report", "checkpoint"]
 
 
@@ -101,25 +66,11 @@ class Net(nn.Module):
 
 def wrap(face: str, name: str, model: nn.Module) -> tuple[Any, torch.optim.Optimizer, Any]:
     """The callable model, its optimizer, and its engine, if it has one now."""
-    params = list(model.parameters())
-    if "bagua" in face:
-        own = bagua.q_adam.QAdamOptimizer(params, LR, 2) if name == "qadam" else torch.optim.SGD(params, LR)
-        if face == "with_bagua":
-            with_bagua(model, [own], BAGUA[name](own))
-            return model, own, model.bagua_ddp
-        wrapped = BaguaDDP(model, optimizers=[own], algorithm=BAGUA[name](own))
-        return wrapped, own, wrapped
-    if "hvd" in face:
-        return model, hvd.DistributedOptimizer(torch.optim.SGD(params, LR), **NAMES[face][name]), None
-    if name in ADAM:
-        optimizer: Any = ADAM[name](params, LR, 2)
-    elif name == "sharded":
-        optimizer = gs.ShardedOptimizer(torch.optim.SGD, params, lr=LR)
-    else:
-        optimizer = torch.optim.SGD(params, LR)
-    kind = gs.DataParallel if face == "DataParallel" else gs.DistributedDataParallel
-    wrapped = kind(model, optimizer=optimizer, algorithm=ALGORITHMS[name]())
-    return wrapped, optimizer, wrapped
+    optimizer = every.optimizer_of(face, name, model.parameters())
+    if face == "hvd":
+        return model, hvd.DistributedOptimizer(optimizer, **HOROVOD[name]), None
+    wrapped = every.FACES[face](name, model, [optimizer])
+    return wrapped.forward, optimizer, wrapped.own
 
 
 def train(face: str, name: str, besides: str, *, sleeps: bool) -> torch.Tensor:
@@ -153,16 +104,21 @@ def train(face: str, name: str, besides: str, *, sleeps: bool) -> torch.Tensor:
         optimizer.step()
         between()
     if own is not None:
-        own.consensus()
+        require_promised(own)
         own.close()
     return flat_weights(model)
 
 
+@functools.cache
+def plain(face: str, name: str, besides: str) -> torch.Tensor:
+    return train(face, name, besides, sleeps=False)
+
+
 @pytest.mark.usefixtures("job")
 @pytest.mark.parametrize("besides", BESIDES)
-@pytest.mark.parametrize(("face", "name"), [(face, name) for face in NAMES for name in NAMES[face]])
+@pytest.mark.parametrize(("face", "name"), [(face, name) for face, names in NAMES.items() for name in names])
 def test_training_thread_and_worker_never_meet_on_a_group(face, name, besides):
-    expected = train(face, name, "SyncBatchNorm" if besides == "SyncBatchNorm" else "nothing", sleeps=False)
+    expected = plain(face, name, "SyncBatchNorm" if besides == "SyncBatchNorm" else "nothing")
     weights = train(face, name, besides, sleeps=True)
     if name != "async":  # whose averages come when they come
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
@@ -170,7 +126,7 @@ def test_training_thread_and_worker_never_meet_on_a_group(face, name, besides):
 
 
 @pytest.mark.usefixtures("job")
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", every.OURS)
 @pytest.mark.parametrize("face", ["DataParallel", "DistributedDataParallel"])
 def test_join_while_the_worker_is_slow(face, name):
     """Ranks with unlike numbers of steps: right, or one error on all ranks."""
@@ -186,11 +142,8 @@ def test_join_while_the_worker_is_slow(face, name):
             optimizer.zero_grad()
             wrapped(torch.ones(6, 10) * (gs.rank() + 1)).square().mean().backward()
             optimizer.step()
-    every = [torch.empty_like(flat_weights(model)) for _ in range(3)]
-    dist.all_gather(every, flat_weights(model))
-    assert torch.equal(every[0], every[1])
-    assert torch.equal(every[0], every[2])
-    wrapped.close()
+    require_promised(own)
+    own.close()
 
 
 def test_a_second_thread_is_refused_with_both_operations(backend):

@@ -4,8 +4,9 @@ A step is over when every watched optimizer has stepped since the previous one. 
 hook, so a skipped step is not counted. If step() is given a closure, "before" is after the closure has run: then the
 gradients exist.
 
-What is watched follows the parameters. An optimizer that is made later for some of them takes the place of those before
-that have them too. One that stops stepping, while another goes on, is not waited for any more.
+What is watched follows the parameters. An optimizer that is made later for some of them takes these over from those
+before, which go when they have none left. One that stops stepping, while another goes on, is not waited for any more.
+Nothing here depends on when an optimizer is deleted, because the garbage collector comes at another time on each rank.
 """
 
 import functools
@@ -13,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -21,6 +23,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gossamer.engine.algorithm import Algorithm
 from gossamer.errors import ConfigError
+
+
+@dataclass(eq=False)
+class _Watched:
+    """An optimizer, the ids of the parameters that no later one has taken over, and what it has done in this round."""
+
+    optimizer: "weakref.ref[torch.optim.Optimizer]"
+    params: set[int]
+    stepped: bool = False
+    idle: bool = False  # not waited for
 
 
 class StepCounter:
@@ -51,17 +63,14 @@ class StepCounter:
         self.forgive: Callable[[RuntimeError], bool] | None = None
         self._algorithm, self._params = algorithm, frozenset(map(id, params))
         self._on_begin, self._on_count = weakref.WeakMethod(on_begin), weakref.WeakMethod(on_count)
-        self._watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, None] = weakref.WeakKeyDictionary()
-        self._idle: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._watched: list[_Watched] = []
         self._closed = False
         # Whose step() has begun, and not ended.
         self._stepping: weakref.ref[torch.optim.Optimizer] | None = None
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Count a step whenever all watched optimizers have stepped."""
-        for optimizer in optimizers:
-            self._watched[optimizer] = None
+        self._watched += [_Watched(weakref.ref(each), self._own(each)) for each in optimizers]
         if optimizers:
             _hook_all_optimizers()
             with _lock:
@@ -70,7 +79,7 @@ class StepCounter:
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The watched optimizers that still exist, in the order in which they were given."""
-        return list(self._watched)
+        return [optimizer for each in self._watched if (optimizer := each.optimizer()) is not None]
 
     def close(self) -> None:
         """Count no more."""
@@ -79,35 +88,40 @@ class StepCounter:
     def _own(self, optimizer: torch.optim.Optimizer) -> set[int]:
         return {id(param) for group in optimizer.param_groups for param in group["params"]} & self._params
 
-    def _follow(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Watch an optimizer that steps, if it has parameters of this model. Return whether it is watched now."""
-        if optimizer in self._watched:
-            return True
+    def _known(self, optimizer: torch.optim.Optimizer) -> _Watched | None:
+        return next((each for each in self._watched if each.optimizer() is optimizer), None)
+
+    def _follow(self, optimizer: torch.optim.Optimizer) -> _Watched | None:
+        """Watch an optimizer that steps, if it has parameters of this model."""
+        if known := self._known(optimizer):
+            return known
         own = self._own(optimizer)
         if not own:
-            return False
+            return None
         if self._algorithm.optimizer_class is not None:
             raise ConfigError(
                 f"{type(self._algorithm).__name__}: the model was wrapped with another optimizer than the "
                 f"{type(optimizer).__name__} that steps its parameters now; step that one, or wrap the model again"
             )
-        for each in [each for each in self.optimizers if self._own(each) & own]:
-            del self._watched[each]
-            self._idle.discard(each)
-            self._stepped.discard(each)
-        self._watched[optimizer] = None
-        self._idle.add(optimizer)  # others may have ended this round
-        return True
+        replaces = any(each.params & own for each in self._watched)
+        for each in self._watched:
+            each.params -= own
+        # One that replaces none comes when the others may have ended this round.
+        new = _Watched(weakref.ref(optimizer), own, idle=not replaces)
+        self._watched = [each for each in self._watched if each.params] + [new]
+        return new
 
     def _begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
         outer = self._stepping() if self._stepping is not None else None
         # An optimizer that steps by another one, as Lookahead does, is the one that counts.
         inner = outer is not None and outer is not optimizer and _runs(outer)
-        if inner or self._closed or not self._follow(optimizer):
+        watched = None if inner or self._closed else self._follow(optimizer)
+        if watched is None:
             return args, kwargs
         self._stepping = weakref.ref(optimizer)
-        if optimizer in self._stepped:  # those that have not stepped meanwhile do not step any more
-            self._idle.update(each for each in self.optimizers if each not in self._stepped)
+        if watched.stepped:  # those that have not stepped meanwhile do not step any more
+            for each in self._watched:
+                each.idle |= not each.stepped
             self._count()
         if len(args) > 1 and callable(args[1]):  # args[0] is the optimizer
             return (args[0], self._and_begin(args[1]), *args[2:]), kwargs
@@ -135,14 +149,16 @@ class StepCounter:
         if self._stepping is None or self._stepping() is not optimizer:
             return
         self._stepping = None
-        self._stepped.add(optimizer)
-        returned = optimizer in self._idle  # whose round has been counted without it
-        self._idle.discard(optimizer)
-        if returned or all(each in self._stepped or each in self._idle for each in self.optimizers):
+        watched = self._known(optimizer)
+        assert watched is not None
+        returned = watched.idle  # its round has been counted without it
+        watched.stepped, watched.idle = True, False
+        if returned or all(each.stepped or each.idle for each in self._watched):
             self._count()
 
     def _count(self) -> None:
-        self._stepped.clear()
+        for each in self._watched:
+            each.stepped = False
         self.count += 1
         on_count = self._on_count()
         if on_count is not None:
