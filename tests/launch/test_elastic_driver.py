@@ -15,6 +15,7 @@ from gossamer.launch.elastic.board import Board
 from gossamer.launch.elastic.driver import Driver, Limits
 from gossamer.launch.elastic.process import LocalWorker, Program
 from gossamer.launch.elastic.slots import Slot, Slots
+from gossamer.launch.outcome import describe
 from gossamer.membership import WATCH_S, Member, Outlook, Seat
 
 SLEEP = ["sleep", "100"]
@@ -325,6 +326,29 @@ def test_an_exit_code_of_the_script_ends_the_run(begin) -> None:
     outcome = run.driver.run()
     assert 7 in [failure.exit_code for failure in outcome.failures]
     assert run.driver.workers == {}
+
+
+REPORTS = """
+if [ $GOSSAMER_ELASTIC_WORKER = 1 ]; then kill -15 $$; fi
+sleep 0.3
+now=$(date +%s%N)
+echo '{"message": {"message": "", "extraInfo": {"timestamp": "1", "time_ns": '$now'}}}' > $TORCHELASTIC_ERROR_FILE
+exit 1
+"""
+
+
+def test_a_worker_that_was_terminated_before_the_error_of_another_one_is_the_cause(begin) -> None:
+    run = begin({"localhost": 2}, Limits(1, 2, 2), command=["sh", "-c", REPORTS])
+    for worker in run.driver.workers.values():
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    assert describe(run.driver.run().failures).startswith("rank 1 was killed by signal 15 (SIGTERM)")
+
+
+def test_a_worker_that_the_driver_terminates_is_not_the_cause(begin) -> None:
+    run = begin(
+        {"localhost": 2}, Limits(1, 2, 2), command=["sh", "-c", REPORTS.replace("kill -15 $$", "sleep 100")]
+    )
+    assert describe(run.driver.run().failures).startswith("rank 0 failed with exit code 1")
 
 
 def test_a_worker_whose_driver_has_ended_says_so(begin, capfd) -> None:

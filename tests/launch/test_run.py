@@ -140,6 +140,53 @@ def test_killed_worker_is_named_with_its_signal(fork, script) -> None:
     assert "rank 1 was killed by signal 9 (SIGKILL)" in err.splitlines()[-1]
 
 
+NOTICES = """
+    import torch, torch.distributed as dist, gossamer as gs
+    gs.init()
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    if rank == 1:
+        os.kill(os.getpid(), 15)
+    dist.all_reduce(x)
+"""
+SLEEPS = """
+    if rank == 1:
+        os.kill(os.getpid(), 15)
+    time.sleep(60)
+"""
+SAYS_TERMINATED = "gossamer run: rank 1 was killed by signal 15 (SIGTERM) (then rank 0 ended too)"
+
+
+@pytest.mark.parametrize(
+    ("body", "flags", "env"),
+    [
+        (NOTICES, ["-np", "2"], {}),
+        (NOTICES, ["-np", "2", "--monitor-interval", "4"], {}),  # the agent sees both ends at once
+        (NOTICES, ["-np", "2", "-H", "localhost:1,127.0.0.1:1"], {}),
+        (SLEEPS, ["-np", "2"], {}),
+        (SLEEPS, ["-np", "2"], {"LOGLEVEL": "CRITICAL"}),
+    ],
+    ids=["noticed", "noticed-and-ended", "hosts", "unnoticed", "without-lines-of-torch"],
+)
+def test_a_worker_that_another_process_terminates_is_the_cause(fork, script, body, flags, env) -> None:
+    code, _, err = fork([*RUN, *flags, script(body)], env=env).finish()
+    assert code == 128 + 15, err
+    assert err.splitlines()[-1] == SAYS_TERMINATED
+
+
+@pytest.mark.parametrize("level", ["WARNING", "CRITICAL"])
+def test_a_worker_that_the_agent_ends_is_not_the_cause(fork, script, level) -> None:
+    train = script("""
+        if rank == 2:
+            raise ValueError("the real cause")
+        time.sleep(60)
+    """)
+    code, _, err = fork([*RUN, "-np", "3", train], env={"LOGLEVEL": level}).finish()
+    assert code == 1
+    assert "gossamer run: rank 2 failed with exit code 1 (then rank 0, 1 ended too)" in err.splitlines()
+    assert err.splitlines()[-1] == "ValueError: the real cause"
+
+
 def test_exit_code_of_the_script_is_returned(fork, script) -> None:
     train = script("sys.exit(7 if rank == 0 else 0)")
     code, _, err = fork([*RUN, "-np", "2", train]).finish()

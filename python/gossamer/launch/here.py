@@ -29,14 +29,17 @@ TIMEOUT_S = 60  # for this process to reach the store that it serves itself
 
 def run(args: argparse.Namespace) -> Outcome:
     """Runs torch's agent for the workers of this host, in this process."""
-    quieten_torch(restarts=args.max_restarts)
+    was_ended = quieten_torch(restarts=args.max_restarts)
     workers = workers_of(str(args.nproc_per_node))
     with scratch() as folder, splitting(args, workers):
         _complete(args, workers, folder)
         try:
             torchrun.run(args)
         except ChildFailedError as error:
-            return Outcome([failure_of(rank, failure) for rank, failure in error.failures.items()])
+            found = error.failures.items()
+            return Outcome(
+                [failure_of(rank, each, ended_by_agent=was_ended(each.pid)) for rank, each in found]
+            )
         except SignalException as error:
             return Outcome(stopped_by=int(error.sigval))
         except KeyboardInterrupt:

@@ -41,15 +41,19 @@ class Outcome:
         return Outcome([Failure(**failure) for failure in values["failures"]], values["stopped_by"])
 
 
-def failure_of(rank: int, failure: ProcessFailure) -> Failure:
-    """Returns what torch reports of one worker that failed."""
+def failure_of(rank: int, failure: ProcessFailure, *, ended_by_agent: bool) -> Failure:
+    """Returns what torch reports of one worker that failed.
+
+    Args:
+        ended_by_agent: whether the worker ran until the agent ended it, because another one had failed.
+    """
     message = failure.error_file_data.get("message")
     extra = message.get("extraInfo") if isinstance(message, dict) else None
     extra = extra if isinstance(extra, dict) else {}
     if "time_ns" in extra:  # torch's own times are whole seconds, which cannot order failures
         at_ns: float = int(extra["time_ns"])
-    elif failure.exitcode == -signal.SIGTERM:
-        at_ns = math.inf  # how the agent ends the others
+    elif ended_by_agent and failure.exitcode == -signal.SIGTERM:
+        at_ns = math.inf  # never the cause
     else:
         # The worker left no report. Its peers may have reported the lost connection before the agent noticed its end.
         at_ns = (failure.timestamp - NOTICE_S) * 1e9

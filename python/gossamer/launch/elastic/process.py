@@ -71,14 +71,18 @@ class LocalWorker:
             log_line_prefixes={0: f"[{number}] "},
         )
         self.pid: int = self._context.pids()[0]
+        self._outcome: bool | Failure = False
+        self._told_to_end = False
 
     def ended(self) -> bool | Failure:
-        result = self._context.wait(timeout=0)
-        if result is None:
-            return False
-        return failure_of(self.number, result.failures[0]) if result.is_failed() else True
+        if self._outcome is False and (result := self._context.wait(timeout=0)) is not None:
+            told = self._told_to_end
+            failed = result.is_failed()
+            self._outcome = not failed or failure_of(self.number, result.failures[0], ended_by_agent=told)
+        return self._outcome
 
     def end(self) -> None:
+        self._told_to_end = self.ended() is False
         self.signal(signal.SIGTERM)
 
     def signal(self, number: signal.Signals) -> None:
