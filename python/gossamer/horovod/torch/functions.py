@@ -1,7 +1,5 @@
-"""Models, optimizers and Python objects between ranks, by named operations. Objects travel as pickles."""
+"""Models and optimizers between ranks, by named operations. objects.py has the functions for Python objects."""
 
-import io
-import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,14 +10,10 @@ from torch import Tensor
 
 from gossamer.horovod.common import basics
 from gossamer.horovod.common.process_sets import ProcessSet, global_process_set
-from gossamer.horovod.torch.operations.asynchronous import allgather_async, broadcast_async_
+from gossamer.horovod.torch.objects import allgather_object, broadcast_object
+from gossamer.horovod.torch.operations.asynchronous import broadcast_async_
 from gossamer.horovod.torch.operations.handles import synchronize, wait_for_all
 from gossamer.torch_private import tree_map
-
-try:
-    import cloudpickle as _pickler  # takes lambdas and classes of scripts too
-except ImportError:
-    _pickler = pickle
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -180,63 +174,3 @@ def _memory(place: _Place, old: Any, param: Tensor | None) -> Tensor:
     if param is not None and param.shape == place.shape:  # keeps its memory format
         return torch.empty_like(param, dtype=place.dtype, device=device, requires_grad=False)
     return torch.empty(place.shape, dtype=place.dtype, device=device)
-
-
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Returns the object of one rank on all ranks of the set: the object itself there, a copy elsewhere. Collective.
-
-    Objects travel as pickles; where cloudpickle is installed, lambdas and classes of a script can be sent too.
-
-    Raises:
-        ValueError: on every rank, if the object cannot be pickled.
-    """
-    process_set.native()  # a newcomer to an elastic run enters the group here, perhaps with another rank
-    name = type(obj).__name__ if name is None else name
-    own = basics.rank() == root_rank
-    length, content = _pickled(obj) if own else (torch.empty(1, dtype=torch.int64), torch.empty(0))
-    synchronize(broadcast_async_(length, root_rank, name=f"{name}.sz", process_set=process_set))
-    if not own:
-        content = torch.empty(abs(int(length)), dtype=torch.uint8)
-    synchronize(broadcast_async_(content, root_rank, name=f"{name}.t", process_set=process_set))
-    if int(length) < 0:
-        raise ValueError(f"hvd.broadcast_object: rank {root_rank}: {content.numpy().tobytes().decode()}")
-    return obj if own else _unpickled(content)
-
-
-def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """Returns copies of the objects of all ranks of the set, in rank order. Collective.
-
-    Raises:
-        ValueError: on every rank, if an object cannot be pickled.
-    """
-    name = type(obj).__name__ if name is None else name
-    size, content = _pickled(obj)
-    sizes = allgather_async(size, f"{name}.sz", process_set)
-    contents = allgather_async(content, f"{name}.t", process_set)
-    lengths = synchronize(sizes).tolist()
-    parts = synchronize(contents).split([abs(length) for length in lengths])
-    ranks = process_set.ranks
-    assert ranks is not None
-    for rank, length, part in zip(ranks, lengths, parts, strict=True):
-        if length < 0:
-            raise ValueError(f"hvd.allgather_object: rank {rank}: {part.numpy().tobytes().decode()}")
-    return [_unpickled(part) for part in parts]
-
-
-def _pickled(obj: Any) -> tuple[Tensor, Tensor]:
-    """Returns a number of bytes, and the bytes. If the object cannot be pickled: minus a number, and the reason."""
-    file, sign = io.BytesIO(), 1
-    try:
-        _pickler.dump(obj, file)
-    except Exception as error:  # a class of the script may raise anything
-        file, sign = io.BytesIO(f"a {type(obj).__qualname__} cannot be pickled: {error}".encode()), -1
-    data = bytearray(file.getvalue())
-    return torch.tensor([sign * len(data)]), torch.frombuffer(data, dtype=torch.uint8)
-
-
-def _unpickled(content: Tensor) -> Any:
-    return pickle.loads(content.numpy().tobytes())
