@@ -20,6 +20,7 @@ from gossamer.comm import KINDS
 from gossamer.ddp import arguments, precision
 from gossamer.ddp.buffer_hook import BufferHook
 from gossamer.engine import Engine, Face, broadcast_everywhere, optimizers_of, refuse_assigned_parameters
+from gossamer.engine.admission import movable
 from gossamer.errors import ConfigError, UsageError
 from gossamer.torch_private import BufferCommHookLocation
 
@@ -281,7 +282,8 @@ class DistributedDataParallel(nn.Module, Face):
         """
         self.engine.native.worker.wait()  # whose operations use the same connections
         # .data: else autograd reports that a buffer, which it has saved for backward, was changed.
-        tensors = [each.data for each in (self.modules_buffers if bufs is None else bufs)]
+        named = [(str(number), each) for number, each in enumerate(bufs or [])]
+        tensors = [each.data for each in (self.engine.buffers if bufs is None else movable(named))]
         broadcast_everywhere(self.links.comm, self.links.control, tensors, authoritative_rank)
 
     def _buffers_before_forward(self) -> None:

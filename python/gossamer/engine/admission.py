@@ -53,6 +53,10 @@ class Members:
         """Return (name, buffer), each buffer once."""
         return [(name, buffer) for name, buffer in self._alive().named_buffers() if name not in self.ignore]
 
+    def movable_buffers(self) -> list[Tensor]:
+        """Return what movable() makes of the buffers."""
+        return movable(self.buffers())
+
     def require_same(self, known: Sequence[Tensor], module: nn.Module) -> None:
         """Raise ConfigError if the module holds a parameter that is not `known`. It would have no hooks."""
         objects = set(map(id, known))
@@ -72,6 +76,29 @@ class Members:
         if module is None:
             raise ConfigError("engine: the model is gone; keep it as long as its wrapper")
         return module
+
+
+def movable(buffers: Iterable[tuple[str, Tensor]]) -> list[Tensor]:
+    """Return the buffers that have values, in the form in which these are copied and averaged in place.
+
+    Those on the meta device are left out. Of an expanded one the elements that are in memory stand for all.
+
+    Raises:
+        ConfigError: the values of a buffer cannot travel. Ranks with equal describe() lines raise it all.
+    """
+    found = []
+    for name, buffer in buffers:
+        if kind := _kind(buffer):
+            raise ConfigError(
+                f"engine: buffer '{name}' is {kind}, and only dense buffers can be copied between ranks; register "
+                f"dense ones in its place, or copy none (broadcast=False of DataParallel, broadcast_buffers=False of "
+                f"DistributedDataParallel)"
+            )
+        if not buffer.is_meta:
+            for dim in reversed(_expanded(buffer)):
+                buffer = buffer.select(dim, 0)
+            found.append(buffer)
+    return found
 
 
 def describe(members: Members) -> list[str]:
@@ -166,6 +193,12 @@ def _of_a_parameter(name: str, param: Tensor, device: torch.device) -> Iterator[
         yield f"{what} is a DTensor (FSDP or tensor parallel), which has its own reduction"
     if nn.parameter.is_lazy(param):
         yield f"{what} is not initialised yet; run one forward before wrapping the model"
+    elif kind := _kind(param):
+        yield f"{what} is {kind}, and parameters must be dense; make it dense by to_dense(), or the like"
+    elif param.is_meta:
+        yield f"{what} is on meta, where tensors have no values; move it to a device first, by to_empty(device=...)"
+    elif _expanded(param):
+        yield f"{what} is expanded, so that several of its elements are one in memory; make it anew by clone()"
     if not param.requires_grad:
         return
     if param.dtype not in _TRAINABLE_DTYPES:
@@ -178,7 +211,7 @@ def overlapping(named: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
     """Return the names of two tensors that have memory in common, one of which is trained; None if there are none."""
     spans = []
     for name, tensor in named:
-        if type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and tensor.numel():
+        if type(tensor) in (Tensor, nn.Parameter) and not _kind(tensor) and tensor.numel():
             begin = tensor.data_ptr()  # 0 on the meta device
             spans.append(
                 (str(tensor.device), begin, begin + _extent(tensor) * tensor.element_size(), name, tensor)
@@ -219,5 +252,29 @@ def _extent(x: Tensor) -> int:
     return sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) + 1
 
 
+def _kind(tensor: Tensor) -> str:
+    """What a tensor is whose values are not those of one piece of memory; an empty text for any other."""
+    if nn.parameter.is_lazy(tensor):
+        return "uninitialised"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout != torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    return "quantized" if tensor.is_quantized else ""
+
+
+def _expanded(tensor: Tensor) -> list[int]:
+    """The dimensions along which all elements are one in memory."""
+    steps = tensor.stride()
+    return (
+        [dim for dim, step in enumerate(steps) if step == 0 and tensor.shape[dim] > 1] if 0 in steps else []
+    )
+
+
 def _shape(tensor: Tensor) -> str:
-    return "uninitialised" if nn.parameter.is_lazy(tensor) else str(list(tensor.shape))
+    kind = _kind(tensor)
+    if kind in ("uninitialised", "nested"):  # neither has a shape
+        return kind
+    if not kind:
+        kind = "on meta" if tensor.is_meta else "expanded" if _expanded(tensor) else ""
+    return f"{list(tensor.shape)} {kind}".rstrip()

@@ -108,7 +108,12 @@ def _received(
 
 
 def _joined(batch: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in batch])
+    return torch.cat([_bytes_of(tensor) for tensor in batch])
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    # A view that conjugates or negates has other bytes in memory than its values.
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def _write(batch: list[Tensor], flat: Tensor) -> None:
@@ -120,7 +125,7 @@ def _write(batch: list[Tensor], flat: Tensor) -> None:
 def broadcast_buffers(members: Members, comm: Communicator, control: Communicator, *, source: int) -> None:
     """Copy a model's buffers from one rank, in place. Allowed between a forward and its backward. Collective."""
     # .data: else autograd reports that a buffer, which it has saved for backward, was changed.
-    buffers = [buffer.data for _, buffer in members.buffers()]
+    buffers = [buffer.data for buffer in members.movable_buffers()]
     broadcast_everywhere(comm, control, buffers, source)
 
 
@@ -198,8 +203,7 @@ def checksum_of(tensors: Iterable[Tensor]) -> int:
     """Return a number that shows whether ranks hold equal bits in tensors. Sends nothing."""
     total = 0
     for tensor in tensors:
-        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        total = zlib.crc32(data.numpy().data, total)
+        total = zlib.crc32(_bytes_of(tensor.detach().cpu()).numpy().data, total)
     return total
 
 

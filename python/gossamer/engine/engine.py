@@ -101,9 +101,10 @@ class Engine:
             f"last {sorted(last)}, autotune {autotune!r}"
         )
         require_same_model(control, self._members, settings, refusal)
+        copied = [*self._params, *(self.buffers if buffers_too else [])] if broadcast else None
         take_over(self._params)
-        if broadcast:
-            make_equal(comm, control, [*self._params, *(self.buffers if buffers_too else [])])
+        if copied is not None:
+            make_equal(comm, control, copied)
 
         self._survives = False  # see survive()
         self.has_counted: bool = False  # by count()
@@ -493,8 +494,8 @@ class Engine:
 
     @property
     def buffers(self) -> list[torch.Tensor]:
-        """The buffers that the ranks share."""
-        return [buffer for _, buffer in self._members.buffers()]
+        """The buffers that the ranks share, as admission.movable() gives them."""
+        return self._members.movable_buffers()
 
     @property
     def is_tuning(self) -> bool:

@@ -139,7 +139,7 @@ class UnevenInputs:
             ranks = gather_numbers(self._control, int(is_last), self._steps.count, self._control.rank)
             _last, steps, source = max(ranks)
             params = [param for _, param in self._members.parameters()]
-            buffers = [buffer for _, buffer in self._members.buffers()]
+            buffers = self._members.movable_buffers()
             with torch.no_grad():
                 broadcast_everywhere(self._comm, self._control, [*params, *buffers], source)
             even = all(last for last, *_ in ranks)  # no rank has shadowed another
