@@ -9,6 +9,7 @@ from torch import nn
 
 import gossamer as gs
 from tests.support.models import batches, flat_weights, mlp, relative_error, seeded, shard, square
+from tests.support.promises import require_promised
 from tests.support.ranks import run_ranks
 from tests.support.wrapped import step, wrap
 
@@ -110,14 +111,10 @@ def test_parameters_without_dimensions_or_elements(name):
         model = gs.DataParallel(module, optimizer, algorithm=name, process_group=comm)
         for batch in batches(5):
             step(model, optimizer, shard(batch, comm))
-        model.consensus()
-        weights = flat_weights(module)
+        require_promised(model)
         model.close()
-        return weights
 
-    first, second = run_ranks(2, body)
-    assert torch.equal(first, second)
-    assert torch.isfinite(first).all()
+    run_ranks(2, body)
 
 
 class Heads(nn.Module):

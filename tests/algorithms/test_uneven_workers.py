@@ -10,6 +10,7 @@ import torch
 import gossamer as gs
 from gossamer.engine import ByTime
 from tests.support.models import batches, flat_grads, flat_weights, mlp, seeded, shard, square
+from tests.support.promises import require_promised
 from tests.support.ranks import run_ranks
 from tests.support.wrapped import step, wrap
 
@@ -78,18 +79,15 @@ def test_with_periods_in_seconds_a_slow_rank_makes_fewer_steps(options):
             losses.append(square(model(batch)).item())
             step(model, optimizer, batch)
             time.sleep(0.04 if comm.rank == 2 else 0.004)
-        model.consensus()
-        weights = flat_weights(model.module)
+        require_promised(model)
         model.close()
-        return len(losses), losses, weights
+        return losses
 
     results = run_ranks(3, body)
-    fast, _, slow = (steps for steps, _, _ in results)
+    fast, _, slow = map(len, results)
     # How many more is simulated above: a loaded machine slows the fast rank's own steps too.
     assert fast > slow
-    for _, losses, weights in results:
-        assert torch.equal(weights, results[0][2])
-        assert losses[-1] < losses[0]
+    assert all(losses[-1] < losses[0] for losses in results)
 
 
 def test_ranks_that_made_different_numbers_of_steps_resume():
@@ -114,14 +112,12 @@ def test_ranks_that_made_different_numbers_of_steps_resume():
         model.load_algorithm_state_dict(state)
         assert (algorithm.rounds, model.engine.optimizer_steps) == (3, steps)
         train(model, optimizer, algorithm, 5, other)
-        model.consensus()
-        weights = flat_weights(model.module)
+        require_promised(model)
         model.close()
-        return steps, weights
+        return steps
 
-    (fast, first), (slow, second) = run_ranks(2, body, groups=2)
+    fast, slow = run_ranks(2, body, groups=2)
     assert fast > slow
-    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize(

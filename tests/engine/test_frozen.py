@@ -6,6 +6,7 @@ from torch import nn
 
 import gossamer as gs
 from tests.support.models import flat_weights, seeded
+from tests.support.promises import require_promised
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -45,7 +46,7 @@ def train(comm, name, *, freeze, trains_generator=True):
             if comm.rank == 0:  # alike on all ranks, without a wrapper of its own
                 assert generator.weight.grad.abs().sum() > 0
             judge.requires_grad_()
-    judged.consensus()
+    require_promised(judged)
     sent = judged.engine.bytes_sent - before
     assert judged.engine.backward_count == (STEPS if freeze(0) or not trains_generator else 2 * STEPS)
     judged.close()
