@@ -103,9 +103,11 @@ void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucke
   at::Tensor bad = at::isfinite(at::stack(extremes)).view({-1, 2}).all(1).logical_not().to(at::kFloat);
   comm.all_reduce(bad, ReduceOp::max)->wait();
   if (!smallest.defined()) return;
-  // The values are not read on the host, which would make it wait for the device.
+  // On an accelerator the values are not read on the host, which would have to wait for the device.
+  const float* known = bad.is_cpu() ? bad.const_data_ptr<float>() : nullptr;
   const auto marks = at::where(bad.gt(0), std::numeric_limits<float>::quiet_NaN(), at::zeros_like(bad));
   for (size_t i = 0; i < grads.size(); ++i) {
+    if (known != nullptr && known[i] == 0) continue;
     const at::Tensor& grad = grads[i].defined() ? grads[i] : smallest;  // so that this rank notices it too
     grad.as_strided({}, {}, grad.storage_offset()).add_(marks.select(0, static_cast<int64_t>(i)));
   }
