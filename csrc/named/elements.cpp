@@ -43,7 +43,7 @@ std::string reduction_complaint(at::ScalarType type, Aggregate op) {
 }
 
 at::Tensor as_bytes(const at::Tensor& x) {
-  if (x.numel() == 0) return at::from_blob(nullptr, {0}, x.options().dtype(at::kByte));
+  if (x.numel() == 0) return at::empty({0}, x.options().dtype(at::kByte));
   return at::from_blob(
       x.data_ptr(), {static_cast<int64_t>(x.nbytes())}, [x](void*) {}, x.options().dtype(at::kByte),
       x.device());

@@ -9,7 +9,10 @@ import torch
 import torch.distributed as dist
 
 import gossamer as gs
+from gossamer import _C
+from gossamer.comm import NamedOptions
 from tests.support import late_device
+from tests.support.ranks import run_threads
 
 
 @pytest.mark.parametrize("which", ["none", "main", "side", "all"])
@@ -113,3 +116,36 @@ def test_an_operation_whose_peer_does_not_come_is_aborted_on_the_device(announce
             first.all_reduce(x).wait()
         assert time.monotonic() - begin < 10
         assert x.isnan().all(), "an aborted operation leaves anything"
+
+
+def test_a_rank_without_rows_takes_part_in_named_operations():
+    """Horovod's allgather and alltoall, where some ranks have nothing."""
+
+    def body(named, rank):
+        def submit(kind, rows, **given):
+            (operation,) = named.submit(
+                kind, [torch.full((rows, 3), float(rank), device="late")], [kind], **given
+            )
+            operation.wait()
+            return operation.output.tolist()
+
+        gathered = submit("allgather", 2 * rank)
+        assert gathered == [[1.0] * 3] * 2
+        assert submit("alltoall", 2 * rank, splits=[rank, rank]) == [[1.0] * 3]
+        assert submit("broadcast", 0, root=1) == []
+
+    def run(rank):
+        wire = dist.ProcessGroupGloo(dist.PrefixStore("wire", store), rank, 2, timedelta(seconds=30))
+        comm = gs.comm.from_backend(native.Wired(wire), device="late:0", store=store, name="late")
+        channel = _C.GossamerBackend(dist.PrefixStore("channel", store), rank, 2, timedelta(seconds=30))
+        settings = vars(NamedOptions()).copy()
+        del settings["by_hosts"]
+        named = _C.NamedCollectives(channel, {"late": comm}, [0, 1], **settings)
+        try:
+            body(named, rank)
+        finally:
+            named.shutdown()
+
+    store = dist.HashStore()
+    with late_device.late("none") as native:
+        run_threads(2, run)
