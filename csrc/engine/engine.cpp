@@ -84,7 +84,8 @@ void Engine::end_by(Ending& ending) {
 }
 
 void Engine::output_gradient() {
-  if (!sync_ || !inside_backward_of_all()) return;
+  if (!inside_backward_of_all()) return;
+  if (!output_sync()) return mute();
   const int graph_task = torch::autograd::get_current_graph_task_id();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -95,8 +96,16 @@ void Engine::output_gradient() {
   begin();
 }
 
+// The gradients of this backward stay on this rank, whatever holds where it runs.
+void Engine::mute() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!muted_.expired()) return;
+  const auto token = std::make_shared<int>();
+  muted_ = token;
+  at_end_of_outermost_backward([token] {});
+}
+
 void Engine::begin() {
-  if (!sync_) return;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     // autograd drops the callback of a backward that raises. A forward completes it, but one of the bare model does not.
@@ -131,7 +140,12 @@ void Engine::lose_backward() {
 }
 
 void Engine::on_gradient(int64_t index, bool arrived) {
-  if (!sync_ || !chosen_.load()->takes_gradients()) return;
+  if (!chosen_.load()->takes_gradients()) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool of_output = in_backward_ && output_sync_ > 0;
+    if (!of_output && (!sync_ || !muted_.expired())) return;
+  }
   begin();
   Ending* ending = nullptr;
   {
@@ -159,7 +173,7 @@ void Engine::abandon() {
 
 void Engine::end_round() {
   worker_.check_alive();
-  begin();  // in case no gradient has come
+  if (sync_) begin();  // in case no gradient has come
   finish(/*abandoned=*/false);
 }
 

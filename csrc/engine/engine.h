@@ -38,6 +38,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Settings of the backwards that begin later: whether they communicate, and what their end means (one of endings()).
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
+  // The same for backwards that begin at a hooked output, where these follow their forward and not the place where they
+  // run. Others follow sync, because nobody has seen their forward.
+  void set_output_sync(bool sync) { output_sync_ = sync ? 1 : 0; }
   void end_by(Ending& ending);
 
   // `on_begin` is called when a backward that communicates begins, in its thread, before its first bucket is sent.
@@ -74,7 +77,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Endings& endings() { return endings_; }
 
  private:
-  void begin();          // of a backward; idempotent
+  void begin();  // of a backward that communicates; idempotent
+  bool output_sync() const { return output_sync_ < 0 ? sync_.load() : output_sync_ > 0; }
+  void mute();
   void lose_backward();  // with the mutex
   void on_gradient(int64_t index, bool arrived);
   void finish(bool abandoned);
@@ -88,6 +93,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Parts parts_{mutex_, worker_, hooks_, flight_, join_};
   Endings endings_;
   std::atomic<bool> sync_{true};
+  std::atomic<int> output_sync_{-1};  // below 0: as sync_
+  std::weak_ptr<int> muted_;          // alive while a backward runs whose output's forward was not to be sent
   std::atomic<Ending*> chosen_ = &endings_.lockstep;
   Ending* ending_ = chosen_;  // of this backward: what was chosen when it began
   std::function<void()> on_begin_;

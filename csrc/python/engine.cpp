@@ -224,6 +224,7 @@ void bind_whole(py::module_& module) {
       .def("close", &Engine::close, py::arg("why") = "")
       .def_property_readonly("closed", [](Engine& engine) { return engine.parts().worker.closed(); })
       .def_property("sync", &Engine::sync, &Engine::set_sync)
+      .def("set_output_sync", &Engine::set_output_sync, py::arg("sync"))
       .def("end_by", &Engine::end_by, py::arg("ending"), Release())
       .def("output_gradient", &Engine::output_gradient, Release())
       .def(

@@ -209,7 +209,7 @@ def operations(device):
         hvd.allgather(x[: 10 + rank], name="f"),
         hvd.allgather(x[: 5 * rank], name="no rows on rank 0"),
         hvd.alltoall(x[: 6 * rank], splits=torch.full((2,), 3 * rank), name="nothing from rank 0")[0],
-        hvd.sparse_allreduce_async(x[: 6 * rank].view(-1, 3).to_sparse(1), name="no row of rank 0", op=hvd.Sum)().to_dense(),
+        hvd.sparse_allreduce_async(x[: 6 * rank].view(-1, 3).to_sparse(1), "no row of rank 0", hvd.Sum)().to_dense(),
         hvd.broadcast(x, 1, name="g"),
         hvd.alltoall(x, name="h"),
         hvd.reducescatter(x, name="i"),

@@ -130,6 +130,20 @@ def test_a_group_of_parameters_is_added():
                 optimizer.step()
 
 
+def test_a_group_that_is_added_to_the_optimizer_that_ours_was_made_of_is_an_error():
+    for process_set, rank, _, _, compression in ways():
+        model = seeded(mlp)
+        inner = torch.optim.SGD(model[:3].parameters(), lr=0.1)
+        optimizer = wrapped(model, process_set, inner, compression=compression)
+        loss_of(model, rank, 0).backward()
+        optimizer.step()
+        inner.add_param_group({"params": list(model[4].parameters())})
+        optimizer.zero_grad()
+        loss_of(model, rank, 1).backward()
+        with pytest.raises(ValueError, match=r"its groups have 6 parameters, and 4 when add_param_group"):
+            optimizer.step()
+
+
 def test_adasum_leaves_a_parameter_without_gradients_where_it_is():
     for process_set, rank, size in mine():
         if size == 1:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
+from torch.utils.checkpoint import checkpoint
 
 import gossamer as gs
 from tests.lives.every import CELLS, FACES, HAS_LIGHTNING, NAMES, OURS, optimizer_of
@@ -153,6 +154,33 @@ def test_a_backward_that_raised_is_an_error_in_the_next_one_and_training_goes_on
     require_promised(script.wrapped.own)
 
 
+@pytest.mark.parametrize("forward", [*FORWARDS, "in a checkpoint", "the module in a checkpoint"])
+@pytest.mark.parametrize("face", [face for face in FACES if face not in ("with_bagua", "fabric")])
+def test_no_sync_keeps_the_gradients_of_every_forward(face, forward):
+    def loss(script: Script, x: Tensor) -> Tensor:
+        if forward in FORWARDS:
+            return FORWARDS[forward](script, x)
+        called = script.model if "module" in forward else script.wrapped.forward
+        return checkpoint(called, x.clone().requires_grad_(), use_reentrant=True).square().mean()
+
+    model, alone = seeded(Net), seeded(Net)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    script = Script(model, FACES[face]("gradient_allreduce", model, [optimizer]), optimizer)
+    first, second, third = inputs()[:3]
+    loss_of(script, first).backward()
+    model.zero_grad()
+    before = script.wrapped.own.engine.bytes_sent
+    with script.wrapped.forward.no_sync():
+        loss(script, second).backward()
+    assert script.wrapped.own.engine.bytes_sent == before
+    alone.loss(second).backward()
+    torch.testing.assert_close(model.first[0].weight.grad, alone.first[0].weight.grad)
+    loss(script, third).backward()
+    alone.loss(third).backward()
+    mean = torch.stack(every(alone.first[0].weight.grad)).mean(dim=0)
+    torch.testing.assert_close(model.first[0].weight.grad, mean)
+
+
 @pytest.mark.parametrize("face", FACES)
 def test_a_parameter_that_a_forward_returns_gains_no_hooks(face):
     class Scaled(nn.Module):
@@ -172,6 +200,24 @@ def test_a_parameter_that_a_forward_returns_gains_no_hooks(face):
     if face != "fabric":  # whose own hooks look whether backward is its own
         assert not model.scale._backward_hooks
     assert all(torch.equal(each, model.scale.grad) for each in every(model.scale.grad))
+
+
+@pytest.mark.skipif(not HAS_LIGHTNING, reason="needs lightning")
+def test_fabrics_strategy_makes_the_ranks_equal():
+    import lightning.fabric as lf
+
+    from gossamer.lightning import fabric as ours
+
+    model, strategy = seeded(Net), ours.GossamerStrategy("decentralized")
+    fabric = lf.Fabric(strategy=strategy, accelerator="cpu", devices=gs.size())
+    fabric.launch()
+    wrapped, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), 0.1))
+    with torch.no_grad():
+        model.third.bias.fill_(gs.rank())
+    fabric.strategy.consensus(wrapped)
+    assert model.third.bias.tolist() == [1.0, 1.0]
+    with pytest.raises(gs.ConfigError, match="needs a model that fabric.setup"):
+        fabric.strategy.consensus(model)
 
 
 # --- Lightning's Trainer, whose loop calls the script ---

@@ -38,8 +38,33 @@ class ByAnother(torch.optim.Optimizer):
         self.inner = torch.optim.SGD(params, LR)
         super().__init__(self.inner.param_groups, {})
 
+    def step(s, closure: Any = None) -> None:  # noqa: N805
+        s.inner.step()
+
+
+class Changes(torch.optim.SGD):
+    """Calls its own class's step(), and then changes the weights in a way that does not commute with a mean."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, LR)
+
+    @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        self.inner.step()
+        super().step()
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.copy_(param.sin() * 2)
+
+
+class ChangesAfter(ByAnother):
+    """The same, by another optimizer."""
+
+    @torch.no_grad()
+    def step(s, closure: Any = None) -> None:  # noqa: N805
+        s.inner.step()
+        for group in s.param_groups:
+            for param in group["params"]:
+                param.copy_(param.sin() * 2)
 
 
 HABITS = ["anew each step", "two anew each step", "anew once", "one becomes two", "by another", "raised"]
@@ -135,6 +160,67 @@ def test_local_sgd_averages_whatever_optimizer_steps(habit):
     assert all(torch.equal(each, weights) for each in every(weights))
     late = 2e-3 if habit in IDLE else 1e-6
     torch.testing.assert_close(weights, alone(habit), rtol=1e-5, atol=late)
+
+
+@pytest.mark.parametrize("given", ["the outer", "the inner", "both"])
+@pytest.mark.parametrize("kind", [Changes, ChangesAfter])
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_what_an_outer_optimizer_does_after_the_inner_one_is_averaged(kind, given, lockstep):
+    model, expected = seeded(Net), seeded(Net)
+    outer, alone = kind(list(model.parameters())), kind(list(expected.parameters()))
+    inner = getattr(outer, "inner", outer)
+    optimizers = {"the outer": [outer], "the inner": [inner], "both": [outer, inner]}[given]
+    wrapped = gs.DataParallel(model, optimizer=optimizers, algorithm=gs.LocalSGD(1, lockstep=lockstep))
+    for batch in inputs():
+        for forward, optimizer in ((wrapped, outer), (expected, alone)):
+            optimizer.zero_grad()
+            forward(batch).square().mean().backward()
+            optimizer.step()
+        for param in expected.parameters():
+            param.data = torch.stack(every(param.data)).mean(dim=0)
+        torch.testing.assert_close(flat_weights(model), flat_weights(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rests", [range(2, 3), range(2, 5), range(1, STEPS, 2)], ids=str)
+@pytest.mark.parametrize("which", [0, 1], ids=["the first", "the second"])
+def test_steps_are_averaged_at_their_end_again_when_an_optimizer_comes_back(which, rests):
+    model = seeded(Net)
+    optimizers = [torch.optim.SGD(part.parameters(), LR) for part in (model.first, model.third)]
+    wrapped = gs.DataParallel(model, optimizer=optimizers, algorithm=gs.LocalSGD(1, lockstep=True))
+    for step in range(2 * STEPS):
+        model.zero_grad()
+        wrapped(inputs()[step % STEPS]).square().mean().backward()
+        for number, optimizer in enumerate(optimizers):
+            if number != which or step not in rests:
+                optimizer.step()
+        weights = flat_weights(model)
+        equal = all(torch.equal(each, weights) for each in every(weights))
+        assert equal or step in rests, step
+
+
+@pytest.mark.parametrize(
+    ("face", "name"), [cell for cell in CELLS if cell[0] in ("DataParallel", "with_bagua")]
+)
+def test_one_optimizer_steps_two_models(face, name):
+    """Each is averaged in the order of wrapping, which is the same on all ranks."""
+
+    def run() -> Tensor:
+        first, second = seeded(Net), seeded(Net, 1)
+        optimizer = optimizer_of(face, name, [*first.parameters(), *second.parameters()])
+        owns = [FACES[face](name, each, [optimizer]) for each in (first, second)]
+        for batch in inputs():
+            optimizer.zero_grad()
+            sum(each.forward(batch).square().mean() for each in owns).backward()
+            optimizer.step()
+        weights = torch.cat([flat_weights(first), flat_weights(second)])
+        for each in owns:
+            require_promised(each.own)
+            each.own.close()
+        return weights
+
+    weights = run()
+    if name != "async":
+        torch.testing.assert_close(weights, run(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("face", "name"), [cell for cell in CELLS if cell not in ANY_OPTIMIZER])

@@ -33,7 +33,7 @@ class Reducer:
 
     def prepare_for_backward(self, _outputs: Any = ()) -> None:
         """Let the next backward send gradients."""
-        self._ddp.engine.sync = True
+        self._ddp.engine.native.set_output_sync(True)
 
     def prepare_for_forward(self) -> None:
         """Do nothing: forward() prepares itself."""
@@ -67,7 +67,6 @@ class DistributedDataParallel(nn.Module, Face):
     device_ids: list[int] | None
     output_device: int | None
     forward_sync_buffers: bool
-    require_backward_grad_sync: bool
     require_forward_param_sync: bool
     _buffer_hook: BufferHook | None = None
 
@@ -118,7 +117,7 @@ class DistributedDataParallel(nn.Module, Face):
         self.lazy_bucket_allocation = lazy_bucket_allocation
         self.mixed_precision = mixed_precision
         self.parameters_to_ignore: list[str] = arguments.ignored(module)
-        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        self._sync = self.require_forward_param_sync = True
         self._last = arguments.delayed(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
         self._sizes = arguments.bucket_sizes(bucket_cap_mb, bucket_cap_mb_list)
         self._optimizers = optimizers_of("DistributedDataParallel", optimizer)
@@ -145,8 +144,19 @@ class DistributedDataParallel(nn.Module, Face):
         self._buffers_after_forward(output)
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         if torch.is_grad_enabled():
-            self.engine.sync = self.require_backward_grad_sync
+            self.engine.native.set_output_sync(self.require_backward_grad_sync)
         return self.engine.after_forward(output)
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """As in torch, whether forwards from now on are sent; and backwards whose forward the wrapper has not seen."""
+        return self._sync
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, sync: bool) -> None:
+        self._sync = sync
+        if self._engine is not None:
+            self._engine.sync = sync
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -206,6 +216,7 @@ class DistributedDataParallel(nn.Module, Face):
             ignore=self.parameters_to_ignore,
         )
         self._place, engine = (self.links.comm.rank, self.links.comm.size), self.engine
+        engine.sync = self._sync
         engine.graph.require_used = not self.find_unused_parameters
         self._has_buffers = len(self.modules_buffers) > 0
         engine.uneven.sync_buffers = self.forward_sync_buffers and self._has_buffers

@@ -94,7 +94,9 @@ class Engine:
         self.algorithm: Algorithm = algorithm
         parts = Parts(algorithm, self._members, named, comm, control)
         self._buckets = Buckets(parts, Sizes(bucket_bytes, first_bucket_bytes, last))
-        self._steps = StepCounter(algorithm, self._params, self._buckets.adopt_weights, self._count_step)
+        self._steps = StepCounter(
+            algorithm, self._params, self._buckets.adopt_weights, self._count_step, self._backwards
+        )
         refusal = refusal_to_wrap(self._members, comm, algorithm) or refusal_of_tuning(autotune, algorithm)
         settings = (
             f"algorithm {algorithm!r}, bucket_bytes {bucket_bytes}, first_bucket_bytes {first_bucket_bytes}, "
@@ -210,6 +212,9 @@ class Engine:
         self.native.lockstep.optimizer_steps = steps
         self._choose_ending()
         self._buckets.adopt_weights()
+
+    def _backwards(self) -> int:
+        return self.backward_count
 
     @property
     def optimizer_steps(self) -> int:

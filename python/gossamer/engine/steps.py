@@ -6,10 +6,12 @@ gradients exist.
 
 What is watched follows the parameters. An optimizer that is made later for some of them takes these over from those
 before, which go when they have none left. One that stops stepping, while another goes on, is not waited for any more.
+When it comes again after a round has ended without it, that counts as one more round.
 Nothing here depends on when an optimizer is deleted, because the garbage collector comes at another time on each rank.
 """
 
 import functools
+import itertools
 import sys
 import threading
 import weakref
@@ -33,6 +35,7 @@ class _Watched:
     params: set[int]
     stepped: bool = False
     idle: bool = False  # not waited for
+    place: int | None = None  # among those of the last round in which all stepped
 
 
 class StepCounter:
@@ -44,6 +47,7 @@ class StepCounter:
         params: whose optimizers are watched.
         on_begin: called before before_step.
         on_count: called with the new count, before after_step.
+        backwards: returns how many backwards have ended.
 
     Attributes:
         deferred: the counts of the steps for which somebody else is to call after_step(); None: nobody does.
@@ -57,24 +61,34 @@ class StepCounter:
         params: Iterable[torch.Tensor],
         on_begin: Callable[[], None],
         on_count: Callable[[int], None],
+        backwards: Callable[[], int],
     ) -> None:
         self.count: int = 0
         self.deferred: list[int] | None = None
         self.forgive: Callable[[RuntimeError], bool] | None = None
         self._algorithm, self._params = algorithm, frozenset(map(id, params))
         self._on_begin, self._on_count = weakref.WeakMethod(on_begin), weakref.WeakMethod(on_count)
+        self._ended_backwards = weakref.WeakMethod(backwards)
         self._watched: list[_Watched] = []
         self._closed = False
-        # Whose step() has begun, and not ended.
+        # Whose step() has begun, and not ended; and how many times more, as where a step() calls super().step().
         self._stepping: weakref.ref[torch.optim.Optimizer] | None = None
+        self._again = 0
+        self._order: list[_Watched] = []  # of this round's steps
+        self._begun_at = self._ended_at = (
+            0  # backwards at the first step of this round, and at the end of the last one
+        )
+        self._usual: int | None = None  # backwards between the steps of the last round in which all stepped
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Count a step whenever all watched optimizers have stepped."""
-        self._watched += [_Watched(weakref.ref(each), self._own(each)) for each in optimizers]
+        for each in optimizers:
+            if self._known(each) is None:
+                self._watched.append(_Watched(weakref.ref(each), self._own(each)))
         if optimizers:
             _hook_all_optimizers()
             with _lock:
-                _counters.add(self)
+                _counters[next(_numbers)] = self
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -114,14 +128,19 @@ class StepCounter:
     def _begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
         outer = self._stepping() if self._stepping is not None else None
         # An optimizer that steps by another one, as Lookahead does, is the one that counts.
-        inner = outer is not None and outer is not optimizer and _runs(outer)
-        watched = None if inner or self._closed else self._follow(optimizer)
+        if outer is not None and _running_steps(outer) > (outer is optimizer):
+            self._again += outer is optimizer
+            if inner := self._known(optimizer):
+                inner.stepped = True
+            return args, kwargs
+        watched = None if self._closed else self._follow(optimizer)
         if watched is None:
             return args, kwargs
-        self._stepping = weakref.ref(optimizer)
-        if watched.stepped:  # those that have not stepped meanwhile do not step any more
+        self._stepping, self._again = weakref.ref(optimizer), 0
+        if watched.stepped or self._has_passed():
+            # Those that have not stepped meanwhile do not step any more.
             for each in self._watched:
-                each.idle |= not each.stepped
+                each.idle |= not each.stepped and each is not watched
             self._count()
         if len(args) > 1 and callable(args[1]):  # args[0] is the optimizer
             return (args[0], self._and_begin(args[1]), *args[2:]), kwargs
@@ -148,15 +167,52 @@ class StepCounter:
     def _ended(self, optimizer: torch.optim.Optimizer) -> None:
         if self._stepping is None or self._stepping() is not optimizer:
             return
+        if self._again:
+            self._again -= 1
+            return
         self._stepping = None
         watched = self._known(optimizer)
         assert watched is not None
-        returned = watched.idle  # its round has been counted without it
-        watched.stepped, watched.idle = True, False
-        if returned or all(each.stepped or each.idle for each in self._watched):
+        late = watched.idle and self._comes_late(watched)
+        watched.idle = False
+        if late:
+            self._count()
+            return
+        if not self._order:
+            self._begun_at = self._backwards()
+        watched.stepped = True
+        self._order.append(watched)
+        if all(each.stepped or each.idle for each in self._watched):
+            if not any(each.idle for each in self._watched):
+                self._usual = self._backwards() - self._begun_at
+                for place, each in enumerate(self._order):
+                    each.place = place
             self._count()
 
+    def _backwards(self) -> int:
+        backwards = self._ended_backwards()
+        return backwards() if backwards is not None else 0
+
+    def _has_passed(self) -> bool:
+        """Whether more backwards have ended since this round's first step than lie between the steps of a round."""
+        return (
+            bool(self._order) and self._usual is not None and self._backwards() - self._begun_at > self._usual
+        )
+
+    def _comes_late(self, watched: _Watched) -> bool:
+        """Whether the step of one that was idle comes after the round that has ended, and not in the next one."""
+        if self._order:
+            return False
+        others = [each.place for each in self._watched if each is not watched and not each.idle]
+        no_backward = self._backwards() == self._ended_at
+        was_last = watched.place is not None and all(
+            place is not None and place < watched.place for place in others
+        )
+        return bool(others) and (no_backward or was_last)
+
     def _count(self) -> None:
+        self._ended_at = self._backwards()
+        self._order.clear()
         for each in self._watched:
             each.stepped = False
         self.count += 1
@@ -176,8 +232,11 @@ class StepCounter:
                 raise
 
 
+_wrapper = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 _lock = threading.Lock()
-_counters: "weakref.WeakSet[StepCounter]" = weakref.WeakSet()
+# In the order in which they were made, which is that of the other ranks too: their algorithms may communicate.
+_counters: "weakref.WeakValueDictionary[int, StepCounter]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 @functools.cache
@@ -188,7 +247,7 @@ def _hook_all_optimizers() -> None:
 
 def _every_counter() -> list[StepCounter]:
     with _lock:
-        return list(_counters)
+        return list(_counters.values())
 
 
 def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -202,14 +261,15 @@ def _step_ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         counter._ended(optimizer)
 
 
-def _runs(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step() that has begun is still on the stack. If not, it has raised."""
+def _running_steps(optimizer: torch.optim.Optimizer) -> int:
+    """How many calls of an optimizer's step() are on the stack: of torch's wrapper, which calls the hooks."""
+    found = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer:
-            return True
+        if frame.f_code is _wrapper and frame.f_locals.get("self") is optimizer:
+            found += 1
         frame = frame.f_back
-    return False
+    return found
 
 
 def optimizers_of(where: str, given: Any) -> list[torch.optim.Optimizer]:

@@ -42,6 +42,22 @@ class GossamerStrategy(Chosen):
     def setup_module(self, module: Any) -> DataParallel:
         return self._wrapped(module, [])
 
+    def consensus(self, model: Any) -> None:
+        """Replace the weights and buffers of a model by their mean over the workers. Collective.
+
+        Args:
+            model: what fabric.setup() has returned.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        wrapper = getattr(model, "_forward_module", model)  # Lightning has no public name for it
+        if not isinstance(wrapper, DataParallel):
+            raise ConfigError(
+                f"consensus: needs a model that fabric.setup() has returned, got {type(model).__name__}"
+            )
+        wrapper.consensus()
+
     def save_checkpoint(
         self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None
     ) -> None:

@@ -78,6 +78,19 @@ class ReducingOptimizer(torch.optim.Optimizer):
         buckets = [list(bucket.names) for bucket in self._reduction.buckets]
         return {"way": self._reduction.way, "why": self._reduction.why, "buckets": buckets}
 
+    def _require_known(self) -> None:
+        """Raises ValueError if the groups have parameters whose gradients are not reduced."""
+        known, now = (
+            len(self._reduction.request.params),
+            sum(len(each["params"]) for each in self.param_groups),
+        )
+        if now != known:
+            raise ValueError(
+                f"hvd.DistributedOptimizer: its groups have {now} parameters, and {known} when add_param_group() "
+                f"was last called; the gradients of the others are this rank's alone. Add groups by this optimizer's "
+                f"own add_param_group(), not by that of the optimizer that it was made of"
+            )
+
     def _begin_reduction(self) -> None:
         request = request_of(self, self._parameter_names, self._groups_argument, **self._settings)
         self._reduction = self._reduces_by(request, self.backward_passes_per_step)
@@ -127,8 +140,10 @@ class GradientStep(ReducingOptimizer):
 
         Raises:
             HorovodInternalError: on every rank, if the reduction failed.
-            ValueError: on every rank, in the first step, if parameters or arguments differ between ranks.
+            ValueError: on every rank, in the first step, if parameters or arguments differ between ranks. On this rank,
+                if a group was added to the optimizer that this one was made of.
         """
+        self._require_known()
         self._reduction.synchronize()
         self._synchronized = True
 
@@ -196,6 +211,7 @@ class AdasumStep(ReducingOptimizer):
         Raises:
             HorovodInternalError: on every rank, if the reduction failed. The parameters then have their old values.
         """
+        self._require_known()
         start = self._reduction.start()
         loss = super().step(closure)
         self._reduction.finish(start)
