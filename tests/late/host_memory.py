@@ -110,7 +110,9 @@ def drop_waits(control, own, plain_group, numel, harmful):
         return waits, wrong.item() == 0
 
     assert is_right(0) == (6, True)
-    right = [number for number in harmful if is_right(1 + number, number)[1]]
+    calls = itertools.count(1)
+    # A peer that comes early to a meeting hurries the late stream, which may hide one fault.
+    right = [number for number in harmful if all(is_right(next(calls), number)[1] for _ in range(10))]
     assert not right, right
 
 
