@@ -312,21 +312,24 @@ void Bucket::adopt_gradients() {
   }
 }
 
-bool Bucket::is_in_place(size_t position) const {
-  const at::Tensor& weight = views("weight")[position];
+bool Bucket::is_in_place(size_t position, const at::Tensor& weight) const {
   return params_[position].data_ptr() == weight.data_ptr() && same_layout(params_[position], weight);
 }
 
 bool Bucket::strayed() const {
-  for (size_t i = 0; i < params_.size() && has("weight"); ++i) {
-    if (!is_in_place(i)) return true;
+  if (!has("weight")) return false;
+  const auto& weights = views("weight");
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!is_in_place(i, weights[i])) return true;
   }
   return false;
 }
 
 bool Bucket::weights_held() const {
-  for (size_t i = 0; i < params_.size() && has("weight"); ++i) {
-    if (!is_in_place(i) && views("weight")[i].storage().use_count() > 1) return true;
+  if (!has("weight")) return false;
+  const auto& weights = views("weight");
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!is_in_place(i, weights[i]) && weights[i].storage().use_count() > 1) return true;
   }
   return false;
 }
@@ -336,7 +339,7 @@ void Bucket::adopt_weights() {
   if (!has("weight")) return;
   auto& weights = fields_.at("weight").views;
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (is_in_place(i)) continue;
+    if (is_in_place(i, weights[i])) continue;
     const at::Tensor data = params_[i].detach();
     if (weights[i].storage().use_count() > 1) {
       move_elsewhere(weights[i]);

@@ -97,8 +97,8 @@ void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucke
     const auto [low, high] = at::aminmax(grad.detach());
     extremes.push_back(low);
     extremes.push_back(high);
-    grads.push_back(grad.detach());
-    if (!smallest.defined() || grad.numel() < smallest.numel()) smallest = grads.back();
+    grads.push_back(grad);
+    if (!smallest.defined() || grad.numel() < smallest.numel()) smallest = grad;
   }
   at::Tensor bad = at::isfinite(at::stack(extremes)).view({-1, 2}).all(1).logical_not().to(at::kFloat);
   comm.all_reduce(bad, ReduceOp::max)->wait();
@@ -108,7 +108,8 @@ void AgreeOnFinite::run(Communicator& comm, const std::shared_ptr<Bucket>& bucke
   const auto marks = at::where(bad.gt(0), std::numeric_limits<float>::quiet_NaN(), at::zeros_like(bad));
   for (size_t i = 0; i < grads.size(); ++i) {
     if (known != nullptr && known[i] == 0) continue;
-    const at::Tensor& grad = grads[i].defined() ? grads[i] : smallest;  // so that this rank notices it too
+    // So that a rank without this gradient notices it too.
+    const at::Tensor grad = (grads[i].defined() ? grads[i] : smallest).detach();
     grad.as_strided({}, {}, grad.storage_offset()).add_(marks.select(0, static_cast<int64_t>(i)));
   }
 }
