@@ -117,7 +117,7 @@ class Bucket {
   void copy_in(const std::vector<size_t>& positions, double scale, std::vector<flat::Segment> more);
   void fill(const std::string& field, const std::vector<flat::Segment>& segments, double scale);
   at::Tensor shaped(const at::Tensor& flat, int64_t offset, size_t position) const;
-  bool is_in_place(size_t position, const at::Tensor& weight) const;  // its weight
+  bool is_in_place(size_t position, const at::Tensor& weight) const;  // the parameter, at its weight
   at::Tensor piece_of(const std::string& field, const Placement::Piece& piece) const;
 
   int64_t index_;

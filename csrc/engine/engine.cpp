@@ -93,7 +93,7 @@ void Engine::output_gradient() {
     if (in_backward_ && graph_task_ != -1 && graph_task_ != graph_task) lose_backward();
     graph_task_ = graph_task;
   }
-  begin();
+  begin(/*of_output=*/true);
 }
 
 // The gradients of this backward stay on this rank, whatever holds where it runs.
@@ -105,12 +105,14 @@ void Engine::mute() {
   at_end_of_outermost_backward([token] {});
 }
 
-void Engine::begin() {
+bool Engine::begin(bool of_output) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    const bool follows_output = of_output || (in_backward_ && output_sync_ > 0);
+    if (!follows_output && (!sync_ || !muted_.expired())) return false;
     // autograd drops the callback of a backward that raises. A forward completes it, but one of the bare model does not.
     if (in_backward_ && until_end_ && until_end_->expired()) lose_backward();
-    if (in_backward_ || worker_.closed()) return;
+    if (in_backward_ || worker_.closed()) return true;
     worker_.check_alive();
     check_capture();
     join_.begin_backward();
@@ -131,6 +133,7 @@ void Engine::begin() {
     }
   }
   if (on_begin_) on_begin_();
+  return true;
 }
 
 // That backward never reached its end, and the next one counts on top of its gradients.
@@ -140,13 +143,7 @@ void Engine::lose_backward() {
 }
 
 void Engine::on_gradient(int64_t index, bool arrived) {
-  if (!chosen_.load()->takes_gradients()) return;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const bool of_output = in_backward_ && output_sync_ > 0;
-    if (!of_output && (!sync_ || !muted_.expired())) return;
-  }
-  begin();
+  if (!chosen_.load()->takes_gradients() || !begin(/*of_output=*/false)) return;
   Ending* ending = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -173,7 +170,7 @@ void Engine::abandon() {
 
 void Engine::end_round() {
   worker_.check_alive();
-  if (sync_) begin();  // in case no gradient has come
+  begin(/*of_output=*/false);  // in case no gradient has come
   finish(/*abandoned=*/false);
 }
 

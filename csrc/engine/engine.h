@@ -77,7 +77,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Endings& endings() { return endings_; }
 
  private:
-  void begin();  // of a backward that communicates; idempotent
+  // Of a backward, if it communicates, which it returns; idempotent. `of_output`: at a hooked output that is to be sent.
+  bool begin(bool of_output);
   bool output_sync() const { return output_sync_ < 0 ? sync_.load() : output_sync_ > 0; }
   void mute();
   void lose_backward();  // with the mutex

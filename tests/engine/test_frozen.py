@@ -5,19 +5,14 @@ import torch
 from torch import nn
 
 import gossamer as gs
+from tests.lives.every import OURS
 from tests.support.models import flat_weights, seeded
 from tests.support.promises import require_promised
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("backend")
 STEPS = 4
-ALGORITHMS = {
-    "exact": gs.GradientAllReduce,
-    "int4 with feedback": lambda: gs.GradientAllReduce(codec=gs.ErrorFeedback(gs.Int4())),
-    "powersgd": lambda: gs.PowerSGD(start_step=1),
-    "decentralized": gs.Decentralized,
-    "local_sgd": lambda: gs.LocalSGD(2),
-}
+NAMES = ["gradient_allreduce", "int4", "powersgd", "decentralized", "local_sgd"]
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -31,7 +26,7 @@ def train(comm, name, *, freeze, trains_generator=True):
         seeded(lambda: nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1))),
     )
     optimizers = sgd(generator), sgd(judge)
-    judged = gs.DataParallel(judge, optimizers[1], algorithm=ALGORITHMS[name](), process_group=comm)
+    judged = gs.DataParallel(judge, optimizers[1], algorithm=OURS[name](), process_group=comm)
     before = judged.engine.bytes_sent  # of the group
     noise = torch.randn(STEPS, 5, 3, generator=torch.Generator().manual_seed(comm.rank))
     for step, batch in enumerate(noise):
@@ -53,7 +48,7 @@ def train(comm, name, *, freeze, trains_generator=True):
     return flat_weights(judge), sent
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_that_pass_through_send_nothing_and_change_nothing(name):
     def body(comm):
         return [train(comm, name, freeze=lambda _: True, trains_generator=trains) for trains in (True, False)]
@@ -66,7 +61,7 @@ def test_gradients_that_pass_through_send_nothing_and_change_nothing(name):
 
 def test_ranks_that_do_not_freeze_alike_all_raise():
     def body(comm):
-        train(comm, "exact", freeze=lambda step: comm.rank == 0 or step != 1)
+        train(comm, "gradient_allreduce", freeze=lambda step: comm.rank == 0 or step != 1)
 
     for error in run_ranks(3, body, errors=True):
         assert isinstance(error, gs.CommError)

@@ -87,14 +87,30 @@ def _bagua_ddp(name: str, model: nn.Module, optimizers: Sequence[torch.optim.Opt
     return Wrapped(wrapped, model.bagua_ddp)
 
 
-def _by_fabric(name: str, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Wrapped:
+def fabric_of(algorithm: Any) -> Any:
+    """A Fabric of all ranks, which is launched."""
     import lightning.fabric as lf
 
     from gossamer.lightning import fabric as ours
 
-    fabric = lf.Fabric(strategy=ours.GossamerStrategy(OURS[name]()), accelerator="cpu", devices=gs.size())
+    fabric = lf.Fabric(strategy=ours.GossamerStrategy(algorithm), accelerator="cpu", devices=gs.size())
     fabric.launch()
-    wrapped, *_ = fabric.setup(model, *optimizers)
+    return fabric
+
+
+def trainer(strategy: Any, **options: Any) -> Any:
+    """A Lightning Trainer of all ranks for one epoch, which prints and writes nothing."""
+    import lightning.pytorch as pl
+
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet = dict.fromkeys((*off, "use_distributed_sampler"), False)
+    return pl.Trainer(
+        strategy=strategy, accelerator="cpu", devices=gs.size(), max_epochs=1, **quiet, **options
+    )
+
+
+def _by_fabric(name: str, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Wrapped:
+    wrapped, *_ = fabric_of(OURS[name]()).setup(model, *optimizers)
     return Wrapped(wrapped, wrapped._forward_module)
 
 

@@ -1,6 +1,5 @@
 """A script that trains with habits of its own, by any face and algorithm. Not a test file."""
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,21 +11,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 import gossamer as gs
-from tests.lives.every import FACES, OURS, Wrapped, optimizer_of
+from tests.lives.every import FACES, OURS, Wrapped, optimizer_of, trainer
 from tests.support.models import flat_weights, seeded
 from tests.support.promises import require_promised
 
 STEPS = 6
-
-
-def begin() -> None:
-    gs.init()
-    gc.collect()
-    gc.freeze()
-
-
-def end() -> None:
-    gs.shutdown()
 
 
 class Net(nn.Module):
@@ -78,14 +67,18 @@ def loss_of(script: Script, x: Tensor) -> Tensor:
     return script.wrapped.forward(x).square().mean()
 
 
+def nothing(_step: int, _script: Script) -> None:
+    pass
+
+
 def train(
     face: str,
     name: str,
     forward: Callable[[Script, Tensor], Tensor] = loss_of,
     *,
     checkpoints: bool = False,
-    before: Callable[[int, Script], Any],
-    between: Callable[[int, Script], Any] = lambda step, script: None,
+    before: Callable[[int, Script], Any] = nothing,
+    between: Callable[[int, Script], Any] = nothing,
 ) -> Tensor:
     """The weights of this rank after the steps. `before` a step's forward, and `between` its backward and step()."""
     model = seeded(lambda: Net(checkpoints))
@@ -110,8 +103,8 @@ def fit(
     forward: Callable[[Script, Tensor], Tensor] = loss_of,
     *,
     checkpoints: bool = False,
-    before: Callable[[int, Script], Any] = lambda step, script: None,
-    between: Callable[[int, Script], Any] = lambda step, script: None,
+    before: Callable[[int, Script], Any] = nothing,
+    between: Callable[[int, Script], Any] = nothing,
 ) -> Tensor:
     """As train(), in the hooks of a LightningModule, by a Trainer with our strategy."""
     import lightning.pytorch as pl
@@ -144,16 +137,5 @@ def fit(
             require_promised(wrapped)
 
     module = Module()
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    trainer = pl.Trainer(
-        strategy=GossamerStrategy(OURS[name]()),
-        accelerator="cpu",
-        devices=gs.size(),
-        max_epochs=1,
-        use_distributed_sampler=False,
-        **quiet,
-    )
-    trainer.fit(module, DataLoader(list(inputs()), batch_size=None))  # type: ignore[arg-type]
+    trainer(GossamerStrategy(OURS[name]())).fit(module, DataLoader(list(inputs()), batch_size=None))  # type: ignore[arg-type]
     return module.weights

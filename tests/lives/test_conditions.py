@@ -16,8 +16,8 @@ from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.utils.checkpoint import checkpoint
 
 import gossamer as gs
-from tests.lives.every import CELLS, FACES, HAS_LIGHTNING, NAMES, OURS, optimizer_of
-from tests.lives.scripts import Net, Script, begin, end, every, fit, inputs, loss_of, train
+from tests.lives.every import CELLS, FACES, HAS_LIGHTNING, NAMES, OURS, fabric_of, optimizer_of
+from tests.lives.scripts import Net, Script, every, fit, inputs, loss_of, nothing, train
 from tests.support.jobs import Job
 from tests.support.models import seeded
 from tests.support.promises import require_promised
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("job")
 
 @pytest.fixture(scope="module")
 def job() -> Iterator[Job]:
-    with Job(3) as job, job.within(begin, end):
+    with Job(3) as job, job.within(gs.init, gs.shutdown):
         yield job
 
 
@@ -43,10 +43,6 @@ def plain(face: str, name: str, thaw: bool = False) -> Tensor:
 def require_same(weights: Tensor, expected: Tensor, name: str) -> None:
     if name != "async":  # whose averages come when they come
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-5)
-
-
-def nothing(_step: int, _script: Script) -> None:
-    pass
 
 
 def thaws(step: int, script: Script) -> None:
@@ -102,7 +98,7 @@ MOVES = {
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize(("face", "name"), CELLS)
 def test_parameters_that_get_other_memory(face, name, move, when):
-    weights = train(face, name, **{"before": nothing, when: MOVES[move]})
+    weights = train(face, name, **{when: MOVES[move]})
     require_same(weights, plain(face, name), name)
 
 
@@ -204,13 +200,7 @@ def test_a_parameter_that_a_forward_returns_gains_no_hooks(face):
 
 @pytest.mark.skipif(not HAS_LIGHTNING, reason="needs lightning")
 def test_fabrics_strategy_makes_the_ranks_equal():
-    import lightning.fabric as lf
-
-    from gossamer.lightning import fabric as ours
-
-    model, strategy = seeded(Net), ours.GossamerStrategy("decentralized")
-    fabric = lf.Fabric(strategy=strategy, accelerator="cpu", devices=gs.size())
-    fabric.launch()
+    model, fabric = seeded(Net), fabric_of("decentralized")
     wrapped, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), 0.1))
     with torch.no_grad():
         model.third.bias.fill_(gs.rank())

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as StockDDP
 from torch.utils.data import DataLoader
 
 import gossamer as gs
+from tests.lives.every import fabric_of, trainer
 from tests.lives.faces import LR, MOMENTUM, Wrapped
 from tests.lives.reference import (
     FEW,
@@ -73,24 +74,6 @@ def strategy(algorithm: str) -> Any:
     return GossamerStrategy(algorithm, **ALGORITHMS[algorithm])
 
 
-def trainer(algorithm: str, **options: Any) -> Any:
-    import lightning.pytorch as pl
-
-    quiet = dict.fromkeys(
-        (
-            "logger",
-            "enable_checkpointing",
-            "enable_progress_bar",
-            "enable_model_summary",
-            "use_distributed_sampler",
-        ),
-        False,
-    )
-    return pl.Trainer(
-        strategy=strategy(algorithm), accelerator="cpu", devices=gs.size(), max_epochs=1, **quiet, **options
-    )
-
-
 def module_of(model: nn.Module, **options: Any) -> Any:
     import lightning.pytorch as pl
 
@@ -124,7 +107,7 @@ def loader(phase: int) -> DataLoader[Tensor]:
 def test_lightning_fits_a_model_twice(second, algorithm):
     model, expected = seeded(mlp), seeded(mlp)
     with without_collector():
-        module, first = module_of(model), trainer(algorithm)
+        module, first = module_of(model), trainer(strategy(algorithm))
         first.fit(module, loader(1))
         alone(expected, "", "gradients", 1)
         require_right(model, expected)
@@ -133,7 +116,7 @@ def test_lightning_fits_a_model_twice(second, algorithm):
             first.fit_loop.epoch_progress.reset()
             first.fit_loop.max_epochs = 1
         else:
-            first = trainer(algorithm)
+            first = trainer(strategy(algorithm))
         if second == "another module":
             module = module_of(model)
         first.fit(module, loader(2))
@@ -146,14 +129,8 @@ def test_lightning_fits_a_model_twice(second, algorithm):
 @has_lightning
 @pytest.mark.parametrize("life", LIVES)
 def test_fabric_sets_a_model_up_twice(life):
-    import lightning.fabric as lf
-
-    from gossamer.lightning import fabric as ours
-
     def wrap(model: nn.Module) -> Wrapped:
-        fabric = lf.Fabric(strategy=ours.GossamerStrategy(), accelerator="cpu", devices=gs.size())
-        fabric.launch()
-        wrapped, optimizer = fabric.setup(model, sgd(model))
+        wrapped, optimizer = fabric_of("gradient_allreduce").setup(model, sgd(model))
         return Wrapped(wrapped, optimizer, wrapped, lambda: None)
 
     twice(wrap, life)

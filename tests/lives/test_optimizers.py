@@ -14,7 +14,7 @@ from torch import Tensor
 
 import gossamer as gs
 from tests.lives.every import CELLS, FACES, LR, OWN_OPTIMIZER, optimizer_of
-from tests.lives.scripts import STEPS, Net, begin, end, every, inputs
+from tests.lives.scripts import STEPS, Net, every, inputs
 from tests.support.jobs import Job
 from tests.support.models import flat_weights, seeded
 from tests.support.promises import require_promised
@@ -27,7 +27,7 @@ ANY_OPTIMIZER = [(face, name) for face, name in CELLS if name not in OWN_OPTIMIZ
 
 @pytest.fixture(scope="module")
 def job() -> Iterator[Job]:
-    with Job(3) as job, job.within(begin, end):
+    with Job(3) as job, job.within(gs.init, gs.shutdown):
         yield job
 
 

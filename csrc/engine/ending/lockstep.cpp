@@ -54,7 +54,8 @@ struct Agreement {
 // What the ranks tell each other: one small all-reduce of bytes.
 class Vote {
  public:
-  // `steps`: a number of this rank's that must be that of the others; nullopt on a rank that shadows, whose number is not compared.
+  // `steps`: a number of this rank's that must be that of the others; nullopt on a rank that shadows, whose number is
+  // not compared.
   Vote(Communicator& control, std::optional<int64_t> steps, bool failed, bool late, bool left_out, bool wish,
        const std::vector<bool>& used)
       : control_(control), message_(at::zeros({kUsed + static_cast<int64_t>(used.size())}, at::kByte)) {

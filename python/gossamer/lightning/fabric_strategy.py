@@ -51,12 +51,8 @@ class GossamerStrategy(Chosen):
         Raises:
             ConfigError: it is something else.
         """
-        wrapper = getattr(model, "_forward_module", model)  # Lightning has no public name for it
-        if not isinstance(wrapper, DataParallel):
-            raise ConfigError(
-                f"consensus: needs a model that fabric.setup() has returned, got {type(model).__name__}"
-            )
-        wrapper.consensus()
+        # Lightning has no public name for it.
+        _wrapper("consensus", getattr(model, "_forward_module", model)).consensus()
 
     def save_checkpoint(
         self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None
@@ -88,11 +84,15 @@ class SyncControl:
         """Let backward accumulate gradients without communication, if `enabled`."""
         if not enabled:
             return contextlib.nullcontext()
-        if not isinstance(module, DataParallel):
-            raise ConfigError(
-                f"no_backward_sync: needs a model that fabric.setup() has returned, got {type(module).__name__}"
-            )
-        return module.no_sync()
+        return _wrapper("no_backward_sync", module).no_sync()
+
+
+def _wrapper(where: str, module: Any) -> DataParallel:
+    if not isinstance(module, DataParallel):
+        raise ConfigError(
+            f"{where}: needs a model that fabric.setup() has returned, got {type(module).__name__}"
+        )
+    return module
 
 
 def _wrappers_in(state: Any) -> dict[str, DataParallel]:
