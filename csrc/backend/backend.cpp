@@ -207,6 +207,7 @@ void GossamerBackend::name_ranks(std::vector<int> names) {
 void GossamerBackend::shutdown() {
   if (owner_ != getpid()) return;
   const WithoutGil without_gil;
+  const bool failed = group_->has_failed();
   queue_->close();
   std::unique_ptr<shm::Mailbox> mailbox;  // destroyed without the lock, which its waiters may want
   {
@@ -215,7 +216,7 @@ void GossamerBackend::shutdown() {
     mailbox = std::move(mailbox_);
   }
   mailbox.reset();
-  elsewhere_.shut_down();
+  elsewhere_.shut_down(failed);
   group_->leave();
 }
 

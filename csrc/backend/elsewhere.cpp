@@ -5,12 +5,21 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
 
 #include "backend/backend.h"
 #include "backend/gil.h"
 #include "errors.h"
 
 namespace gossamer {
+namespace {
+
+constexpr auto kGrace = std::chrono::seconds(5);
+
+}  // namespace
 
 c10d::Backend& Elsewhere::backend(at::Device device) {
   const WithoutGil without_gil;  // connect_ may want it, and another thread the mutex
@@ -28,7 +37,7 @@ Elsewhere::BackendPtr Elsewhere::made() {
   return backend_;
 }
 
-void Elsewhere::shut_down() {
+void Elsewhere::shut_down(bool failed) {
   BackendPtr backend;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -36,8 +45,18 @@ void Elsewhere::shut_down() {
     backend = std::exchange(backend_, nullptr);
   }
   if (!backend) return;
-  c10::impl::VirtualGuardImpl(device_->type()).synchronizeDevice(device_->index());
-  backend->shutdown();
+  const auto finished = std::make_shared<std::promise<void>>();
+  const auto finish = [device = *device_, finished] {
+    try {
+      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+    } catch (const std::exception&) {
+      // The device has failed; the backend says so.
+    }
+    finished->set_value();
+  };
+  auto end = finished->get_future();
+  failed ? std::thread(finish).detach() : finish();
+  end.wait_for(kGrace) == std::future_status::ready ? backend->shutdown() : backend->abort();
 }
 
 void Elsewhere::leak() { backend_.release(); }

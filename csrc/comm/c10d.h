@@ -51,6 +51,7 @@ class C10dCommunicator : public Communicator {
   void wait_on_host(std::chrono::milliseconds timeout) override {
     if (nccl_) host_timeout_ = timeout;
   }
+  bool queues_on_device() const override { return nccl_ && !host_timeout_; }
   bool uses_sockets() const override { return gloo_ && device_.is_cpu(); }
 
   void announce_failure(const std::string& what = kFailed) noexcept override {

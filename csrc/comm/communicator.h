@@ -85,6 +85,9 @@ class Communicator {
   // Whether its bytes go through the host's sockets, which a long message may keep busy: see route/pace.h.
   virtual bool uses_sockets() const { return false; }
 
+  // Whether its operations, and sums through it, are only queued on the device: the host does not wait for other ranks.
+  virtual bool queues_on_device() const { return false; }
+
   // Why a CUDA graph cannot hold this group's operations; empty if it can.
   virtual std::string capture_refusal() const { return "its group is not known to work in a graph"; }
 
@@ -99,7 +102,8 @@ class Communicator {
   virtual void wait_for_device() {}
 
   // Tells the ranks that wait for this one, as far as the group can, that they wait in vain. Their errors say
-  // "rank 1 has <what>", so `what` is what this rank has done.
+  // "rank 1 has <what>", so `what` is what this rank has done. What this rank has in flight on an accelerator is aborted:
+  // its streams are free, and its tensors hold anything.
   virtual void announce_failure(const std::string& what = kFailed) noexcept {
     tell("rank " + std::to_string(rank()) + " has " + what);
   }

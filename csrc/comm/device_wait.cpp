@@ -1,7 +1,6 @@
 // See device_wait.h.
 #include "comm/device_wait.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <stdexcept>
@@ -22,6 +21,10 @@ constexpr auto kAbortTimeout = std::chrono::seconds(10);
 void wait_for_device(at::Device device, const DeviceWait& wait) {
   c10::Event end(device.type());
   end.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  wait_for_event(end, wait);
+}
+
+void wait_for_event(const c10::Event& end, const DeviceWait& wait) {
   const auto begin = Clock::now();
   auto next_look = begin + kLookPeriod;
   std::string why;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/Event.h>
 
 #include <atomic>
 #include <chrono>
@@ -17,8 +18,9 @@ struct DeviceWait {
   std::function<void()> abort;           // lets the device go on without the other ranks
 };
 
-// Returns once the device has done what the current stream holds. If the group has failed by then, or the time is over, it
-// aborts, waits for what the stream holds all the same, and throws. What has been aborted leaves anything in its tensors.
-void wait_for_device(at::Device device, const DeviceWait& wait);
+// Returns once the event has come. If the group has failed by then, or the time is over, it aborts, waits for the event all
+// the same, and throws. What has been aborted leaves anything in its tensors.
+void wait_for_event(const c10::Event& end, const DeviceWait& wait);
+void wait_for_device(at::Device device, const DeviceWait& wait);  // what the current stream holds
 
 }  // namespace gossamer

@@ -31,6 +31,7 @@ class Forwarding : public Communicator {
   PendingPtr exchange(const std::vector<Swap>& swaps) override { return other_->exchange(swaps); }
   void set_timeout(std::chrono::milliseconds timeout) override { other_->set_timeout(timeout); }
   void abort() override { other_->abort(); }
+  bool queues_on_device() const override { return other_->queues_on_device(); }
   bool reduces_every_integer() const override { return other_->reduces_every_integer(); }
 
  protected:

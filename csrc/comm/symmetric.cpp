@@ -33,7 +33,8 @@ SymmetricCommunicator::SymmetricCommunicator(CommunicatorPtr other, Communicator
 
 SymmetricCommunicator::~SymmetricCommunicator() {
   const WithoutGil without_gil;
-  if (failed_ && host_timeout_) {  // the device has not stopped: it waits for nobody any more
+  if (failed_ &&
+      !device().is_cpu()) {  // unless a meeting has timed out, the device goes on: it waits for nobody
     give_up_meetings();
     failed_ = false;
   }
@@ -71,7 +72,7 @@ void SymmetricCommunicator::tell(const std::string& text) noexcept {
   failed_ = true;
   other_->tell(text);
   control_->tell(text);
-  if (host_timeout_) give_up_meetings();
+  if (!device().is_cpu()) give_up_meetings();
 }
 
 std::string SymmetricCommunicator::trouble() noexcept {

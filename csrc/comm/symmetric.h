@@ -25,6 +25,7 @@ class SymmetricCommunicator : public Forwarding {
   bool shares_memory() const override { return true; }
   PeerBlock* peers_of(const at::Tensor& x) override;
 
+  bool queues_on_device() const override { return !device().is_cpu() && !host_timeout_; }
   void wait_on_host(std::chrono::milliseconds timeout) override;
   void wait_for_device() override;
   void tell(const std::string& text) noexcept override;

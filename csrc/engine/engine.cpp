@@ -37,7 +37,7 @@ void Engine::close(std::string why) {
     release(*this);
     in_backward = in_backward_;
   }
-  worker_.stop(in_backward || worker_.executor().busy());
+  worker_.stop(in_backward || worker_.executor().running());
 }
 
 void Engine::clear_buckets() {
@@ -145,6 +145,8 @@ void Engine::lose_backward() {
 void Engine::on_gradient(int64_t index, bool arrived) {
   if (!chosen_.load()->takes_gradients() || !begin(/*of_output=*/false)) return;
   Ending* ending = nullptr;
+  bool has_gradient = false;
+  uint64_t sent = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (worker_.closed()) return;
@@ -154,9 +156,11 @@ void Engine::on_gradient(int64_t index, bool arrived) {
     if (arrival != Hooks::Arrival::complete) return;
     const auto [bucket, position] = hooks_.position(index);
     flight_.gradient_complete(bucket, position, *ending);
-    if (!hooks_.has_gradient(index)) return;
+    has_gradient = hooks_.has_gradient(index);
+    sent = flight_.last_sent();
   }
-  ending->gradient_complete(index);
+  worker_.keep_order(sent);
+  if (has_gradient) ending->gradient_complete(index);
 }
 
 void Engine::abandon() {

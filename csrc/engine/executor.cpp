@@ -1,7 +1,6 @@
 // See executor.h. Device-generic: c10's guard interface stands for CUDA, so no CUDA header is needed.
 #include "engine/executor.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/thread_name.h>
@@ -11,16 +10,21 @@
 #include <utility>
 
 #include "backend/gil.h"
+#include "comm/device_wait.h"
 #include "engine/profiled.h"
+#include "errors.h"
 
 namespace gossamer {
 namespace {
 
 constexpr auto kMeanwhile = std::chrono::milliseconds(100);
+constexpr auto kNoLimit = std::chrono::hours(24 * 365);
 
 }  // namespace
 
-Executor::Executor(c10::Device device) : device_(device) {
+Executor::Executor(c10::Device device, CommunicatorPtr until_done)
+    : device_(device), until_done_(device.is_cpu() ? nullptr : std::move(until_done)) {
+  state_->keeps_ends = until_done_ != nullptr;
   if (!device_.is_cpu()) {
     const c10::impl::VirtualGuardImpl guard(device_.type());
     state_->side_stream = guard.getStreamFromGlobalPool(device_, /*isHighPriority=*/true);
@@ -56,9 +60,16 @@ void Executor::finish() {
   thread_.detach();
 }
 
-bool Executor::busy() {
+bool Executor::running() {
   const std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->busy || !state_->tasks.empty();
+}
+
+bool Executor::busy() {
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  auto& ends = state_->ends;
+  while (!ends.empty() && ends.front().second->query()) ends.pop_front();
+  return state_->busy || !state_->tasks.empty() || !ends.empty();
 }
 
 uint64_t Executor::submit(std::function<void()> run, std::string what, int64_t bucket) {
@@ -89,20 +100,55 @@ void Executor::wait(const std::function<void()>& meanwhile, std::optional<uint64
   State& state = *state_;
   const observe::Waiting waiting(recorder(), "wait", profiled_thread() != nullptr);
   std::unique_lock<std::mutex> lock(state.mutex);
-  const auto has_run = [&] {
-    return (state.tasks.empty() && !state.busy) || (last && state.ended >= *last && !state.failure);
-  };
-  while (!state.wake_waiter.wait_for(lock, kMeanwhile, has_run)) {
-    lock.unlock();
-    meanwhile();
-    lock.lock();
-  }
-  if (state.side_stream) {
+  wait_for_thread(lock, meanwhile, [&] { return last && state.run >= *last && !state.failure; });
+  if (until_done_) {
+    wait_for_device(lock, meanwhile, last);
+  } else if (state.side_stream) {
     c10::Event done(device_.type());
     done.record(*state.side_stream);
     done.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }
   if (state.failure) std::rethrow_exception(std::exchange(state.failure, nullptr));
+}
+
+void Executor::wait_until_run(const std::function<void()>& meanwhile, uint64_t last) {
+  if (std::this_thread::get_id() == thread_.get_id()) return;
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  wait_for_thread(lock, meanwhile, [&] { return state_->run >= last; });
+}
+
+// Until the thread has nothing to do, or is_enough().
+void Executor::wait_for_thread(Lock& lock, const Meanwhile& meanwhile,
+                               const std::function<bool()>& is_enough) {
+  State& state = *state_;
+  const auto has_run = [&] { return (state.tasks.empty() && !state.busy) || is_enough(); };
+  while (!state.wake_waiter.wait_for(lock, kMeanwhile, has_run)) {
+    lock.unlock();
+    meanwhile();
+    lock.lock();
+  }
+}
+
+// After a task that failed nobody knows whether the device will ever do what others have queued.
+void Executor::wait_for_device(Lock& lock, const Meanwhile& meanwhile, std::optional<uint64_t> last) {
+  std::shared_ptr<c10::Event> end;
+  for (const auto& [number, event] : state_->ends) {
+    if (!last || number <= *last) end = event;
+  }
+  if (!end || state_->failure) return;
+  lock.unlock();
+  static const std::atomic<bool> kNever{false};
+  const auto failure = [&] {
+    meanwhile();
+    return until_done_->trouble();
+  };
+  try {
+    wait_for_event(*end, {kNoLimit, kNever, failure, [&] { until_done_->abort(); }});
+  } catch (const std::runtime_error& error) {
+    if (has_python_class(error)) throw;
+    raise_python(ErrorKind::comm, error.what());
+  }
+  lock.lock();
 }
 
 void Executor::loop(const std::shared_ptr<State>& state) {
@@ -132,11 +178,16 @@ void Executor::run_one(State& state, std::unique_lock<std::mutex>& lock) {
   state.busy = true;
   lock.unlock();
   std::exception_ptr failure;
+  std::shared_ptr<c10::Event> end;  // on the device
   if (!dropped) {
     try {
       c10::OptionalStreamGuard guard;
       if (state.side_stream) guard.reset_stream(*state.side_stream);
       observed(state, task);
+      if (state.keeps_ends) {
+        end = std::make_shared<c10::Event>(state.side_stream->device_type());
+        end->record(*state.side_stream);
+      }
     } catch (...) {
       failure = std::current_exception();
     }
@@ -150,7 +201,8 @@ void Executor::run_one(State& state, std::unique_lock<std::mutex>& lock) {
   }
   lock.lock();
   state.busy = false;
-  ++state.ended;
+  ++state.run;
+  if (end) state.ends.emplace_back(state.run, std::move(end));
   if (failure) state.failure = std::move(failure);
   state.wake_waiter.notify_all();
 }

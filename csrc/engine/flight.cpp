@@ -74,7 +74,7 @@ void Flight::submit(size_t bucket) {
   const auto task = [this, planned, events] {
     worker_.run_guarded(planned.bucket->describe(), [&] { run(planned, *events); });
   };
-  worker_.executor().submit(task, "bucket", planned.bucket->index());
+  last_sent_ = worker_.executor().submit(task, "bucket", planned.bucket->index());
 }
 
 void Flight::run(const Planned& planned, Events& events) {

@@ -39,6 +39,7 @@ class Flight {
   void go_on_from(size_t bucket) { next_ = bucket; }
   void gradient_complete(size_t number, size_t position, Ending& ending);
   void fire_rest(Ending& ending) { fire(ending, /*everything=*/true); }
+  uint64_t last_sent() const { return last_sent_; }  // the worker's task
 
   // What gradients are multiplied by before they are sent. Called by the worker, for each bucket.
   void weigh_by(std::function<double()> weight) { weight_ = std::move(weight); }
@@ -79,6 +80,7 @@ class Flight {
   std::vector<Planned> plan_;
   std::vector<Progress> progress_;
   size_t next_ = 0;
+  uint64_t last_sent_ = 0;
   std::function<double()> weight_ = [] { return 1.0; };
   std::atomic<bool> keeps_gradients_{false};
   std::map<int64_t, at::Tensor> kept_;

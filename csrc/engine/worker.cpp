@@ -14,7 +14,12 @@ Worker::Worker(CommunicatorPtr comm, CommunicatorPtr control)
 
 void Worker::submit(std::function<void()> task, const std::string& what) {
   check_alive();
-  executor_.submit_behind_current([this, task = std::move(task), what] { run_guarded(what, task); }, what);
+  keep_order(executor_.submit_behind_current(
+      [this, task = std::move(task), what] { run_guarded(what, task); }, what));
+}
+
+void Worker::keep_order(uint64_t last) {
+  if (comm_->queues_on_device()) executor_.wait_until_run([this] { look_around(); }, last);
 }
 
 void Worker::wait() {
@@ -61,6 +66,7 @@ void Worker::fail_wait() {
   } catch (const std::exception& error) {
     broken_ = error.what();
     announce_failure();  // so that the operations of the worker and of the other ranks end soon
+    for (const auto& comm : others_) comm->announce_failure();
     throw;
   }
 }

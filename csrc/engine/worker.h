@@ -9,6 +9,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "engine/executor.h"
@@ -28,6 +30,10 @@ class Worker {
   // same tasks. The next wait(), or the backward that ends next, throws the task's exception, with `what` and the step in
   // its text.
   void submit(std::function<void()> task, const std::string& what);
+  // NCCL wants one order of operations over all groups of a device, the same on all ranks. So where operations are only
+  // queued on the device, this returns once the worker has queued what the tasks up to this number have, and the program's
+  // own operations come after it. Elsewhere it returns at once.
+  void keep_order(uint64_t last);
   void wait();  // for everything submitted; what follows on the current stream comes after it
 
   void run_guarded(const std::string& what, const std::function<void()>& task);  // the body of such a task
@@ -49,6 +55,8 @@ class Worker {
   void mark_closed(std::string why);
   void stop(bool unfinished, const std::string& what = "closed or deleted its model in the middle of a step");
   void announce_failure(const std::string& what = Communicator::kFailed) noexcept;
+  // Another communicator of this model, which is told of a wait that fails. Called before the first backward.
+  void fails_with(CommunicatorPtr comm) { others_.push_back(std::move(comm)); }
 
   // Called from any thread. `facts`: what is known of a wait that lasts too long; the error that ends it repeats them; empty
   // once no wait does. `stop` ends the wait, also that of other ranks for this one, and the engine.
@@ -62,6 +70,7 @@ class Worker {
 
   CommunicatorPtr comm_;
   CommunicatorPtr control_;
+  std::vector<CommunicatorPtr> others_;
   std::atomic<int64_t> step_{0};
   std::atomic<bool> closed_{false};
   std::string why_closed_;

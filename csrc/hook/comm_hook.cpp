@@ -104,7 +104,7 @@ CommHook::FuturePtr CommHook::submit(Message message, c10::IValue result) {
   Executor& executor = worker_.executor();
   if (const auto side = executor.side_stream()) message.buffer.record_stream(*side);
   ++unfinished_;
-  executor.submit_behind_current(
+  const auto number = executor.submit_behind_current(
       [this, future, storage, message = std::move(message), result = std::move(result)]() mutable {
         try {
           if (failure_) std::rethrow_exception(failure_);
@@ -118,6 +118,7 @@ CommHook::FuturePtr CommHook::submit(Message message, c10::IValue result) {
         --unfinished_;
         future->markCompleted(std::move(result), Storages{storage});
       });
+  worker_.keep_order(number);
   return future;
 }
 

@@ -106,7 +106,7 @@ void bind_buckets(py::module_& module) {
       .def(py::init<py::object>(), py::arg("callable"));
 
   py::class_<Executor>(module, "Executor")
-      .def(py::init<at::Device>(), py::arg("device"))
+      .def(py::init<at::Device, CommunicatorPtr>(), py::arg("device"), py::arg("until_done") = nullptr)
       .def(
           "submit",
           [](Executor& executor, py::object task) {
@@ -116,6 +116,11 @@ void bind_buckets(py::module_& module) {
           },
           py::arg("task"))
       .def("busy", &Executor::busy, Release())
+      .def("running", &Executor::running, Release())
+      .def(
+          "wait_until_run",
+          [](Executor& executor, uint64_t last) { executor.wait_until_run(raise_interrupt, last); },
+          py::arg("last"), Release())
       .def_property_readonly("recorder", &Executor::shared_recorder)
       .def(
           "wait",
@@ -137,6 +142,7 @@ void bind_parts(py::module_& module) {
           },
           py::arg("task"), py::arg("what"))
       .def("wait", &Worker::wait, Release())
+      .def("fails_with", &Worker::fails_with, py::arg("comm"))
       .def("check_alive", &Worker::check_alive)
       .def("give_up", &Worker::give_up, py::arg("why"), py::arg("announce"), Release());
   py::class_<Hooks>(module, "Hooks")

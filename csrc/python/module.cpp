@@ -92,6 +92,7 @@ void bind_communicator(py::module_& module) {
             return comm.exchange(all);
           },
           py::arg("swaps"), KeepComm(), Release())
+      .def_property_readonly("queues_on_device", &Communicator::queues_on_device)
       .def("wait_on_host", &Communicator::wait_on_host, py::arg("timeout"))
       .def("announce_failure", &Communicator::announce_failure, py::arg("what") = Communicator::kFailed,
            Release())

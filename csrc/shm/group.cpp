@@ -238,6 +238,14 @@ std::string Group::trouble(int peer) const {
   return {};
 }
 
+bool Group::has_failed() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    const bool left = static_cast<Presence>(slot(peer).presence.load()) == Presence::left;
+    if (!left && !trouble(peer).empty()) return true;
+  }
+  return aborted();
+}
+
 std::string Group::missing() const {
   std::string text;
   for (int peer = 0; peer < size(); ++peer) {

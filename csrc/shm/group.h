@@ -71,6 +71,8 @@ class Group {
   bool aborted() const { return aborted_.load(std::memory_order_relaxed); }
   // Why nothing more can come from a peer: it has ended, left or failed, or this rank was aborted. Empty if it can.
   std::string trouble(int peer) const;
+  // Whether a rank has failed, or ended without leaving first.
+  bool has_failed() const;
 
   // Bytes of shared memory of this host's ranks, whether touched or not.
   int64_t memory_bytes() const { return layout_.bytes; }

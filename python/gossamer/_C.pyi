@@ -102,6 +102,10 @@ class Communicator:
     def allocate(self, bytes: int) -> Tensor:
         """Return zeros, uint8 [bytes], 64-byte aligned, in memory that the group's wire can reach."""
 
+    @property
+    def queues_on_device(self) -> bool:
+        """Whether operations are only queued on the device: the host does not wait for other ranks."""
+
     def wait_on_host(self, timeout: timedelta) -> None:
         """Let each later operation on an accelerator end on the device before its wait() returns.
 
@@ -403,15 +407,25 @@ class PythonWork(BucketWork):
 class Executor:
     """One native thread that runs tasks in the order in which they were submitted."""
 
-    def __init__(self, device: torch.device) -> None: ...
+    def __init__(self, device: torch.device, until_done: Communicator | None = None) -> None:
+        """With `until_done`, a communicator of the tasks, a task has ended once the device has done what it queued."""
+
     def submit(self, task: Callable[[], object]) -> int:
         """Return the task's number, from 1."""
 
-    def busy(self) -> bool: ...
+    def busy(self) -> bool:
+        """Whether a task has not ended."""
+
+    def running(self) -> bool:
+        """Whether a task has not run."""
+
+    def wait_until_run(self, last: int) -> None:
+        """Return when the tasks up to the number `last` have run. Their errors stay for wait()."""
+
     @property
     def recorder(self) -> Recorder: ...
     def wait(self, last: int | None = None) -> None:
-        """Return when all tasks have run, or those up to the number `last`; raise the first error."""
+        """Return when all tasks have ended, or those up to the number `last`; raise the first error."""
 
     def finish(self) -> None:
         """Let all tasks run, and then end the thread. Returns at once."""
@@ -423,6 +437,9 @@ class Worker:
 
     def submit(self, task: Callable[[], object], what: str) -> None: ...
     def wait(self) -> None: ...
+    def fails_with(self, comm: Communicator) -> None:
+        """Name another communicator of this model, which is told of a wait that fails."""
+
     def check_alive(self) -> None:
         """Raise the error that ended the engine, if one did."""
 

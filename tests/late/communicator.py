@@ -72,27 +72,9 @@ def test_after_a_failure_the_backend_is_destroyed_without_waiting_for_what_is_in
         assert native.shutdowns() == before
 
 
-def wired_pair(native, timeout_s):
-    """Two ranks: one on the device, whose host waits for each operation up to a time, and one on the CPU."""
-    store, made = dist.HashStore(), [None, None]
-
-    def connect(rank):
-        wire = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30))
-        backend, device = (native.Wired(wire), "late:0") if rank == 0 else (wire, "cpu")
-        made[rank] = gs.comm.from_backend(backend, device=device, store=store, name="pair")
-        made[rank].wait_on_host(timedelta(seconds=timeout_s))
-
-    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return made
-
-
 def test_the_host_waits_for_an_operation_on_the_device_until_its_peer_has_come():
-    with late_device.late("all") as native:
-        first, second = wired_pair(native, 20)
+    with late_device.late("all"):
+        first, second = late_device.wired_pair(20)
         x, y = torch.ones(4, device="late"), torch.full((4,), 2.0)
         late = threading.Timer(0.4, lambda: second.all_reduce(y).wait())
         late.start()
@@ -105,8 +87,8 @@ def test_the_host_waits_for_an_operation_on_the_device_until_its_peer_has_come()
 
 @pytest.mark.parametrize("announces", [True, False], ids=["announced", "silent"])
 def test_an_operation_whose_peer_does_not_come_is_aborted_on_the_device(announces):
-    with late_device.late("all") as native:
-        first, second = wired_pair(native, 20 if announces else 0.3)
+    with late_device.late("all"):
+        first, second = late_device.wired_pair(20 if announces else 0.3)
         x = torch.ones(4, device="late")
         if announces:
             threading.Timer(0.3, second.announce_failure, ["left the room"]).start()

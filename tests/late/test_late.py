@@ -12,11 +12,12 @@ from tests import ROOT
 from tests.support.forks import Script
 from tests.support.ranks import run_job
 
-HOST_MEMORY = ROOT / "tests" / "late" / "host_memory.py"
+LATE = ROOT / "tests" / "late"
+HOST_MEMORY = LATE / "host_memory.py"
 
 
 def test_work_that_is_late_on_a_device_changes_no_result():
-    files = [f"tests/late/{name}.py" for name in ("communicator", "engine", "process_group")]
+    files = [f"tests/late/{name}.py" for name in ("communicator", "background", "engine", "process_group")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     script = Script(
         ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files], environment, ROOT
@@ -44,3 +45,12 @@ def test_sums_through_memory_of_the_host_have_the_bits_of_cpu_tensors(size, call
 
 def test_a_rank_that_ends_is_named_by_those_that_meet_it_in_memory_of_the_host(tmp_path):
     assert run_job(HOST_MEMORY.read_text(), 3, tmp_path, "death").count("said") == 2  # lines may mix
+
+
+def test_operations_have_one_order_of_launches_on_all_ranks(tmp_path):
+    assert run_job((LATE / "order.py").read_text(), 2, tmp_path).count("alike: 16") == 2
+
+
+@pytest.mark.parametrize("group", ["None", "HostMemory"])
+def test_after_a_failure_the_device_is_free(group, tmp_path):
+    assert run_job((LATE / "failure.py").read_text(), 3, tmp_path, group).count("free: ") == 2

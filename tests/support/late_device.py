@@ -8,17 +8,22 @@ import functools
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from shlex import quote
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.utils import cpp_extension
 
 import gossamer as gs
 from gossamer import _C
+from gossamer.comm import c10d
+from gossamer.engine import connections, face
 from tests import ROOT
+from tests.support.ranks import run_threads
 
 LATENESS = {"none": 0, "main": 1, "side": 2, "all": 3}
 
@@ -66,6 +71,44 @@ def late(which: str) -> Iterator[Any]:
         yield native
     finally:
         native.settle()
+
+
+def wired() -> Any:
+    """Returns the extension. From now on models on the device "late" train in groups of Gloo, between processes.
+
+    Their operations fail as NCCL's do: if a rank dies, they never end by themselves.
+    """
+    native = load()
+    make_backend, ground_of = c10d.make_backend, c10d.ground_of
+
+    def make_late_backend(kind: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        if kind != "nccl":
+            return make_backend(kind, store, rank, size, timeout)
+        return native.Wired(make_backend("gloo", store, rank, size, timeout))
+
+    def ground_with_late(group: Any) -> c10d.Ground:
+        ground = ground_of(group)
+        ground.kinds["late"] = "nccl"
+        return ground
+
+    c10d.make_backend, c10d.ground_of = make_late_backend, ground_with_late
+    connections.device_of = face.device_of = lambda module: next(module.parameters()).device
+    return native
+
+
+def wired_pair(timeout_s: float | None = None) -> list[gs.comm.Communicator]:
+    """Two ranks: one on the device, whose host waits for each operation up to a time if given, and one on the CPU."""
+    native, store = load(), dist.HashStore()
+
+    def connect(rank: int) -> gs.comm.Communicator:
+        wire = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30))
+        backend, device = (native.Wired(wire), "late:0") if rank == 0 else (wire, "cpu")
+        made = gs.comm.from_backend(backend, device=device, store=store, name="pair")
+        if timeout_s is not None:
+            made.wait_on_host(timedelta(seconds=timeout_s))
+        return made
+
+    return run_threads(2, connect)
 
 
 def communicator(size: int = 2, device: str = "late:0") -> gs.comm.Communicator:

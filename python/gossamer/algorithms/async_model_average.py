@@ -88,7 +88,7 @@ class AsyncModelAverage(Algorithm):
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm, self._buckets = comm, buckets
-        self._background = self._background or Background(comm)
+        self._background = self._background or Background(comm, waits=True)
         for bucket in buckets:
             bucket.add_field("mean")
             bucket.add_field("snapshot")

@@ -22,12 +22,19 @@ _open: "weakref.WeakSet[Background]" = weakref.WeakSet()
 class Background:
     """Runs tasks one after the other, in the order of submission, which is equal on all ranks.
 
-    Making one is collective: it makes new connections among the ranks of `comm`, the model's communicator.
+    Making one is collective: it makes new connections among the ranks of `comm`, the model's communicator. On an
+    accelerator a task has ended once the device has done what it queued.
+
+    Args:
+        comm: the model's communicator.
+        waits: tasks wait on the host for other ranks. Others are queued on an accelerator before submit() returns,
+            because NCCL wants one order of operations over all groups of a device.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, *, waits: bool = False) -> None:
         self.comm: Communicator = duplicate(comm)
-        self._executor = _C.Executor(comm.device)
+        self._executor = _C.Executor(comm.device, self.comm)
+        self._in_order = self.comm.queues_on_device and not waits
         self.step: int = 0  # tasks so far, for the stall watch
         self._last, self._waiting = "", False
         self._watch = watch_of(self, self.comm, None, describe=str, unit="background task")
@@ -50,6 +57,8 @@ class Background:
         number = self._executor.submit(run)
         self.step = self.step + 1
         self._last = what
+        if self._in_order:
+            self._executor.wait_until_run(number)
         return number
 
     def busy(self) -> bool:
@@ -96,7 +105,7 @@ class Background:
         self._watch.close()
         if crashed:
             self.comm.announce_failure()
-        elif self._executor.busy():
+        elif self._executor.running():
             self.comm.announce_failure("closed its model while it communicated")
         self._executor.stop()
 

@@ -148,6 +148,8 @@ class Engine:
         self._choose_ending()
         self._choices = algorithm.codec_choices(autotune.codecs if autotune else ())
         self._buckets.arrive(trainable[::-1])
+        if algorithm._background is not None:
+            self.native.worker.fails_with(algorithm._background.comm)
         done = weak_call(weakref.WeakMethod(self._end_tuning))
         choices = self._choices, self._buckets, algorithm
         self._tuner = Tuner(autotune, *choices, control=self._control, done=done) if autotune else None

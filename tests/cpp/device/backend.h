@@ -5,12 +5,17 @@
 #pragma once
 
 #include <ATen/ops/from_blob.h>
+#include <c10/util/thread_name.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "streams.h"
 
@@ -151,7 +156,22 @@ class Backend : public c10d::Backend {
   inline static std::atomic<int> barriers{0};
   inline static std::atomic<int64_t> operations{0};  // that all backends have queued on the device
 
+  // The operations of all backends in the order of their launches: the backend's number, from 0, and the bytes.
+  static std::vector<std::pair<int64_t, int64_t>> take_launches() {
+    const std::lock_guard<std::mutex> lock(launches_mutex);
+    return std::exchange(launches, {});
+  }
+  // A seeded delay: milliseconds for which threads of Gossamer's sleep before each launch.
+  inline static std::atomic<int> worker_sleep{0};
+
  protected:
+  void launch(const at::Tensor& x) {
+    ++operations;
+    if (worker_sleep > 0 && c10::getThreadName() == "gossamer")
+      std::this_thread::sleep_for(std::chrono::milliseconds(worker_sleep));
+    const std::lock_guard<std::mutex> lock(launches_mutex);
+    launches.emplace_back(number_, x.nbytes());
+  }
   static at::Tensor host(const at::Tensor& x) { return x.is_cpu() ? x : on_host(x); }
 
   using Group = std::vector<std::function<void()>>;
@@ -182,7 +202,7 @@ class Backend : public c10d::Backend {
       if (!async) return {};
       return c10::make_intrusive<Work>(device.record(current_stream()), Tensors());
     }
-    ++operations;
+    launch(out);
     const auto task = [call, aborted = aborted_, memory = out.data_ptr(), bytes = out.nbytes()]() mutable {
       if (*aborted) {
         std::memset(memory, kScribble, bytes);
@@ -212,6 +232,11 @@ class Backend : public c10d::Backend {
     return c10::make_intrusive<Work>(device.record(stream_), std::move(tensors));
   }
 
+  inline static std::mutex launches_mutex;
+  inline static std::vector<std::pair<int64_t, int64_t>> launches;
+  inline static std::atomic<int64_t> backends{0};
+
+  const int64_t number_ = backends++;
   const StreamId stream_ = Device::instance().new_stream();
   const std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> shut_down_{false};

@@ -280,6 +280,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Wired, Backend, c10::intrusive_ptr<Wired>>(module, "Wired")
       .def(py::init<c10::intrusive_ptr<c10d::Backend>>(), py::arg("wire"));
   module.def("die_in", [](int64_t operation) { Wired::last_begun = operation; });
+  module.def("take_launches", &Backend::take_launches);
+  module.def("set_worker_sleep", [](int milliseconds) { Backend::worker_sleep = milliseconds; });
   module.def("operations", [] { return Backend::operations.load(); });
   module.def("drop_records", [=](bool drop) { here().get().drop_records(drop); });
   module.def("fail_map_host", [](int count) { maps_until_failure = count; });
