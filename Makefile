@@ -152,7 +152,7 @@ $(CUDA_VENV)/cuobjdump: $(CUDA_STAMP)
 # What cuda-build needs that this checkout does not change: gigabytes, which CI fetches early.
 cuda-env: $(CUDA_VENV)/cuobjdump
 
-# All of them: make cuda-build CUDA_ARCHS="8.0;8.6;8.9;9.0;10.0;12.0". A warning removes the tree, so that the next run
+# All of them: make cuda-build CUDA_ARCHS="7.5;8.0;8.6;8.9;9.0;10.0;12.0". A warning removes the tree, so that the next run
 # compiles, and warns, again. Files that are equal keep their time in the tree, so that another checkout compiles only
 # what differs. A new tree begins with the Torch-free objects of this checkout, which fit every torch.
 CUDA_ARCHS ?= 8.0;9.0

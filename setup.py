@@ -52,7 +52,7 @@ INSTRUCTION_SETS = {  # the name of such a file, in any folder: its own flags, o
     "cpu_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c"],
 }
 # The build takes those that nvcc knows, and adds PTX for the last of them.
-CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0+PTX", "10.0", "12.0")
+CUDA_ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0+PTX", "10.0", "12.0")
 
 if platform.system() != "Linux":
     raise SystemExit(

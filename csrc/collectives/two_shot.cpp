@@ -16,6 +16,8 @@
 namespace gossamer {
 namespace {
 
+constexpr uintptr_t kRowAlignment = 16;  // bytes; of rows that a device's kernels read and write
+
 at::Tensor as_bytes(const at::Tensor& x) { return x.view({x.numel()}).view(at::kByte); }
 
 void check_parts(const char* where, const at::Tensor& whole, const at::Tensor& part, int size) {
@@ -75,8 +77,10 @@ void all_reduce(Communicator& comm, const CodecChoice& codec, at::Tensor x, doub
   const int64_t row_bytes = codec::row_bytes(spec, chunk);
   const int64_t valid = std::clamp<int64_t>(numel - comm.rank() * chunk, 0, chunk);
   const codec::Rows rows{n, chunk, numel};
-  // Uncoded chunks that fill whole rows are sent from the tensor itself, and gathered into it.
-  const bool whole_rows = exact && n * row_bytes == static_cast<int64_t>(x.nbytes());
+  // Uncoded chunks that fill whole rows are sent from the tensor itself, and gathered into it. What travels is the same
+  // otherwise, so each rank decides for itself. Kernels want rows aligned.
+  const bool aligned = x.is_cpu() || reinterpret_cast<uintptr_t>(x.data_ptr()) % kRowAlignment == 0;
+  const bool whole_rows = exact && aligned && n * row_bytes == static_cast<int64_t>(x.nbytes());
   const at::Tensor whole = whole_rows ? as_bytes(x) : at::Tensor();
   const RowsPtr way =
       open_rows(comm, scratch, {spec, chunk, codec.is_divisible(), x.device(), Hops::both, whole});

@@ -143,6 +143,32 @@ void through_copies(const Sum& sum, const Across& across) {
   sum.kernels.gather(sum.dtype, parts.data(), static_cast<int64_t>(parts.size()), sum.x.data_ptr(), 1.0);
 }
 
+// The sum of this rank's part of all ranks' tensors, if it carries one. A backend's own reduction would round in the tensor's
+// dtype, in an order that depends on the tensor's size.
+at::Tensor sum_in_rank_order(const Sum& sum, const at::Tensor& whole) {
+  Communicator& inside = sum.comm.inside();
+  const int64_t ranks = inside.size(), carriers = sum.comm.carriers();
+  const bool carries = sum.comm.across() != nullptr;
+  const at::Tensor parts = at::empty({carries ? ranks * sum.share : 0}, whole.options());
+  if (ranks == carriers) {
+    inside.all_to_all(parts, whole)->wait();
+  } else {
+    const int64_t bytes = sum.share * static_cast<int64_t>(whole.element_size());
+    std::vector<int64_t> to_carriers(static_cast<size_t>(ranks), 0);
+    std::fill_n(to_carriers.begin(), carriers, bytes);
+    const std::vector<int64_t> from_all(static_cast<size_t>(ranks), carries ? bytes : 0);
+    inside.all_to_all_unequal(parts.view(at::kByte), whole.view(at::kByte), from_all, to_carriers)->wait();
+  }
+  if (!carries) return {};
+  at::Tensor own = at::empty({sum.share}, whole.options());
+  std::vector<void*> rows;
+  for (int64_t rank = 0; rank < ranks; ++rank)
+    rows.push_back(parts.narrow(0, rank * sum.share, sum.share).data_ptr());
+  void* out = own.data_ptr();
+  sum.kernels.sum_rows(sum.dtype, {rows.data(), ranks, &out, 1, sum.share}, sum.inside);
+  return own;
+}
+
 // For ranks of a host that do not read each other's memory: NCCL, and islands of several hosts.
 void by_operations(const Sum& sum, const Across& across) {
   Communicator& inside = sum.comm.inside();
@@ -153,21 +179,14 @@ void by_operations(const Sum& sum, const Across& across) {
     whole = at::zeros({sum.share * carriers}, sum.x.options());
     whole.narrow(0, 0, sum.x.numel()).copy_(sum.x);
   }
-  if (sum.inside != 1.0) sum.kernels.scale(sum.dtype, whole.data_ptr(), whole.numel(), sum.inside);
   const auto part = [&](int64_t carrier) { return whole.narrow(0, carrier * sum.share, sum.share); };
-  at::Tensor own;
-  if (equal) {
-    own = at::empty({sum.share}, whole.options());
-    inside.reduce_scatter(own, whole)->wait();
-  } else {
-    inside.all_reduce(whole, ReduceOp::sum)->wait();
-    if (sum.comm.across() != nullptr) own = part(inside.rank());
-  }
+  const auto own = sum_in_rank_order(sum, whole);
   if (sum.numel > 0)
     across(*sum.comm.across(), own.narrow(0, 0, sum.numel), sum.beyond, sum.error_of_part(), {});
   if (equal) {
     inside.all_gather(whole, own)->wait();
   } else {
+    if (own.defined()) part(inside.rank()).copy_(own);
     for (int carrier = 0; carrier < carriers; ++carrier) inside.broadcast(part(carrier), carrier)->wait();
   }
   if (whole.data_ptr() != sum.x.data_ptr()) at::Tensor(sum.x).copy_(whole.narrow(0, 0, sum.x.numel()));

@@ -88,6 +88,24 @@ def test_islands_of_several_machines_sum_by_operations_of_their_ranks(islands, n
         assert relative_error(coded, mean) < 0.2
 
 
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("islands", [TWO_BY_TWO, UNEQUAL], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_bits_of_sums_by_operations_do_not_depend_on_how_a_tensor_is_cut(islands, dtype, monkeypatch):
+    monkeypatch.setattr(hierarchical, "hosts_of", lambda comm: [[0], [1], [2], [3]])
+
+    def body(comm):
+        group = comms.hierarchy(comm, islands)
+        options = {"deterministic": True, "op": "mean", "group": group}
+        x = values(comm.rank, 4096, dtype)
+        whole = gs.all_reduce(x.clone(), **options)
+        parts = [gs.all_reduce(part.clone(), **options) for part in x.split([1, 777, 2500, 818])]
+        return whole, torch.cat(parts)
+
+    for whole, parts in run_ranks(4, body):
+        assert torch.equal(whole, parts)
+
+
 def test_large_halves_do_not_overflow_inside_a_host():
     def body(comm):
         x = torch.full((100,), 40_000.0, dtype=torch.float16)

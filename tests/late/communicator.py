@@ -100,6 +100,23 @@ def test_an_operation_whose_peer_does_not_come_is_aborted_on_the_device(announce
         assert x.isnan().all(), "an aborted operation leaves anything"
 
 
+def test_an_exact_sum_of_a_view_that_is_not_aligned_has_the_message_of_one_that_is():
+    with late_device.late("all"):
+        first, second = late_device.wired_pair()
+        numel, results = 1024, [None, None]
+
+        def of_cpu():
+            results[1] = gs.all_reduce(torch.arange(numel) * 2.0, deterministic=True, group=second)
+
+        other = threading.Thread(target=of_cpu)
+        other.start()
+        x = torch.arange(-1.0, numel).to("late")[1:]
+        assert x.data_ptr() % 16
+        results[0] = gs.all_reduce(x, deterministic=True, group=first)
+        other.join()
+        assert results[0].tolist() == results[1].tolist() == [3.0 * i for i in range(numel)]
+
+
 def test_a_rank_without_rows_takes_part_in_named_operations():
     """Horovod's allgather and alltoall, where some ranks have nothing."""
 

@@ -173,8 +173,8 @@ def test_a_torch_with_cuda_gets_code_for_all_cards_that_nvcc_knows_or_a_cpu_only
     environment = {"PATH": f"{nvcc.parent}:{os.environ['PATH']}", "TOOLKIT": str(project)}
     output = run("-c", CHOICES, cwd=project, env=environment).splitlines()
     assert [line for line in output if line.startswith(("0 ", "auto "))] == [
-        "auto 8.0;8.6;8.9;9.0+PTX 1 5 1",
-        "auto 8.0;8.6;8.9;9.0+PTX;10.0;12.0+PTX 1 8 1",
+        "auto 7.5;8.0;8.6;8.9;9.0+PTX 1 6 1",
+        "auto 7.5;8.0;8.6;8.9;9.0+PTX;10.0;12.0+PTX 1 9 1",
         "0 None 0 0 0",
     ]
 

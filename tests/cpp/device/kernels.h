@@ -33,13 +33,22 @@ void launch(Call call) {
   Device::instance().push(current_stream(), std::move(call));
 }
 
+// As the kernels of a GPU, which read and write the wire in vectors.
+inline void check_wire(const void* wire) {
+  if (reinterpret_cast<uintptr_t>(wire) % 16 != 0)
+    throw std::runtime_error("late: wire memory must be 16-byte aligned");
+}
+
 // Rows of the wire whose addresses live as long as the launch.
 class WireRows {
  public:
   WireRows(const gossamer::codec::WireRows& rows, int64_t count)
       : first_(rows.first),
         each_(rows.each ? std::vector<const uint8_t*>(rows.each, rows.each + count)
-                        : std::vector<const uint8_t*>()) {}
+                        : std::vector<const uint8_t*>()) {
+    check_wire(first_);
+    for (const uint8_t* row : each_) check_wire(row);
+  }
   gossamer::codec::WireRows get() const {
     return first_ ? gossamer::codec::WireRows(first_) : gossamer::codec::WireRows(each_.data());
   }
@@ -130,7 +139,10 @@ inline gossamer::DeviceKernels kernels() {
   using namespace gossamer;
   DeviceKernels table{};
   table.encode = [](const codec::Spec& spec, Dtype source, const void* x, const codec::Rows& rows,
-                    uint8_t* wire) { launch([=] { cpu().encode(spec, source, x, rows, wire); }); };
+                    uint8_t* wire) {
+    check_wire(wire);
+    launch([=] { cpu().encode(spec, source, x, rows, wire); });
+  };
   table.decode = [](const codec::Spec& spec, const codec::WireRows& wire, const codec::Rows& rows,
                     void* out) {
     launch([=, wire = WireRows(wire, rows.rows)] { cpu().decode(spec, wire.get(), rows, out); });
@@ -143,17 +155,20 @@ inline gossamer::DeviceKernels kernels() {
   };
   table.reduce_encode = [](const codec::Spec& spec, const codec::WireRows& wire, int64_t rows,
                            int64_t row_numel, int64_t valid, double scale, uint8_t* out, void* scratch) {
+    check_wire(out);
     launch([=, wire = WireRows(wire, rows)] {
       cpu().reduce_encode(spec, wire.get(), rows, row_numel, valid, scale, out, scratch);
     });
   };
   table.encode_with_error = [](const codec::Spec& spec, Dtype source, const void* x, void* error,
                                const codec::Rows& rows, uint8_t* wire) {
+    check_wire(wire);
     launch([=] { cpu().encode_with_error(spec, source, x, error, rows, wire); });
   };
   table.reduce_encode_with_error = [](const codec::Spec& spec, const codec::WireRows& wire, int64_t rows,
                                       int64_t row_numel, int64_t valid, double scale, uint8_t* out,
                                       void* scratch, void* error) {
+    check_wire(out);
     launch([=, wire = WireRows(wire, rows)] {
       cpu().reduce_encode_with_error(spec, wire.get(), rows, row_numel, valid, scale, out, scratch, error);
     });
