@@ -20,6 +20,7 @@ TOO_LONG = ("ForEveryShape", "ForEveryTail")  # with a sanitizer
 BENCHMARKS = {"codec": 180, "flat": 60, "optim": 60, "step": 240}  # limits in seconds
 SYMMETRIC = ("test_symmetric", "test_host_memory")
 NCCL = ("test_nccl", "test_nccl_process_group")
+RULES = "test_nccl_rules"
 Step = Callable[[Path], Iterator[Command]]
 
 
@@ -46,6 +47,11 @@ def build(root: Path) -> Iterator[Command]:
     )
 
 
+def rules(root: Path) -> Iterator[Command]:
+    """What NCCL, streams and graphs want. First, because it has not run on a GPU yet."""
+    yield python_tests(Path(f"tests/gpu/{RULES}.py"), 240)
+
+
 def kernels(root: Path) -> Iterator[Command]:
     """The kernels against the scalar CPU code: each C++ test in a process of its own."""
     for name in kernel_tests(root):
@@ -62,7 +68,7 @@ def ranks(root: Path) -> Iterator[Command]:
     """The tests marked gpu: equal bytes on CPU and CUDA, and several ranks on one GPU over Gloo."""
     parallel = ["-n", "4"] if importlib.util.find_spec("xdist") else []
     for file in gpu_tests(root):
-        if file.stem not in (*SYMMETRIC, *NCCL):
+        if file.stem not in (*SYMMETRIC, *NCCL, RULES):
             yield python_tests(file, 240, *parallel)
 
 
@@ -99,7 +105,7 @@ def sanitizer(root: Path) -> Iterator[Command]:
 
 
 STEPS: dict[str, Step] = {
-    step.__name__: step for step in (build, kernels, bench, ranks, symmetric, nccl, sanitizer)
+    step.__name__: step for step in (build, rules, kernels, bench, ranks, symmetric, nccl, sanitizer)
 }
 
 

@@ -93,6 +93,7 @@ void PeerBlock::give_up() noexcept {
 void PeerBlock::leak() noexcept {
   (void)handle_.release();
   (void)new auto(std::move(mapped_));
+  (void)new auto(std::move(missing_));
 }
 
 PeerGroup::PeerGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int size, at::Device device,

@@ -307,6 +307,7 @@ void Bucket::adopt_gradients() {
   for (size_t i = 0; i < params_.size() && has("grad"); ++i) {
     const at::Tensor& grad = params_[i].grad();
     if (!grad.defined() || grad.layout() != at::kStrided) continue;
+    record_use_on_current_stream(grad);  // which may be the last to use its memory
     views("grad")[i].copy_(grad.detach());
     give_gradient(i);
   }
@@ -345,6 +346,7 @@ void Bucket::adopt_weights() {
       move_elsewhere(weights[i]);
       weights[i] = with_own_storage(shaped(flat("weight"), placement_.pieces[i][0].offset, i));
     }
+    record_use_on_current_stream(data);
     weights[i].copy_(data);
     params_[i].set_data(weights[i]);
   }

@@ -195,3 +195,20 @@ def test_flat_memory_outlives_a_bucket_that_is_dropped_while_the_side_stream_is_
         executor.wait()
         assert torch.equal(result.cpu(), torch.full((100,), 3.0)) == recorded
         executor.stop()
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_memory_that_a_weight_leaves_outlives_the_copy_into_its_bucket(recorded):
+    with late_device.late("side") as native:
+        native.drop_records(not recorded)
+        device = torch.device("late", 0)
+        param = nn.Parameter(torch.zeros(100, device=device))
+        bucket = _C.Bucket(0, [0], [param], ["param"], _C.Placement.in_turn([param], 1, 1))
+        bucket.add_field("weight", None)
+        bucket.adopt_weights()
+        param.data = torch.full((100,), 5.0, device=device)
+        executor = _C.Executor(device)
+        executor.submit(bucket.adopt_weights)
+        executor.wait()
+        assert torch.equal(param.detach().cpu(), torch.full((100,), 5.0)) == recorded
+        executor.stop()
