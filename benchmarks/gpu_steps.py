@@ -49,7 +49,9 @@ def build(root: Path) -> Iterator[Command]:
 
 def rules(root: Path) -> Iterator[Command]:
     """What NCCL, streams and graphs want. First, because it has not run on a GPU yet."""
-    yield python_tests(Path(f"tests/gpu/{RULES}.py"), 240)
+    for file in gpu_tests(root):
+        if file.stem == RULES:
+            yield python_tests(file, 240)
 
 
 def kernels(root: Path) -> Iterator[Command]:
