@@ -325,7 +325,7 @@ def test_what_is_alike_stays_untouched_in_the_copy(tmp_path, monkeypatch) -> Non
         ([], "--commit must name what is checked"),
         (
             ["--commit", "a", "--steps", "build,walk"],
-            "--steps must be some of build, kernels, bench, ranks, ",
+            "--steps must be some of build, rules, kernels, bench, ranks, ",
         ),
     ],
 )
