@@ -2,12 +2,20 @@
 #include "engine/flight.h"
 
 #include <ATen/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "comm/record_use.h"
 #include "engine/ending/ending.h"
 
 namespace gossamer {
+
+Flight::Flight(Worker& worker, std::mutex& mutex) : worker_(worker), mutex_(mutex) {
+  const auto device = worker.comm().device();
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  gather_stream_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+}
 
 void Flight::clear() {
   plan_.clear();
@@ -77,16 +85,23 @@ void Flight::submit(size_t bucket) {
   last_sent_ = worker_.executor().submit(task, "bucket", planned.bucket->index());
 }
 
-void Flight::run(const Planned& planned, Events& events) {
-  if (const auto side = worker_.executor().side_stream()) {
-    for (auto& [stream, event] : events) event.block(*side);
+void Flight::gather(const Planned& planned, Events& events) {
+  const observe::Span span("gather", "memory", planned.bucket->bytes());
+  if (!gather_stream_) return planned.bucket->gather(gather_scale(*planned.work));
+  c10::Event gathered(gather_stream_->device_type());
+  {
+    const c10::StreamGuard guard(*gather_stream_);
+    for (auto& [stream, event] : events) event.block(*gather_stream_);
+    planned.bucket->gather(gather_scale(*planned.work));
+    gathered.record(*gather_stream_);
   }
+  gathered.block(*worker_.executor().side_stream());
+}
+
+void Flight::run(const Planned& planned, Events& events) {
   planned.bucket->set_step(worker_.step());
   observe::context().step = worker_.step();
-  {
-    const observe::Span span("gather", "memory", planned.bucket->bytes());
-    planned.bucket->gather(gather_scale(*planned.work));
-  }
+  gather(planned, events);
   if (redo_) {
     keep_before(*planned.bucket);
     if (planned.bucket->has("grad"))

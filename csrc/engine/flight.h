@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,7 +29,7 @@ class Flight {
     std::shared_ptr<BucketWork> work;
   };
 
-  Flight(Worker& worker, std::mutex& mutex) : worker_(worker), mutex_(mutex) {}  // the engine's mutex
+  Flight(Worker& worker, std::mutex& mutex);  // the engine's mutex
 
   // --- with the mutex ---
 
@@ -70,6 +71,7 @@ class Flight {
   void record_event(Progress& progress);
   void submit(size_t bucket);
   void run(const Planned& planned, Events& events);
+  void gather(const Planned& planned, Events& events);
   void keep(const Bucket& bucket);
   void keep_before(const Bucket& bucket);
   double gather_scale(const BucketWork& work) const;
@@ -77,6 +79,9 @@ class Flight {
 
   Worker& worker_;
   std::mutex& mutex_;
+  // On an accelerator gradients are copied into buckets on a stream of their own: so a bucket need not wait for the transfer
+  // of the one before it, and its gradients' memory is free early.
+  std::optional<c10::Stream> gather_stream_;
   std::vector<Planned> plan_;
   std::vector<Progress> progress_;
   size_t next_ = 0;
