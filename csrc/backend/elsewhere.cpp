@@ -55,8 +55,13 @@ void Elsewhere::shut_down(bool failed) {
     finished->set_value();
   };
   auto end = finished->get_future();
-  failed ? std::thread(finish).detach() : finish();
-  end.wait_for(kGrace) == std::future_status::ready ? backend->shutdown() : backend->abort();
+  if (!failed) {
+    finish();
+    return backend->shutdown();
+  }
+  std::thread(finish).detach();
+  end.wait_for(kGrace);
+  backend->abort();  // NCCL's own end waits for every rank
 }
 
 void Elsewhere::leak() { backend_.release(); }

@@ -27,8 +27,8 @@ class Elsewhere {
 
   c10d::Backend& backend(at::Device device);
   BackendPtr made();  // null if no such tensor has come
-  // Lets what is in flight finish. If the group has `failed`, it may never do so, and is aborted after some seconds. Nothing
-  // can be made afterwards.
+  // Lets what is in flight finish. If the group has `failed`, it may never do so, and gets some seconds. Nothing can be made
+  // afterwards.
   void shut_down(bool failed);
   void leak();  // in a forked child, which has none of its threads
   void drop() { backend_.reset(); }

@@ -73,6 +73,20 @@ HD float float_from_half(uint16_t half) {
 // Round to nearest even; NaN must be kNanBits, whose low half is zero.
 HD uint32_t bfloat_from_bits(uint32_t bits) { return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; }
 
+// Four of the eight bytes of x and then y: byte i is the one whose number is digit i of the hexadecimal `numbers`, 0 to 7.
+HD uint32_t permuted(uint32_t x, uint32_t y, uint32_t numbers) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(x, y, numbers);
+#else
+  uint32_t bytes = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t number = numbers >> 4 * i & 7;
+    bytes |= ((number < 4 ? x : y) >> 8 * (number % 4) & 0xff) << 8 * i;
+  }
+  return bytes;
+#endif
+}
+
 // A bijection of 32 bits (the lowbias32 of Chris Wellons' hash prospector), for numbers that differ by position.
 constexpr uint32_t kScramble1 = 0x7feb352d, kScramble2 = 0x846ca68b;
 HD uint32_t scramble(uint32_t x) {

@@ -103,10 +103,18 @@ __device__ void add_rows(const Layout& layout, const Wire& wire, int64_t rows, i
 #pragma unroll
     for (int q = 0; q < kRowsAtOnce; ++q) {
       if (r + q >= rows) continue;
-      const auto codes = codes_of<Codec, N>(bits[q]);
+      if constexpr (Codec::kCodeBits < 8) {
+        constexpr int kInWord = 32 / Codec::kCodeBits;
+        const auto words = bit_cast<Pack<unsigned, sizeof(Bits) / 4>>(bits[q]);
 #pragma unroll
-      for (int k = 0; k < N; ++k)
-        Lane::add_to(&sums.v[k], Codec::template dequantise<Lane>(params[q], Lane::load(&codes.v[k])));
+        for (int k = 0; k < N; ++k)
+          Lane::add_to(&sums.v[k], Codec::addend(params[q], words.v[k / kInWord], k % kInWord));
+      } else {
+        const auto codes = codes_of<Codec, N>(bits[q]);
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+          Lane::add_to(&sums.v[k], Codec::template dequantise<Lane>(params[q], Lane::load(&codes.v[k])));
+      }
     }
   }
 }

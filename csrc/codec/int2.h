@@ -42,6 +42,12 @@ struct Int2 : Int8<T> {
         Lane::add(Lane::mul(Lane::magnitude_of(place), kLarge - kSmall), (3 * kSmall - kLarge) / 2);
     return Lane::add(Lane::mul(Lane::with_sign(level, place), params.peak), 0.0f);
   }
+  static HD float addend(Params params, uint32_t codes, int i) {
+    const float small = params.peak * kSmall, large = params.peak * kLarge;
+    const bool is_small = (codes ^ codes >> 1) >> 2 * i & 1;  // codes 1 and 2
+    return bit_cast<float>(bit_cast<uint32_t>(is_small ? small : large) ^
+                           (~codes << (30 - 2 * i) & 0x80000000u));
+  }
 };
 
 }  // namespace gossamer::GOSSAMER_ISA

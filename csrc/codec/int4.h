@@ -106,8 +106,24 @@ struct Int4 : BfloatScales {
     return Lane::add(Lane::mul(level, params.scale), 0.0f);
   }
 
+  static HD float addend(Params params, uint32_t codes, int i) {
+    constexpr float bias = 8388608.0f + 128.0f;
+    return (bit_cast<float>(biased_level(codes, i)) - bias) * params.scale;
+  }
+
  private:
   static constexpr int32_t kTurn = INT32_MIN + 1;
+
+  // The bits of 2^23 + 128 + level, whose lowest byte counts in whole numbers. Four codes at a time are looked up in two tables
+  // of eight bytes, of which their highest bits choose one.
+  static HD uint32_t biased_level(uint32_t codes, int i) {
+    constexpr uint32_t two_to_23 = 0x4b000000;
+    const uint32_t four = codes >> i / 4 * 16;
+    const uint32_t low = permuted(0x49382510u, 0x79706558u, four & 0x7777);
+    const uint32_t high = permuted(0x9b908780u, 0xdbc8b7a8u, four & 0x7777);
+    const uint32_t levels = permuted(low, high, (four >> 1 & 0x4444) | 0x3210);
+    return permuted(levels, two_to_23, 0x7440 | i % 4);
+  }
 
   // The code of the nearest level. Midway between two levels lies 3.5, 11.5, 21.5 and so on, so that the nearest whole number,
   // where a half goes to the even one, decides as v itself does. Vectors count the steps that it reaches. A single lane solves

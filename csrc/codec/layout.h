@@ -17,6 +17,8 @@
 //   write, read        Params <-> header
 //   is_blank           every code of the group is zero; quantise is not called
 //   quantise, dequantise      values <-> codes; quantise returns the lane's I, or its Bytes where codes have 4 bits
+//   addend                    where codes have fewer than 8 bits: code i of a word of them, for a device's sums of rows. As
+//                             dequantise, but for the signs of zero and NaN, which such a sum does not show
 // With kStochastic, finish gets whether the call rounds stochastically, and a second quantise takes a random number in
 // (0, 1) as well.
 #pragma once

@@ -46,6 +46,9 @@ struct OneBit : BfloatScales {
   static HD typename Lane::F dequantise(Params params, typename Lane::I code) {
     return Lane::mul(Lane::add(Lane::mul(Lane::to_float(code), -2.0f), 1.0f), params.scale);
   }
+  static HD float addend(Params params, uint32_t codes, int i) {
+    return bit_cast<float>(bit_cast<uint32_t>(params.scale) ^ (codes << (31 - i) & 0x80000000u));
+  }
 };
 
 }  // namespace gossamer::GOSSAMER_ISA

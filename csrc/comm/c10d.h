@@ -60,7 +60,7 @@ class C10dCommunicator : public Communicator {
   void tell(const std::string& text) noexcept override;
   std::string trouble() noexcept override;
   std::string capture_refusal() const override;
-  void abort() override { backend_->abort(); }
+  void abort() override { nccl_ ? abort_on_device() : backend_->abort(); }
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
 
   // Waits for a work, and gives up once another rank of the group has failed.

@@ -147,7 +147,7 @@ void C10dCommunicator::tell(const std::string& text) noexcept {
   } catch (const std::exception&) {
     // The process that hosts the store is gone; the other ranks will notice that.
   }
-  if (nccl_) abort_on_device();
+  if (nccl_ && getpid() == owner_) abort_on_device();
 }
 
 std::string C10dCommunicator::trouble() noexcept {

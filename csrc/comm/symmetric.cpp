@@ -33,8 +33,7 @@ SymmetricCommunicator::SymmetricCommunicator(CommunicatorPtr other, Communicator
 
 SymmetricCommunicator::~SymmetricCommunicator() {
   const WithoutGil without_gil;
-  if (failed_ &&
-      !device().is_cpu()) {  // unless a meeting has timed out, the device goes on: it waits for nobody
+  if (failed_ && host_timeout_) {  // the device has not stopped: it waits for nobody any more
     give_up_meetings();
     failed_ = false;
   }
@@ -49,6 +48,11 @@ SymmetricCommunicator::~SymmetricCommunicator() {
   if (failed_)
     for (auto& [base, block] : blocks_) block.leak();
   route_.reset();  // whose memory is of blocks_
+}
+
+void SymmetricCommunicator::abort() {
+  other_->abort();
+  if (!device().is_cpu()) give_up_meetings();
 }
 
 void SymmetricCommunicator::wait_on_host(std::chrono::milliseconds timeout) {

@@ -28,6 +28,7 @@ class SymmetricCommunicator : public Forwarding {
   bool queues_on_device() const override { return !device().is_cpu() && !host_timeout_; }
   void wait_on_host(std::chrono::milliseconds timeout) override;
   void wait_for_device() override;
+  void abort() override;
   void tell(const std::string& text) noexcept override;
   std::string trouble() noexcept override;
   std::string capture_refusal() const override { return host_timeout_ ? other_->capture_refusal() : ""; }

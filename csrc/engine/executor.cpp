@@ -19,6 +19,8 @@ namespace {
 
 constexpr auto kMeanwhile = std::chrono::milliseconds(100);
 constexpr auto kNoLimit = std::chrono::hours(24 * 365);
+constexpr auto kGrace =
+    std::chrono::seconds(3);  // a rank that has left may have done its part of what is in flight
 
 }  // namespace
 
@@ -68,7 +70,11 @@ bool Executor::running() {
 bool Executor::busy() {
   const std::lock_guard<std::mutex> lock(state_->mutex);
   auto& ends = state_->ends;
-  while (!ends.empty() && ends.front().second->query()) ends.pop_front();
+  try {
+    while (!ends.empty() && ends.front().second->query()) ends.pop_front();
+  } catch (const std::exception&) {
+    ends.clear();  // the device has failed, and says so to whoever waits for it
+  }
   return state_->busy || !state_->tasks.empty() || !ends.empty();
 }
 
@@ -112,8 +118,8 @@ void Executor::wait(const std::function<void()>& meanwhile, std::optional<uint64
 }
 
 void Executor::wait_until_run(const std::function<void()>& meanwhile, uint64_t last) {
-  if (std::this_thread::get_id() == thread_.get_id()) return;
   std::unique_lock<std::mutex> lock(state_->mutex);
+  if (std::this_thread::get_id() == state_->thread) return;
   wait_for_thread(lock, meanwhile, [&] { return state_->run >= last; });
 }
 
@@ -138,9 +144,14 @@ void Executor::wait_for_device(Lock& lock, const Meanwhile& meanwhile, std::opti
   if (!end || state_->failure) return;
   lock.unlock();
   static const std::atomic<bool> kNever{false};
+  std::optional<std::chrono::steady_clock::time_point> since;
   const auto failure = [&] {
     meanwhile();
-    return until_done_->trouble();
+    const std::string trouble = until_done_->trouble();
+    if (trouble.empty()) return trouble;
+    const auto now = std::chrono::steady_clock::now();
+    if (!since) since = now;
+    return now - *since > kGrace ? trouble : std::string();
   };
   try {
     wait_for_event(*end, {kNoLimit, kNever, failure, [&] { until_done_->abort(); }});
@@ -149,11 +160,14 @@ void Executor::wait_for_device(Lock& lock, const Meanwhile& meanwhile, std::opti
     raise_python(ErrorKind::comm, error.what());
   }
   lock.lock();
+  auto& ends = state_->ends;
+  while (!ends.empty() && (!last || ends.front().first <= *last)) ends.pop_front();
 }
 
 void Executor::loop(const std::shared_ptr<State>& state) {
   c10::setThreadName("gossamer");
   std::unique_lock<std::mutex> lock(state->mutex);
+  state->thread = std::this_thread::get_id();
   while (true) {
     state->wake_worker.wait(lock, [&] { return state->stop || !state->tasks.empty(); });
     if (state->tasks.empty()) return;

@@ -82,6 +82,7 @@ class Executor {
     uint64_t run = 0;  // or dropped
     bool keeps_ends = false;
     std::deque<std::pair<uint64_t, std::shared_ptr<c10::Event>>> ends;  // of tasks on the device, by number
+    std::thread::id thread;
     bool busy = false;
     bool stop = false;
     std::exception_ptr failure;

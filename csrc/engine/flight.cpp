@@ -69,7 +69,7 @@ void Flight::fire(Ending& ending, bool everything) {
     const bool last = next_ + 1 == plan_.size();
     if (last) ending.before_last_bucket();
     // A bucket without a gradient in this backward still follows what the caller's stream did to its memory.
-    if (everything) record_event(progress_[next_]);
+    if (everything || progress_[next_].events.empty()) record_event(progress_[next_]);
     submit(next_++);
     if (last) ending.after_last_bucket();
   }

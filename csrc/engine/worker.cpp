@@ -19,7 +19,12 @@ void Worker::submit(std::function<void()> task, const std::string& what) {
 }
 
 void Worker::keep_order(uint64_t last) {
-  if (comm_->queues_on_device()) executor_.wait_until_run([this] { look_around(); }, last);
+  if (!comm_->queues_on_device()) return;
+  try {
+    executor_.wait_until_run([this] { look_around(); }, last);
+  } catch (const std::exception&) {
+    fail_wait();
+  }
 }
 
 void Worker::wait() {
@@ -66,7 +71,6 @@ void Worker::fail_wait() {
   } catch (const std::exception& error) {
     broken_ = error.what();
     announce_failure();  // so that the operations of the worker and of the other ranks end soon
-    for (const auto& comm : others_) comm->announce_failure();
     throw;
   }
 }
@@ -101,11 +105,16 @@ void Worker::mark_closed(std::string why) {
 
 void Worker::stop(bool unfinished, const std::string& what) {
   // Otherwise the worker's operation, and the ranks that wait for this one, would wait for the whole timeout.
-  if (unfinished) announce_failure(what);
+  if (unfinished) tell_own(what);
   executor_.stop();
 }
 
-void Worker::announce_failure(const std::string& what) noexcept {
+void Worker::announce_failure() noexcept {
+  tell_own(Communicator::kFailed);
+  for (const auto& comm : others_) comm->announce_failure();
+}
+
+void Worker::tell_own(const std::string& what) noexcept {
   comm_->announce_failure(what);
   if (control_ != comm_) control_->announce_failure(what);
 }
@@ -117,7 +126,7 @@ void Worker::tell_stall(const std::string& facts, bool stop) {
     stall_ = facts;
     stopped_ = stop;
   }
-  if (stop) announce_failure("stopped: its stall watch ended the wait");
+  if (stop) tell_own("stopped: its stall watch ended the wait");
 }
 
 std::string Worker::stall_facts() const {

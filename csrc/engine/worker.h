@@ -54,8 +54,8 @@ class Worker {
   // `why`: what errors say of a later use; empty: that it was closed.
   void mark_closed(std::string why);
   void stop(bool unfinished, const std::string& what = "closed or deleted its model in the middle of a step");
-  void announce_failure(const std::string& what = Communicator::kFailed) noexcept;
-  // Another communicator of this model, which is told of a wait that fails. Called before the first backward.
+  void announce_failure() noexcept;
+  // Another communicator of this model, which is told of failures too. Called before the first backward.
   void fails_with(CommunicatorPtr comm) { others_.push_back(std::move(comm)); }
 
   // Called from any thread. `facts`: what is known of a wait that lasts too long; the error that ends it repeats them; empty
@@ -65,7 +65,8 @@ class Worker {
  private:
   [[noreturn]] void rethrow_with_context(const std::string& context);
   [[noreturn]] void fail_wait();  // in a catch
-  void look_around() const;       // called while a thread waits: throws if the wait must end
+  void tell_own(const std::string& what) noexcept;
+  void look_around() const;  // called while a thread waits: throws if the wait must end
   std::string stall_facts() const;
 
   CommunicatorPtr comm_;

@@ -38,7 +38,8 @@ class CommHook {
   CommHook(CommunicatorPtr comm, CommunicatorPtr control, std::vector<at::Tensor> params, Arrange arrange);
   ~CommHook() { close(); }
 
-  // Queues the bucket and returns at once; any thread. The future will hold `result`, or the error.
+  // Queues the bucket, and does not wait for other ranks (see Worker::keep_order); any thread. The future will hold `result`,
+  // or the error.
   FuturePtr reduce_bucket(const c10d::GradBucket& bucket, c10::IValue result);
 
   // The same for one parameter's gradient, in place.

@@ -95,7 +95,7 @@ def launches_of(wrap):
 
 def main():
     native.set_late(late_device.LATENESS["none"])
-    gs.init(backend="gloo")
+    gs.init()
     if gs.rank() == 1:
         native.set_worker_sleep(2)
     wrong = []

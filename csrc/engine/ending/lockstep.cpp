@@ -108,20 +108,29 @@ void Lockstep::reset() {
   used_.reset();
 }
 
-// When the last bucket goes, all gradients are accounted for, and the bucket's flight hides the agreement's.
-void Lockstep::before_last_bucket() { submit_agreement(used_ ? *used_ : parts_.hooks.used()); }
+// When the last bucket goes, all gradients are accounted for, and the bucket's flight hides the agreement's. On a device the
+// hook waits for the bucket to be queued (see Worker::keep_order), and must not wait for other ranks: so the agreement, which
+// blocks in some groups, begins after it.
+void Lockstep::before_last_bucket() {
+  make_vote(used_ ? *used_ : parts_.hooks.used());
+  if (!parts_.worker.comm().queues_on_device()) submit_vote();
+}
 
 // The worker waits for it too: the caller's wait can be interrupted, this operation cannot.
 void Lockstep::after_last_bucket() {
+  if (parts_.worker.comm().queues_on_device()) submit_vote();
   parts_.worker.executor().submit([vote = vote_] { vote->wait(); }, kAgreement);
 }
 
-void Lockstep::submit_agreement(const std::vector<bool>& used) {
+void Lockstep::make_vote(const std::vector<bool>& used) {
   const bool shadowing = parts_.join.shadowing();
   const auto steps = shadowing ? std::nullopt : std::optional<int64_t>(optimizer_steps_ + frozen_);
   const bool left_out = !shadowing && !parts_.hooks.unreached().empty();
   vote_ = std::make_shared<Vote>(parts_.worker.control(), steps, parts_.hooks.failure().has_value(),
                                  parts_.hooks.late(), left_out, wish_, used);
+}
+
+void Lockstep::submit_vote() {
   parts_.worker.executor().submit([vote = vote_] { vote->start(); }, kAgreement);
 }
 
@@ -132,7 +141,10 @@ Agreement Lockstep::complete() {
     // Read before anything is submitted: from then on the worker owns the gradients of that bucket.
     used_ = parts_.hooks.used();
     parts_.flight.fire_rest(*this);
-    if (!vote_) submit_agreement(*used_);  // a plan without buckets, after a failed re-plan
+    if (!vote_) {  // a plan without buckets, after a failed re-plan
+      make_vote(*used_);
+      submit_vote();
+    }
   }
   Agreement agreement;
   parts_.worker.finish([&] { agreement = vote_->wait(); });

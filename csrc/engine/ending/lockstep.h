@@ -63,7 +63,8 @@ class Lockstep : public Ending {
  private:
   void end_in_group(bool abandoned, bool trained_too);
   Agreement complete();
-  void submit_agreement(const std::vector<bool>& used);
+  void make_vote(const std::vector<bool>& used);
+  void submit_vote();
   void adopt(const Bucket& bucket, const std::vector<bool>& used, bool trained_too);
   void scale_to_active();
   void raise_disagreement(const Agreement& agreement, bool abandoned);

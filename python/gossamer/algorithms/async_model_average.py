@@ -88,7 +88,7 @@ class AsyncModelAverage(Algorithm):
 
     def setup(self, comm: Communicator, buckets: list[_C.Bucket]) -> None:
         self._comm, self._buckets = comm, buckets
-        self._background = self._background or Background(comm, waits=True)
+        self._background = self._background or Background(comm)
         for bucket in buckets:
             bucket.add_field("mean")
             bucket.add_field("snapshot")
@@ -123,7 +123,7 @@ class AsyncModelAverage(Algorithm):
             bucket.flat("snapshot").copy_(bucket.flat("weight"))
             bucket.flat("mean").copy_(bucket.flat("weight"))
         task = partial(self._round, self._background.comm, self._begun, self._ask and self._ask(), own=1)
-        self._background.submit(task, f"step {self.optimizer_steps}: {self!r}")
+        self._background.submit(task, f"step {self.optimizer_steps}: {self!r}", waits=True)
 
     def _round(
         self, comm: Communicator, buckets: list[_C.Bucket], question: Question | None, *, own: int
@@ -183,7 +183,8 @@ class AsyncModelAverage(Algorithm):
             self._training, self._begun = False, []
             serving, self._serving = self._serving, True
         if not serving:  # a second task would wait for rounds that no other rank makes
-            background.submit(partial(self._serve, background.comm), f"{self!r} answers the other ranks")
+            task = partial(self._serve, background.comm)
+            background.submit(task, f"{self!r} answers the other ranks", waits=True)
 
     def _serve(self, comm: Communicator) -> None:
         while self._answers():

@@ -181,9 +181,10 @@ class Algorithm(ABC):
         return self._worker.optimizer_steps
 
     def submit(self, bucket: _C.Bucket, task: Callable[[_C.Bucket], None]) -> None:
-        """Queues task(bucket) for the engine's worker, and returns at once.
+        """Queues task(bucket) for the engine's worker.
 
-        Every rank submits the same tasks in the same order. wait(), or the backward that ends next, raises their error.
+        It returns at once, or over NCCL once the task has queued its operations. Every rank submits the same tasks in
+        the same order. wait(), or the backward that ends next, raises their error.
         """
         assert self._worker is not None
         what = f"step {bucket.step} {bucket!r}: {self!r}"

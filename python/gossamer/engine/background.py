@@ -8,7 +8,8 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from gossamer import _C
 from gossamer.comm import Communicator, duplicate
@@ -24,26 +25,24 @@ class Background:
 
     Making one is collective: it makes new connections among the ranks of `comm`, the model's communicator. On an
     accelerator a task has ended once the device has done what it queued.
-
-    Args:
-        comm: the model's communicator.
-        waits: tasks wait on the host for other ranks. Others are queued on an accelerator before submit() returns,
-            because NCCL wants one order of operations over all groups of a device.
     """
 
-    def __init__(self, comm: Communicator, *, waits: bool = False) -> None:
+    def __init__(self, comm: Communicator) -> None:
         self.comm: Communicator = duplicate(comm)
         self._executor = _C.Executor(comm.device, self.comm)
-        self._in_order = self.comm.queues_on_device and not waits
         self.step: int = 0  # tasks so far, for the stall watch
         self._last, self._waiting = "", False
         self._watch = watch_of(self, self.comm, None, describe=str, unit="background task")
         _open.add(self)
 
-    def submit(self, task: Callable[[], object], what: str) -> int:
+    def submit(self, task: Callable[[], object], what: str, *, waits: bool = False) -> int:
         """Queue a task, and return its number. wait() raises its error.
 
-        On an accelerator it runs behind what the current stream holds.
+        On an accelerator it runs behind what the current stream holds. NCCL wants one order of operations over all
+        groups of a device, so there the task has queued its operations when this returns.
+
+        Args:
+            waits: the task waits on the host for other ranks, or for the caller. So this returns at once.
         """
         comm, guarded = self.comm, with_context(task, f"{what} raised", self.comm)
 
@@ -57,8 +56,9 @@ class Background:
         number = self._executor.submit(run)
         self.step = self.step + 1
         self._last = what
-        if self._in_order:
-            self._executor.wait_until_run(number)
+        if self.comm.queues_on_device and not waits:
+            with self._wait():
+                self._executor.wait_until_run(number)
         return number
 
     def busy(self) -> bool:
@@ -67,16 +67,22 @@ class Background:
 
     def wait(self, last: int | None = None) -> None:
         """Return when all tasks have ended, or those up to the number `last`; raise the first error."""
+        with self._wait():
+            self._executor.wait(last)
+
+    @contextmanager
+    def _wait(self) -> Iterator[None]:
+        """Surrounds a wait, so that the stall watch sees it."""
         self._waiting = True
         try:
             with self._watch.waiting(self._last):
-                self._executor.wait(last)
+                yield
         finally:
             self._waiting = False
 
     def activity(self) -> list[tuple[str, int, float]]:
         """Return the running task for the stall watch. It counts as begun now, because nobody waits for it."""
-        return [] if self._waiting or not self.busy() else [(self._last, -1, time.time())]
+        return [] if self._waiting or not self._executor.running() else [(self._last, -1, time.time())]
 
     def tell_stall(self, _facts: str, stop: bool) -> None:
         """End the wait of all ranks if `stop` is set. Called by the stall watch, which adds its facts to the error."""

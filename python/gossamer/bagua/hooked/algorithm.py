@@ -204,7 +204,7 @@ class HookAlgorithm(Algorithm):
     def _submit(self, bucket: BaguaBucket) -> None:
         assert self._background is not None
         what = f"step {self._backwards} {bucket!r}: {type(self._impl).__name__}"
-        self._background.submit(bucket.run, what)
+        self._background.submit(bucket.run, what, waits=bool(bucket.asynchronous()))
 
     def _communicator(self, group: Any, hierarchical: bool) -> Communicator:
         """Returns the communicator of a bucket's operations. Collective the first time for a group."""
