@@ -79,8 +79,8 @@ class Executor {
     std::condition_variable wake_waiter;
     std::deque<Task> tasks;
     uint64_t submitted = 0;
-    uint64_t run = 0;  // or dropped
-    bool keeps_ends = false;
+    uint64_t run = 0;                                                   // or dropped
+    bool keeps_ends = false;                                            // `until_done` was given
     std::deque<std::pair<uint64_t, std::shared_ptr<c10::Event>>> ends;  // of tasks on the device, by number
     std::thread::id thread;
     bool busy = false;
