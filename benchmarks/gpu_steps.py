@@ -20,7 +20,7 @@ TOO_LONG = ("ForEveryShape", "ForEveryTail")  # with a sanitizer
 BENCHMARKS = {"codec": 180, "flat": 60, "optim": 60, "step": 240}  # limits in seconds
 SYMMETRIC = ("test_symmetric", "test_host_memory")
 NCCL = ("test_nccl", "test_nccl_process_group")
-RULES = "test_nccl_rules"
+RULES = ("test_nccl_rules",)
 Step = Callable[[Path], Iterator[Command]]
 
 
@@ -49,9 +49,7 @@ def build(root: Path) -> Iterator[Command]:
 
 def rules(root: Path) -> Iterator[Command]:
     """What NCCL, streams and graphs want. First, because it has not run on a GPU yet."""
-    for file in gpu_tests(root):
-        if file.stem == RULES:
-            yield python_tests(file, 240)
+    yield from tests_named(root, RULES, 240)
 
 
 def kernels(root: Path) -> Iterator[Command]:
@@ -70,23 +68,19 @@ def ranks(root: Path) -> Iterator[Command]:
     """The tests marked gpu: equal bytes on CPU and CUDA, and several ranks on one GPU over Gloo."""
     parallel = ["-n", "4"] if importlib.util.find_spec("xdist") else []
     for file in gpu_tests(root):
-        if file.stem not in (*SYMMETRIC, *NCCL, RULES):
+        if file.stem not in (*SYMMETRIC, *NCCL, *RULES):
             yield python_tests(file, 240, *parallel)
 
 
 def symmetric(root: Path) -> Iterator[Command]:
     """Ranks that read each other's buckets on the device, or through host memory, and what that takes."""
-    for file in gpu_tests(root):
-        if file.stem in SYMMETRIC:
-            yield python_tests(file, 300)
+    yield from tests_named(root, SYMMETRIC, 300)
     yield benchmark("symmetric", 120)
 
 
 def nccl(root: Path) -> Iterator[Command]:
     """NCCL with two ranks on one GPU: only that it works."""
-    for file in gpu_tests(root):
-        if file.stem in NCCL:
-            yield python_tests(file, 300)
+    yield from tests_named(root, NCCL, 300)
 
 
 def sanitizer(root: Path) -> Iterator[Command]:
@@ -119,6 +113,12 @@ def benchmark(name: str, limit_s: float) -> Command:
         must_say='^{"benchmark"|\n{"benchmark"',
         alone=True,
     )
+
+
+def tests_named(root: Path, names: tuple[str, ...], limit_s: float) -> Iterator[Command]:
+    for file in gpu_tests(root):
+        if file.stem in names:
+            yield python_tests(file, limit_s)
 
 
 def python_tests(file: Path, limit_s: float, *options: str) -> Command:

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
-#include <memory>
 #include <thread>
+#include <utility>
 
 #include "backend/backend.h"
 #include "backend/gil.h"
@@ -45,21 +45,15 @@ void Elsewhere::shut_down(bool failed) {
     backend = std::exchange(backend_, nullptr);
   }
   if (!backend) return;
-  const auto finished = std::make_shared<std::promise<void>>();
-  const auto finish = [device = *device_, finished] {
-    try {
-      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-    } catch (const std::exception&) {
-      // The device has failed; the backend says so.
-    }
-    finished->set_value();
-  };
-  auto end = finished->get_future();
+  std::packaged_task<void()> finish(
+      [device = *device_] { c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index()); });
+  auto end = finish.get_future();
   if (!failed) {
     finish();
+    end.get();
     return backend->shutdown();
   }
-  std::thread(finish).detach();
+  std::thread(std::move(finish)).detach();
   end.wait_for(kGrace);
   backend->abort();  // NCCL's own end waits for every rank
 }

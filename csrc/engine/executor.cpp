@@ -19,8 +19,8 @@ namespace {
 
 constexpr auto kMeanwhile = std::chrono::milliseconds(100);
 constexpr auto kNoLimit = std::chrono::hours(24 * 365);
-constexpr auto kGrace =
-    std::chrono::seconds(3);  // a rank that has left may have done its part of what is in flight
+// A rank that has left may have done its part of what is in flight.
+constexpr auto kGrace = std::chrono::seconds(3);
 
 }  // namespace
 

@@ -438,7 +438,7 @@ class Worker:
     def submit(self, task: Callable[[], object], what: str) -> None: ...
     def wait(self) -> None: ...
     def fails_with(self, comm: Communicator) -> None:
-        """Name another communicator of this model, which is told of a wait that fails."""
+        """Name another communicator of this model, which is told of failures too."""
 
     def check_alive(self) -> None:
         """Raise the error that ended the engine, if one did."""

@@ -166,15 +166,7 @@ dist.destroy_process_group()
 COUNTS = {"order": 4, "background": 5, "graphs": 2, "compile": 1}
 
 DEATH = """
-class Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        torch.cuda.synchronize()
-        os._exit(0)
+from tests.support.models import Leave
 
 network = build()
 optimizer = torch.optim.SGD(network.parameters(), lr=0.1)

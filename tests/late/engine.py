@@ -177,13 +177,16 @@ def test_a_gradient_that_is_replaced_while_the_side_stream_is_late_must_be_recor
     assert not is_right(weights)
 
 
+def bucket_of(param):
+    return _C.Bucket(0, [0], [param], ["param"], _C.Placement.in_turn([param], 1, 1))
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 def test_flat_memory_outlives_a_bucket_that_is_dropped_while_the_side_stream_is_late(recorded):
     with late_device.late("side") as native:
         native.drop_records(not recorded)
         device = torch.device("late", 0)
-        param = nn.Parameter(torch.zeros(100, device=device))
-        buckets = [_C.Bucket(0, [0], [param], ["param"], _C.Placement.in_turn([param], 1, 1))]
+        buckets = [bucket_of(nn.Parameter(torch.zeros(100, device=device)))]
         buckets[0].add_field("grad", None)
         buckets[0].flat("grad").fill_(3.0)
         result = torch.zeros(100, device=device)
@@ -208,7 +211,7 @@ def test_memory_that_a_weight_leaves_outlives_the_copy_into_its_bucket(recorded)
         native.drop_records(not recorded)
         device = torch.device("late", 0)
         param = nn.Parameter(torch.zeros(100, device=device))
-        bucket = _C.Bucket(0, [0], [param], ["param"], _C.Placement.in_turn([param], 1, 1))
+        bucket = bucket_of(param)
         bucket.add_field("weight", None)
         bucket.adopt_weights()
         param.data = torch.full((100,), 5.0, device=device)
@@ -228,19 +231,20 @@ def test_gradients_are_gathered_while_the_bucket_before_them_is_on_its_way(monke
         sizes = {"bucket_bytes": 1000, "first_bucket_bytes": 1000}
         model = gs.DataParallel(network, optimizer, broadcast=False, **sizes)
 
+        def backward():
+            optimizer.zero_grad()
+            model(torch.zeros((), device="late", requires_grad=True)).backward()
+
         def other_rank():
             for bucket in model.engine.buckets:
                 second.all_reduce(torch.zeros(bucket.numel)).wait()
 
         other = threading.Thread(target=other_rank)
-        for last in (False, True):
-            optimizer.zero_grad()
-            if not last:
-                other.start()
-            model(torch.zeros((), device="late", requires_grad=True)).backward()
-            if not last:
-                other.join()
-                native.synchronize()
+        other.start()
+        backward()
+        other.join()
+        native.synchronize()
+        backward()  # the other rank has not come
         held = [
             list((ctypes.c_float * 300).from_address(bucket.flat("grad").data_ptr()))
             for bucket in model.engine.buckets

@@ -13,22 +13,11 @@ from torch import nn
 
 import gossamer as gs
 from tests.support import late_device
+from tests.support.models import Leave
 from tests.support.ranks import say
 
 native = late_device.wired()
 LIMIT_S = 20
-
-
-class Leave(torch.autograd.Function):
-    """Ends the process in backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        os._exit(0)
 
 
 def failed(group):
