@@ -12,13 +12,15 @@ namespace gossamer {
 class ByHosts : public Forwarding {
  public:
   // `inside`: the ranks of this host, in their order. `across`: the ranks with this rank's place in every host; null where
-  // the smallest host has no such place. `hosts`: the ranks of each host.
+  // the smallest host has no such place. `hosts`: the ranks of each host. `back`: connections of their own for results on
+  // their way back inside the host, so that sums may overlap; null if sums come one after the other.
   ByHosts(CommunicatorPtr world, CommunicatorPtr inside, CommunicatorPtr across,
-          std::vector<std::vector<int>> hosts);
+          std::vector<std::vector<int>> hosts, CommunicatorPtr back = nullptr);
 
   // Memory that the ranks of this host read in each other, where the host's communicator has such memory.
   at::Tensor allocate(int64_t bytes) override { return inside_->allocate(bytes); }
   ByHosts* by_hosts() override { return this; }
+  bool overlaps_sums() const override { return back_ != nullptr && queues_on_device(); }
   int64_t chunks() const override { return carriers_ * static_cast<int64_t>(hosts_.size()); }
 
   // Of its sums. The ranks inside a host have compared the call, if they share memory.
@@ -42,6 +44,7 @@ class ByHosts : public Forwarding {
 
   const CommunicatorPtr& world() const { return other_; }
   Communicator& inside() const { return *inside_; }
+  Communicator& back() const { return back_ ? *back_ : *inside_; }
   Communicator* across() const { return across_.get(); }
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   // The ranks of each host that carry a part: as many as the smallest host has.
@@ -49,7 +52,9 @@ class ByHosts : public Forwarding {
   int64_t largest_host() const { return largest_; }  // its ranks
 
  private:
-  CommunicatorPtr inside_, across_;
+  std::vector<Communicator*> levels() const;
+
+  CommunicatorPtr inside_, across_, back_;
   std::vector<std::vector<int>> hosts_;
   int64_t carriers_, largest_;
   CallAcross* call_ = nullptr;

@@ -88,6 +88,9 @@ class Communicator {
   // Whether its operations, and sums through it, are only queued on the device: the host does not wait for other ranks.
   virtual bool queues_on_device() const { return false; }
 
+  // Whether sums that are queued on different streams of the device may be on their way at the same time.
+  virtual bool overlaps_sums() const { return false; }
+
   // Why a CUDA graph cannot hold this group's operations; empty if it can.
   virtual std::string capture_refusal() const { return "its group is not known to work in a graph"; }
 

@@ -9,12 +9,20 @@
 #include "engine/ending/ending.h"
 
 namespace gossamer {
+namespace {
+
+constexpr size_t kLanes = 2;
+
+}  // namespace
 
 Flight::Flight(Worker& worker, std::mutex& mutex) : worker_(worker), mutex_(mutex) {
   const auto device = worker.comm().device();
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl guard(device.type());
   gather_stream_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  if (!worker.comm().overlaps_sums()) return;
+  while (lanes_.size() < kLanes)
+    lanes_.push_back(guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true));
 }
 
 void Flight::clear() {
@@ -32,6 +40,7 @@ void Flight::reset(const std::vector<int64_t>& awaited) {
   progress_.clear();
   for (const int64_t gradients : awaited) progress_.push_back({gradients, {}});
   next_ = 0;
+  has_sent_ = false;
   has_begun_.clear();
 }
 
@@ -76,32 +85,49 @@ void Flight::fire(Ending& ending, bool everything) {
 }
 
 void Flight::submit(size_t bucket) {
-  const auto events = std::make_shared<Events>(std::move(progress_[bucket].events));
   const Planned& planned = plan_[bucket];
+  const auto sent = std::make_shared<Sent>(
+      Sent{planned, bucket, !std::exchange(has_sent_, true), std::move(progress_[bucket].events)});
   observe::instant("bucket queued", planned.bucket->index(), worker_.step(), planned.bucket->bytes());
-  const auto task = [this, planned, events] {
-    worker_.run_guarded(planned.bucket->describe(), [&] { run(planned, *events); });
+  const auto task = [this, sent] {
+    worker_.run_guarded(sent->planned.bucket->describe(), [&] { run(*sent); });
   };
   last_sent_ = worker_.executor().submit(task, "bucket", planned.bucket->index());
 }
 
-void Flight::gather(const Planned& planned, Events& events) {
+std::optional<c10::Stream> Flight::lane_of(const Sent& sent) const {
+  if (lanes_.empty() || !sent.planned.work->overlaps() || !worker_.comm().overlaps_sums()) return {};
+  return lanes_[sent.number % lanes_.size()];
+}
+
+void Flight::gather(Sent& sent, const std::optional<c10::Stream>& lane) {
+  const auto& planned = sent.planned;
   const observe::Span span("gather", "memory", planned.bucket->bytes());
   if (!gather_stream_) return planned.bucket->gather(gather_scale(*planned.work));
   c10::Event gathered(gather_stream_->device_type());
   {
     const c10::StreamGuard guard(*gather_stream_);
-    for (auto& [stream, event] : events) event.block(*gather_stream_);
+    for (auto& [stream, event] : sent.events) event.block(*gather_stream_);
     planned.bucket->gather(gather_scale(*planned.work));
     gathered.record(*gather_stream_);
   }
-  gathered.block(*worker_.executor().side_stream());
+  const c10::Stream side = *worker_.executor().side_stream();
+  const bool forks = sent.first && !lanes_.empty();
+  if (!lane || forks) gathered.block(side);
+  if (forks) before_lanes_.emplace(side.device_type()).record(side);
+  if (!lane) return;
+  if (!forks) gathered.block(*lane);  // else by way of the side stream
+  before_lanes_->block(*lane);
 }
 
-void Flight::run(const Planned& planned, Events& events) {
+void Flight::run(Sent& sent) {
+  const auto& planned = sent.planned;
   planned.bucket->set_step(worker_.step());
   observe::context().step = worker_.step();
-  gather(planned, events);
+  const auto lane = lane_of(sent);
+  gather(sent, lane);
+  c10::OptionalStreamGuard on_lane;
+  if (lane) on_lane.reset_stream(*lane);
   if (redo_) {
     keep_before(*planned.bucket);
     if (planned.bucket->has("grad"))
@@ -110,6 +136,11 @@ void Flight::run(const Planned& planned, Events& events) {
   weigh(*planned.bucket);
   if (keeps_gradients_) keep(*planned.bucket);
   planned.work->run(worker_.comm(), planned.bucket);
+  if (lane) {
+    c10::Event done(lane->device_type());
+    done.record(*lane);
+    done.block(*worker_.executor().side_stream());
+  }
   if (!redo_) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   before_[planned.bucket->index()].done = true;

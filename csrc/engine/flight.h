@@ -70,8 +70,15 @@ class Flight {
   void fire(Ending& ending, bool everything);
   void record_event(Progress& progress);
   void submit(size_t bucket);
-  void run(const Planned& planned, Events& events);
-  void gather(const Planned& planned, Events& events);
+  struct Sent {
+    const Planned& planned;
+    size_t number;
+    bool first;  // of its backward
+    Events events;
+  };
+  void run(Sent& sent);
+  void gather(Sent& sent, const std::optional<c10::Stream>& lane);
+  std::optional<c10::Stream> lane_of(const Sent& sent) const;
   void keep(const Bucket& bucket);
   void keep_before(const Bucket& bucket);
   double gather_scale(const BucketWork& work) const;
@@ -82,9 +89,14 @@ class Flight {
   // On an accelerator gradients are copied into buckets on a stream of their own: so a bucket need not wait for the transfer
   // of the one before it, and its gradients' memory is free early.
   std::optional<c10::Stream> gather_stream_;
+  // Where sums overlap, buckets run on these streams by turns, and one is inside hosts while another is between them. The
+  // side stream waits for each, so whatever follows on it comes after them.
+  std::vector<c10::Stream> lanes_;
+  std::optional<c10::Event> before_lanes_;  // what the side stream held as the first bucket came
   std::vector<Planned> plan_;
   std::vector<Progress> progress_;
   size_t next_ = 0;
+  bool has_sent_ = false;  // in this backward
   uint64_t last_sent_ = 0;
   std::function<double()> weight_ = [] { return 1.0; };
   std::atomic<bool> keeps_gradients_{false};

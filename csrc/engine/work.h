@@ -21,6 +21,8 @@ class BucketWork {
   // The factor that gradients are multiplied by while they are gathered into the bucket.
   virtual double gather_scale(const Communicator&) const { return 1.0; }
   virtual void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) = 0;
+  // Whether runs for two buckets share nothing but the group, and may go on at the same time on the device.
+  virtual bool overlaps() const { return false; }
   // run() for gradients that `around` copies into the bucket and back: all at once, or part by part where the work sends
   // parts.
   virtual void run_around(Communicator& comm, const std::shared_ptr<Bucket>& bucket, const Around& around) {
@@ -70,6 +72,7 @@ class CodecAllReduce : public BucketWork {
   void run(Communicator& comm, const std::shared_ptr<Bucket>& bucket) override {
     run_around(comm, bucket, {});
   }
+  bool overlaps() const override { return true; }
   void run_around(Communicator& comm, const std::shared_ptr<Bucket>& bucket, const Around& around) override;
   std::string capture_refusal() const override {
     return codec_.stochastic ? "its codec would round by the same random numbers in every replay" : "";

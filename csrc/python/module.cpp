@@ -109,8 +109,10 @@ void bind_communicator(py::module_& module) {
       py::arg("backend"), py::arg("device"), py::arg("store"), py::arg("name"),
       py::arg("ranks") = std::vector<int>());
   py::class_<ByHosts, std::shared_ptr<ByHosts>, Communicator>(module, "ByHosts")
-      .def(py::init<CommunicatorPtr, CommunicatorPtr, CommunicatorPtr, std::vector<std::vector<int>>>(),
-           py::arg("world"), py::arg("inside"), py::arg("across"), py::arg("hosts"), py::keep_alive<1, 2>())
+      .def(py::init<CommunicatorPtr, CommunicatorPtr, CommunicatorPtr, std::vector<std::vector<int>>,
+                    CommunicatorPtr>(),
+           py::arg("world"), py::arg("inside"), py::arg("across"), py::arg("hosts"),
+           py::arg("back") = py::none(), py::keep_alive<1, 2>())
       .def_property_readonly("world", &ByHosts::world)
       .def_property_readonly("hosts", &ByHosts::hosts)
       .def_property_readonly("bytes_across", &ByHosts::bytes_across);

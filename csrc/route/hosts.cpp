@@ -184,10 +184,11 @@ void by_operations(const Sum& sum, const Across& across) {
   if (sum.numel > 0)
     across(*sum.comm.across(), own.narrow(0, 0, sum.numel), sum.beyond, sum.error_of_part(), {});
   if (equal) {
-    inside.all_gather(whole, own)->wait();
+    sum.comm.back().all_gather(whole, own)->wait();
   } else {
     if (own.defined()) part(inside.rank()).copy_(own);
-    for (int carrier = 0; carrier < carriers; ++carrier) inside.broadcast(part(carrier), carrier)->wait();
+    for (int carrier = 0; carrier < carriers; ++carrier)
+      sum.comm.back().broadcast(part(carrier), carrier)->wait();
   }
   if (whole.data_ptr() != sum.x.data_ptr()) at::Tensor(sum.x).copy_(whole.narrow(0, 0, sum.x.numel()));
 }

@@ -129,6 +129,7 @@ class ByHosts(Communicator):
         inside: Communicator,
         across: Communicator | None,
         hosts: Sequence[Sequence[int]],
+        back: Communicator | None = None,
     ) -> None: ...
     @property
     def world(self) -> Communicator:

@@ -56,9 +56,21 @@ class Network(nn.Module):
         return x
 
 
-def wrap(algorithm, monkeypatch, *, size=2, bucket_bytes=1000):
-    """Returns a model of rank 0 in a group of `size` ranks, and its optimizer."""
-    links = Connections(late_device.communicator(size), late_device.communicator(size, device="cpu"), None)
+def flat(size=2):
+    """A group of ranks with equal values. Returns rank 0's communicators, for the device and for CPU tensors."""
+    return late_device.communicator(size), late_device.communicator(size, device="cpu")
+
+
+def two_by_two():
+    return late_device.by_hosts(lambda _, size: late_device.communicator(size)), flat(4)[1]
+
+
+GROUPS = {"flat": flat, "two hosts": two_by_two}
+
+
+def wrap(algorithm, monkeypatch, *, comms=flat, bucket_bytes=1000):
+    """Returns a model of rank 0 in a group, and its optimizer."""
+    links = Connections(*comms(), None)
     monkeypatch.setattr("gossamer.engine.face.connect", lambda module, group: links)
     network, optimizer = network_with_optimizer()
     model = gs.DataParallel(
@@ -82,12 +94,12 @@ def take_step(model, optimizer):
     optimizer.step()
 
 
-def train(algorithm, which, monkeypatch, seed=lambda native: None):
+def train(algorithm, which, monkeypatch, seed=lambda native: None, comms=flat):
     """Trains STEPS steps, the last one after `seed`. Returns the weights and the number of waits in the last step."""
     with late_device.late("none") as native:
-        model, optimizer = wrap(algorithm, monkeypatch)
+        model, optimizer = wrap(algorithm, monkeypatch, comms=comms)
         if algorithm == "sum of int8":
-            optimizer.param_groups[0]["lr"] /= 2
+            optimizer.param_groups[0]["lr"] /= model.links.comm.size
         for step in range(STEPS):
             if step == STEPS - 1:
                 native.synchronize()
@@ -115,24 +127,35 @@ def is_right(weights):
     return torch.allclose(weights, expected(), rtol=0.02)
 
 
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("which", ["none", "main", "side", "all"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_training_gives_the_right_weights_whichever_streams_are_late(algorithm, which, monkeypatch):
-    weights, waits = train(algorithm, which, monkeypatch)
+def test_training_gives_the_right_weights_whichever_streams_are_late(algorithm, which, group, monkeypatch):
+    weights, waits = train(algorithm, which, monkeypatch, comms=GROUPS[group])
     assert is_right(weights)
     assert waits >= LAYERS + 1  # one for each bucket, and one for the optimizer
 
 
 # Ranks have equal gradients here, so a mean is what each rank has. A sum is not.
-@pytest.mark.parametrize("algorithm", ["exact", "sum of int8"])
-def test_each_wait_between_streams_is_needed(algorithm, monkeypatch):
-    _, waits = train(algorithm, "none", monkeypatch)
+# A wait may be there for what these steps do not do: tasks between backwards, and captures. Of buckets by hosts each waits
+# for what the side stream held before, and the last bucket on a stream is after the others there.
+REDUNDANT_WAITS = {"flat": 0, "two hosts": (1 + LAYERS) + (LAYERS - 2)}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "group"), [("exact", "flat"), ("sum of int8", "flat"), ("sum of int8", "two hosts")]
+)
+def test_each_wait_between_streams_is_needed(algorithm, group, monkeypatch):
+    _, waits = train(algorithm, "none", monkeypatch, comms=GROUPS[group])
+    right = []
     for number in range(waits):
-        runs = [
-            train(algorithm, which, monkeypatch, lambda native, number=number: native.drop_wait(number))[0]
-            for which in ("main", "side")
-        ]
-        assert not all(map(is_right, runs)), number
+
+        def drop(native, number=number):
+            native.drop_wait(number)
+
+        runs = [train(algorithm, which, monkeypatch, drop, GROUPS[group])[0] for which in ("main", "side")]
+        right += [number] if all(map(is_right, runs)) else []
+    assert len(right) == REDUNDANT_WAITS[group], right
 
 
 def launches_of_a_step(native, model, optimizer):
@@ -165,7 +188,7 @@ def test_a_step_queues_few_kernels_and_operations_of_the_group_for_each_bucket(
 ):
     with late_device.late("none") as native:
         plain, _, _ = launches_of_a_step(native, *network_with_optimizer())
-        model, optimizer = wrap(algorithm, monkeypatch, size=8, bucket_bytes=bucket_bytes)
+        model, optimizer = wrap(algorithm, monkeypatch, comms=lambda: flat(8), bucket_bytes=bucket_bytes)
         main, kernels, operations = launches_of_a_step(native, model, optimizer)
         model.close()
     assert main == plain  # nothing on the stream of forward and backward
@@ -254,4 +277,45 @@ def test_gradients_are_gathered_while_the_bucket_before_them_is_on_its_way(monke
         assert held == [
             [float(layer)] * 300 for layer in range(LAYERS, 0, -1)
         ]  # twice layer, halved for the mean
+        model.close()
+
+
+def test_a_bucket_is_inside_hosts_while_the_one_before_it_is_between_them(monkeypatch):
+    with late_device.late("none") as native:
+        others = {}
+
+        def level(name, _):
+            first, others[name] = late_device.wired_pair()
+            return first
+
+        links = Connections(late_device.by_hosts(level), late_device.communicator(4, device="cpu"), None)
+        monkeypatch.setattr("gossamer.engine.face.connect", lambda module, group: links)
+        network, optimizer = network_with_optimizer()
+        algorithm = gs.GradientAllReduce(deterministic=True)
+        sizes = {"bucket_bytes": 1000, "first_bucket_bytes": 1000}
+        model = gs.DataParallel(network, optimizer, algorithm=algorithm, broadcast=False, **sizes)
+        parts = [bucket.numel // 2 for bucket in model.engine.buckets]
+
+        def other_rank(name, buckets):  # which has zeros
+            for numel in buckets:
+                part, row = torch.zeros(numel), torch.zeros(2 * numel)
+                if name == "inside":
+                    others[name].all_to_all(row, torch.zeros(2 * numel)).wait()
+                if name == "across":
+                    others[name].all_to_all(torch.empty(numel), part).wait()
+                    others[name].all_gather(part, part[: numel // 2]).wait()
+                if name == "back":
+                    others[name].all_gather(row, part).wait()
+
+        model(torch.zeros((), device="late", requires_grad=True)).backward()
+        other_rank("inside", parts[:2])  # the other host has not come, and no bucket has ended
+        threads = [
+            threading.Thread(target=other_rank, args=of)
+            for of in [("inside", parts[2:]), ("across", parts), ("back", parts)]
+        ]
+        for thread in threads:
+            thread.start()
+        native.synchronize()
+        for thread in threads:
+            thread.join()
         model.close()

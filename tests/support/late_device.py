@@ -6,7 +6,7 @@ For a process of its own: see tests/late/test_late.py.
 import fcntl
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -114,3 +114,12 @@ def wired_pair(timeout_s: float | None = None) -> list[gs.comm.Communicator]:
 def communicator(size: int = 2, device: str = "late:0") -> gs.comm.Communicator:
     """Returns rank 0's communicator of `size` ranks with equal values over the backend of the simulated device."""
     return gs.comm.from_backend(load().Backend(0, size), device=device)
+
+
+def by_hosts(level: Callable[[str, int], gs.comm.Communicator]) -> gs.comm.Communicator:
+    """Returns rank 0's communicator of two hosts of two ranks, whose sums overlap. `level(name, size)` makes each level."""
+    world, inside, across, back = (level(*of) for of in LEVELS.items())
+    return _C.ByHosts(world, inside, across, [[0, 1], [2, 3]], back)
+
+
+LEVELS = {"world": 4, "inside": 2, "across": 2, "back": 2}

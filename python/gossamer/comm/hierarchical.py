@@ -95,7 +95,9 @@ def goes_by_hosts(hosts: Sequence[Sequence[int]]) -> bool:
     return len(hosts) > 1 and any(len(host) > 1 for host in hosts)
 
 
-def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> Communicator:
+def connect_by_hosts(
+    group: Any, comm: Communicator, control: Communicator, *, overlap: bool = False
+) -> Communicator:
     """Returns `comm`, or a communicator around it whose sums take another way, as KINDS say. Collective.
 
     Args:
@@ -103,6 +105,7 @@ def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> C
             why_through_host().
         comm: the ranks, for tensors on a model's device.
         control: the same ranks for CPU tensors; `comm` itself where that is on the CPU.
+        overlap: whether the caller queues several sums that are on their way at the same time.
     """
     known = isinstance(comm, _C.ByHosts) or comm.shares_memory or comm.size == 1 or control not in origins
     one_level = isinstance(group, Flat)
@@ -125,7 +128,7 @@ def connect_by_hosts(group: Any, comm: Communicator, control: Communicator) -> C
             comm, _ = by_hosts(comm, control, hosts, machines, memory=True)
             way = f"by hosts, through host memory inside each, as asked: {layout}"
         elif asked or (goes_by_hosts(hosts) and not one_level):
-            comm, reason = by_hosts(comm, control, hosts, machines)
+            comm, reason = by_hosts(comm, control, hosts, machines, overlap=overlap)
             way = f"by hosts{', as asked' if asked else ''}: {layout}"
             way += f"; inside this host through host memory: {reason}" if reason else ""
         elif len(hosts) == 1 and (reason := why_through_host(comm, control)):
@@ -181,7 +184,13 @@ def duplicate(comm: Communicator) -> Communicator:
     """Makes new connections among the same ranks. Collective, as split()."""
     own = split(comm, range(comm.size))
     assert own is not None
-    return hierarchy(own, comm.hosts) if isinstance(comm, _C.ByHosts) else own
+    if not isinstance(comm, _C.ByHosts):
+        return own
+    on_cpu = own.device.type == "cpu"
+    # What is agreed on the CPU costs no operation of NCCL, whose connections exist from the first one on.
+    control = own if on_cpu else split(own, range(own.size), kind="gloo", device="cpu")
+    assert control is not None
+    return connect_by_hosts(Hierarchical(own, comm.hosts), own, control)
 
 
 def checked_hosts(hosts: Any, control: Communicator, kind: str = "Hierarchical") -> Hosts:
@@ -204,7 +213,13 @@ def checked_hosts(hosts: Any, control: Communicator, kind: str = "Hierarchical")
 
 
 def by_hosts(
-    comm: Communicator, control: Communicator, hosts: Hosts, machines: Hosts, *, memory: bool = False
+    comm: Communicator,
+    control: Communicator,
+    hosts: Hosts,
+    machines: Hosts,
+    *,
+    memory: bool = False,
+    overlap: bool = False,
 ) -> tuple[Communicator, str | None]:
     """Returns a communicator around `comm` whose sums go by hosts, or other islands. Collective.
 
@@ -216,6 +231,7 @@ def by_hosts(
         hosts: the ranks of each host.
         machines: the ranks of each machine.
         memory: whether the ranks of each host sum through its memory, as asked.
+        overlap: as for connect_by_hosts().
     """
     at = {rank: number for number, machine in enumerate(machines) for rank in machine}
     near = all(len({at[rank] for rank in host}) == 1 for host in hosts)
@@ -233,7 +249,10 @@ def by_hosts(
         inside = share_memory(inside, inside)
     if on_cpu:  # no rank may leave before all have connected
         comm.all_reduce(torch.zeros(1)).wait()
-    made = _C.ByHosts(comm, inside, next((part for part in across if part is not None), None), hosts)
+    back = None
+    if overlap and comm.queues_on_device and not inside.shares_memory:
+        back = next(part for part in [split(comm, host) for host in hosts] if part is not None)
+    made = _C.ByHosts(comm, inside, next((part for part in across if part is not None), None), hosts, back)
     origins[made] = origin_of(comm)
     return made, reason
 

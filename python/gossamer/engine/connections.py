@@ -24,7 +24,7 @@ def connect(module: nn.Module, group: Any) -> Connections:
     """
     given: Any = given_group(group)
     comm, control = (given, given) if is_communicator(given) else private(given, device_of(module))
-    return Connections(connect_by_hosts(group, comm, control), control, given)
+    return Connections(connect_by_hosts(group, comm, control, overlap=True), control, given)
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -98,7 +98,7 @@ class Face(Joinable):
         _, group, _ = self._wrapped_with
         if ranks is not None:
             links = private_among(None, ranks, device_of(self.module), key="elastic")
-            return Connections(connect_by_hosts(group, *links), links[1], None)
+            return Connections(connect_by_hosts(group, *links, overlap=True), links[1], None)
         return connect(self.module, group)
 
     def engage(

@@ -110,12 +110,16 @@ class Wired : public Backend {
     };
     const auto push = [&](StreamId stream) {
       // An operation of another rank may wait for these: so they are not late.
+      // As in NCCL, operations of one communicator run in the order of their launches, also on different streams.
+      if (last_ != nullptr && last_->stream != stream) Device::instance().block(stream, last_);
       Device::instance().push_when(stream, ready, end, [] { return true; });
+      last_ = Device::instance().record(stream);
     };
     return queue(async, push, std::move(tensors));
   }
 
   const c10::intrusive_ptr<c10d::Backend> wire_;
+  MarkPtr last_;  // after the last launch
   std::optional<std::pair<Tensors, std::vector<Begin>>> messages_;
 };
 

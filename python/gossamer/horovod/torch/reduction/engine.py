@@ -76,7 +76,7 @@ class EngineReduction(Rounds):
             self._engine = Engine(
                 self._holder,
                 algorithm,
-                comm=connect_by_hosts(levels, comm, control),
+                comm=connect_by_hosts(levels, comm, control, overlap=True),
                 control=control,
                 bucket_bytes=size,
                 first_bucket_bytes=min(size, settings.first_bucket_bytes),
