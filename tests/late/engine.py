@@ -137,8 +137,8 @@ def test_training_gives_the_right_weights_whichever_streams_are_late(algorithm, 
 
 
 # Ranks have equal gradients here, so a mean is what each rank has. A sum is not.
-# Not needed by hosts: later buckets wait for what the side stream held before, which is nothing here; and the side stream
-# waits for each bucket, where the last one on a stream is after the others.
+# Not needed by hosts: later buckets wait for what the side stream held before, which is nothing here. And the side
+# stream waits for each bucket, where the last one on a stream is after the others.
 REDUNDANT_WAITS = {"flat": 0, "two hosts": (LAYERS - 1) + (LAYERS - 2)}
 
 
