@@ -250,8 +250,10 @@ def by_hosts(
     if on_cpu:  # no rank may leave before all have connected
         comm.all_reduce(torch.zeros(1)).wait()
     back = None
-    if overlap and comm.queues_on_device and not inside.shares_memory:
+    if overlap and comm.queues_on_device:  # also where memory serves this host, because splits are collective
         back = next(part for part in [split(comm, host) for host in hosts] if part is not None)
+    if inside.shares_memory:
+        back = None
     made = _C.ByHosts(comm, inside, next((part for part in across if part is not None), None), hosts, back)
     origins[made] = origin_of(comm)
     return made, reason
