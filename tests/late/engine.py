@@ -68,7 +68,7 @@ def two_by_two():
 GROUPS = {"flat": flat, "two hosts": two_by_two}
 
 
-def wrap(algorithm, monkeypatch, *, comms=flat, bucket_bytes=1000):
+def wrap(algorithm, monkeypatch, *, comms=flat, bucket_bytes=1000, broadcast=True):
     """Returns a model of rank 0 in a group, and its optimizer."""
     links = Connections(*comms(), None)
     monkeypatch.setattr("gossamer.engine.face.connect", lambda module, group: links)
@@ -79,6 +79,7 @@ def wrap(algorithm, monkeypatch, *, comms=flat, bucket_bytes=1000):
         algorithm=ALGORITHMS[algorithm](),
         bucket_bytes=bucket_bytes,
         first_bucket_bytes=bucket_bytes,
+        broadcast=broadcast,
     )
     return model, optimizer
 
@@ -248,11 +249,7 @@ def test_memory_that_a_weight_leaves_outlives_the_copy_into_its_bucket(recorded)
 def test_gradients_are_gathered_while_the_bucket_before_them_is_on_its_way(monkeypatch):
     with late_device.late("none") as native:
         first, second = late_device.wired_pair()
-        links = Connections(first, late_device.communicator(2, device="cpu"), None)
-        monkeypatch.setattr("gossamer.engine.face.connect", lambda module, group: links)
-        network, optimizer = network_with_optimizer()
-        sizes = {"bucket_bytes": 1000, "first_bucket_bytes": 1000}
-        model = gs.DataParallel(network, optimizer, broadcast=False, **sizes)
+        model, optimizer = wrap("exact", monkeypatch, comms=lambda: (first, flat()[1]), broadcast=False)
 
         def backward():
             optimizer.zero_grad()
@@ -288,12 +285,8 @@ def test_a_bucket_is_inside_hosts_while_the_one_before_it_is_between_them(monkey
             first, others[name] = late_device.wired_pair()
             return first
 
-        links = Connections(late_device.by_hosts(level), late_device.communicator(4, device="cpu"), None)
-        monkeypatch.setattr("gossamer.engine.face.connect", lambda module, group: links)
-        network, optimizer = network_with_optimizer()
-        algorithm = gs.GradientAllReduce(deterministic=True)
-        sizes = {"bucket_bytes": 1000, "first_bucket_bytes": 1000}
-        model = gs.DataParallel(network, optimizer, algorithm=algorithm, broadcast=False, **sizes)
+        comms = late_device.by_hosts(level), flat(4)[1]
+        model, _ = wrap("deterministic", monkeypatch, comms=lambda: comms, broadcast=False)
         parts = [bucket.numel // 2 for bucket in model.engine.buckets]
 
         def other_rank(name, buckets):  # which has zeros

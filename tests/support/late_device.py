@@ -116,10 +116,10 @@ def communicator(size: int = 2, device: str = "late:0") -> gs.comm.Communicator:
     return gs.comm.from_backend(load().Backend(0, size), device=device)
 
 
+LEVELS = {"world": 4, "inside": 2, "across": 2, "back": 2}
+
+
 def by_hosts(level: Callable[[str, int], gs.comm.Communicator]) -> gs.comm.Communicator:
     """Returns rank 0's communicator of two hosts of two ranks, whose sums overlap. `level` makes each of LEVELS."""
     world, inside, across, back = (level(*of) for of in LEVELS.items())
     return _C.ByHosts(world, inside, across, [[0, 1], [2, 3]], back)
-
-
-LEVELS = {"world": 4, "inside": 2, "across": 2, "back": 2}

@@ -7,7 +7,7 @@ of the host; `KINDS` are what a user says instead. Native: csrc/comm/by_hosts.h,
 
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -236,11 +236,12 @@ def by_hosts(
     at = {rank: number for number, machine in enumerate(machines) for rank in machine}
     near = all(len({at[rank] for rank in host}) == 1 for host in hosts)
     on_cpu = comm.device.type == "cpu"
-    parts = [split(comm, host, kind="gossamer" if near and on_cpu else None) for host in hosts]
-    inside = next(part for part in parts if part is not None)
+    inside = _own_of(split(comm, host, kind="gossamer" if near and on_cpu else None) for host in hosts)
+    assert inside is not None
     carriers = min(len(host) for host in hosts)
     kind = "gloo" if on_cpu else None  # it sends rows in pieces where the link is slow
-    across = [split(comm, [host[carrier] for host in hosts], kind=kind) for carrier in range(carriers)]
+    columns = [[host[carrier] for host in hosts] for carrier in range(carriers)]
+    across = _own_of(split(comm, column, kind=kind) for column in columns)
     reason = None
     if near and (memory or not on_cpu):
         own = next(host for host in hosts if comm.rank in host)
@@ -251,12 +252,15 @@ def by_hosts(
         comm.all_reduce(torch.zeros(1)).wait()
     back = None
     if overlap and comm.queues_on_device:  # also where memory serves this host, because splits are collective
-        back = next(part for part in [split(comm, host) for host in hosts] if part is not None)
-    if inside.shares_memory:
-        back = None
-    made = _C.ByHosts(comm, inside, next((part for part in across if part is not None), None), hosts, back)
+        back = _own_of(split(comm, host) for host in hosts)
+    made = _C.ByHosts(comm, inside, across, hosts, None if inside.shares_memory else back)
     origins[made] = origin_of(comm)
     return made, reason
+
+
+def _own_of(splits: Iterable[Communicator | None]) -> Communicator | None:
+    """Returns the one of these splits that this rank is in, or None. Makes all of them, because each is collective."""
+    return next((part for part in [*splits] if part is not None), None)
 
 
 def _through_memory(
@@ -267,8 +271,8 @@ def _through_memory(
     Each host decides by itself. If one fails, every rank raises.
     """
     problem, reason = None, None
-    parts = [split(comm, host, kind="gossamer", device="cpu") for host in hosts]
-    near = next(part for part in parts if part is not None)
+    near = _own_of(split(comm, host, kind="gossamer", device="cpu") for host in hosts)
+    assert near is not None
     try:
         reason = None if asked else why_through_host(inside, near, own)
         if asked or reason is not None:

@@ -109,9 +109,9 @@ class Wired : public Backend {
       if (*aborted) std::memset(memory, kScribble, bytes);
     };
     const auto push = [&](StreamId stream) {
-      // An operation of another rank may wait for these: so they are not late.
       // As in NCCL, operations of one communicator run in the order of their launches, also on different streams.
       if (last_ != nullptr && last_->stream != stream) Device::instance().block(stream, last_);
+      // An operation of another rank may wait for these: so they are not late.
       Device::instance().push_when(stream, ready, end, [] { return true; });
       last_ = Device::instance().record(stream);
     };
